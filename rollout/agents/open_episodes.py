@@ -4,7 +4,8 @@
     DELETE /episodes   with the key of the episode; answers with what became of it, and records it
 
 A key that nobody uses for `idle_s` seconds ends its episode without a record. With the server's token itself as its key
-(or any key, if the server has no token), a client may ask the model without an episode; such calls are not recorded.
+(or any key that was no episode's, if the server has no token), a client may ask the model without an episode; such
+calls are not recorded.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ from services import records
 from services.errors import EnvFault, UnknownTask
 from services.records import Ticket
 from services.seeds import seed_for
+
+OF_AN_EPISODE = "episode-"
+"""Begins the key of each episode, so that it is known as one when the episode is over."""
 
 
 class Opening(WireModel):
@@ -76,7 +80,8 @@ class OpenEpisodes:
         if found is not None:
             found.used = time.monotonic()
             return found.llm, found.world
-        return (self.session(self._ticket("", None)), None) if self.admits(key) else None
+        over = key.startswith(OF_AN_EPISODE)
+        return (self.session(self._ticket("", None)), None) if self.admits(key) and not over else None
 
     def admits(self, key: str) -> bool:
         """Whether a key is the server's token."""
@@ -93,7 +98,7 @@ class OpenEpisodes:
         if self.env is not None:
             game = self.env.episode(secrets.token_hex(8), asked.task)
             world = AgentWorld(game=game, llm=llm, max_steps=self.max_steps, tools=self.tools)
-        key = llm.api_key = secrets.token_urlsafe(24)
+        key = llm.api_key = OF_AN_EPISODE + secrets.token_urlsafe(24)
         self._open[key] = _Open(llm, world, time.monotonic(), time.monotonic())
         if world is not None:
             await self._begin(key, world)

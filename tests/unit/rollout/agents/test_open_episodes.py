@@ -151,6 +151,9 @@ async def test_episodes_are_bounded_and_idle_ones_make_room(text):
         await begin(http)
         late = await http.delete("/episodes", headers=bearer(first["api_key"]))
         assert late.status_code == 401
+        ask = {"messages": [{"role": "user", "content": "hi"}]}
+        reply = await http.post("/v1/chat/completions", json=ask, headers=bearer(first["api_key"]))
+        assert (reply.status_code, "no episode has this key: it is over" in reply.text) == (401, True)
         assert late.json()["error"]["message"].endswith("nobody used it for 0.2 s (agent.seconds)")
         large = {"messages": [{"role": "user", "content": "x" * (5 << 20)}]}
         assert (await http.post("/v1/chat/completions", json=large)).status_code == 413
