@@ -160,7 +160,7 @@ class TrainingRun:
             config=self.config, store=parts.store, lease=lease, supervisor=parts.supervisor,
             tickets=TrainTickets(config=self.config, tasks=TaskStream(self.task_sets.train, self.config.seed)),
             request=self.evaluation_of,
-            hooks=Hooks(note=self.progress.note, evaluated=evaluated, task_type=self.task_sets.task_type,
+            hooks=Hooks(note=self.progress.note, evaluated=evaluated, task_type=self.task_sets.environment.task_type,
                         tick=tick, dropped=archive.write_dropped, playing=loading.after(self.progress.playing),
                         waits=self.progress.waits),
         )

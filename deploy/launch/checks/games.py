@@ -15,7 +15,7 @@ import numpy as np
 
 from deploy.launch.planning.task_sets import TaskSets, open_task_sets
 from envservice.base import Environment, ParsedAction, PromptTemplate, outcome_of
-from envservice.registry import BUILT_IN, find_spec, find_teacher, make_template, open_environment
+from envservice.registry import BUILT_IN, find_spec, find_teacher, make_template
 from rollout.demonstrations import demonstrate
 from services.config.tree import Config
 from services.errors import UserError
@@ -36,9 +36,8 @@ def check_games(config: Config, tell: Callable[[str], object]) -> TaskSets:
     """Returns the run's task sets. Raises UserError for the first game that is broken, and for code of the user's own
     that fails on one. `tell` takes a line if not all games were tried, and for one that takes long."""
     task_sets = open_task_sets(config)
-    games = len(task_sets.train)
+    games, environment = len(task_sets.train), task_sets.environment
     check_supply(config, games)
-    environment = open_environment(config.env)
     own = config.env.name not in BUILT_IN
     _play(config, environment, task_sets.train[::max(1, games // PROBED_GAMES)], tell)
     if own:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from envservice.base import Environment
@@ -33,7 +33,8 @@ class TaskSets:
     heldout_digest: str
     games: str
     """Description of the games for people: their number, a digest over the training games' ids, and the engine."""
-    task_type: Callable[[str], str] = field(compare=False)
+    environment: Environment = field(compare=False)
+    """The environment, whose splits were read."""
 
 
 def engine_name(environment: Environment) -> str:
@@ -96,5 +97,5 @@ def open_task_sets(config: Config) -> TaskSets:
         heldout=panel,
         heldout_split=heldout,
         heldout_digest=environment.digest(heldout),
-        task_type=environment.task_type,
+        environment=environment,
     )

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from counter import SPEC
 
 from deploy.console.progress import ProgressView
 from deploy.launch.planning.task_sets import TaskSets
@@ -26,7 +27,7 @@ def training(tmp_path: Path) -> TrainingRun:
     config = Config.model_validate({"name": "t", "steps": 7, "runs_dir": tmp_path, "eval": {"every": 3}})
     task_sets = TaskSets(env_name="toy", engine="corridor 1", train=("toy/train/0",), validation=("toy/valid/0",),
                          validation_split="valid", heldout=(), heldout_split="test", heldout_digest="", games="",
-                         task_type=lambda _: "toy")
+                         environment=SPEC.open(config.env))
     return TrainingRun(config=config, folder=RunFolder(tmp_path), run="t-1", task_sets=task_sets,
                        progress=ProgressView("t", 7))
 

@@ -174,9 +174,12 @@ Game.step = hang
 
 
 def test_the_parts_of_a_game_that_works_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The environment is opened once: one may take a minute, as it reads its data."""
     (tmp_path / "right_games.py").write_text(
-        MODULE + "SPEC = opens(tasks=lambda self, split: tuple(TextEnvironment.tasks(self, split)))\n")
+        MODULE + "SPEC, times = opens(tasks=lambda self, split: tuple(TextEnvironment.tasks(self, split))), []\n"
+        "SPEC = replace(SPEC, open=lambda env, once=SPEC.open: (times.append(env), once(env))[1])\n")
     monkeypatch.syspath_prepend(tmp_path)
     task_sets = preflight.check(load_config("parts/tiny-model", (
         *RUN, "env.name=right_games:SPEC", "learner.credit.state_key=right_games:Key")))
     assert len(task_sets.train) == 1000
+    assert len(sys.modules["right_games"].times) == 1
