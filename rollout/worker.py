@@ -24,9 +24,8 @@ from structlog.contextvars import bind_contextvars
 
 from envservice.client.client import EnvClient
 from rollout.card_turns import CardTurns
-from rollout.engine import Engine
+from rollout.engine.engine import Engine
 from rollout.meter import Meter
-from rollout.receiver import Receiver
 from rollout.store_calls import StoreCalls
 from rollout.transfer.receiver import Receiver
 from rollout.turn_log import TurnLog

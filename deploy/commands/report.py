@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from deploy.console.printable import printable
-from deploy.launch.machine import check_writable
+from deploy.launch.planning.machine import check_writable
 from deploy.runs.policies import check_distinct, run_path
 
 
