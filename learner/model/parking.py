@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from torch.cuda._pin_memory_utils import pin_memory, unpin_memory
 from torch.distributed.tensor import DTensor
 
+from learner.sharding import give_back
+
 Move = Callable[[tuple[int, str], Tensor], Tensor]
 """Returns another place's copy of a local tensor. Its key names the parameter by id, and the optimizer's state."""
 
@@ -52,20 +54,20 @@ class Parking:
                 for name, value in state.items():
                     if isinstance(value, Tensor):
                         state[name] = _replaced(value, move((id(parameter), name), _local(value)))
+        moved: dict[int, Tensor] = {}
         for model in self._models:
-            moved: dict[int, Tensor] = {}  # a tied parameter is visited twice
+            give_back(model)  # else the gathered weights are its parameters
+            moved |= {id(tensor): move((id(tensor), ""), _local(tensor)) for tensor in model.parameters()}
+        self._wait()  # where ranks have unequal shards, FSDP copies the small ones at once, to fill them up
+        for model in self._models:
+            model._apply(lambda tensor: _replaced(tensor, moved[id(tensor)]) if id(tensor) in moved else tensor)
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
 
-            def visit(tensor: Tensor, moved: dict[int, Tensor] = moved) -> Tensor:
-                if not isinstance(tensor, nn.Parameter):
-                    return tensor  # buffers are small
-                if id(tensor) not in moved:
-                    moved[id(tensor)] = move((id(tensor), ""), _local(tensor))
-                return _replaced(tensor, moved[id(tensor)])
-
-            model._apply(visit)
+    def _wait(self) -> None:
+        """Returns once all copies have arrived."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-            torch.cuda.empty_cache()
 
     def _out(self, key: tuple[int, str], value: Tensor) -> Tensor:
         if value.device.type != self._device.type:

@@ -1,5 +1,8 @@
 """States that wait in host memory between learner steps change no number, and leave nothing on the device."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from learner_tiny import CASES, VARIANTS, critic_weights, make_config, make_groups, weights
@@ -10,6 +13,39 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from learner.trainer import Learner
 
 OPTIONS = {"critic": CASES["critic"], "lora": VARIANTS["lora"], "offload": {**CASES["critic"], "offload": True}}
+
+LATE = """
+import sys, torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from learner.parking import Parking
+
+class Late(Parking):
+    coming = []
+
+    def _out(self, key, value):
+        host = torch.zeros_like(value)
+        self.coming.append((host, value))
+        return host
+
+    def _wait(self):
+        while self.coming:
+            host, value = self.coming.pop()
+            host.copy_(value)
+
+torch.distributed.init_process_group("fake", rank=1, world_size=2, store=FakeStore())
+model = fully_shard(nn.Linear(4, 3, bias=False), mesh=init_device_mesh("cpu", (2,)))
+before = model.weight.to_local().clone()
+assert before.shape == (1, 4)  # rank 0 has two of the three rows
+parking = Late(torch.device("cpu"), [model], [])
+for turn in range(2):
+    parking.park()
+    assert torch.equal(model.weight.to_local(), before), turn
+    parking.unpark()
+"""
+"""Copies to host memory that arrive only once they are waited for, as those of a GPU."""
 
 
 def on_the_device(learner):
@@ -67,3 +103,8 @@ def test_after_a_step_no_model_is_gathered(model_path, gang):
     learner.train(make_groups(0))
     for model in (learner.policy, learner._stepper.reference, learner._stepper.critic.trainee.model):
         assert all(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
+def test_unequal_shards_are_copied_by_fsdp_only_after_they_have_arrived():
+    """FSDP fills a short shard up as soon as the parameter has it."""
+    subprocess.run([sys.executable, "-c", LATE], check=True, timeout=120)
