@@ -3,7 +3,7 @@
 Two kernels compute the same function. Flash attention for rows of any length (torch's `varlen_attn`) needs CUDA and
 16-bit numbers, and has no padding. In all other cases the rows are laid out as a rectangle [n, L] for
 scaled_dot_product_attention. The pack decides: it has a grid only if the rectangle is wanted. Neither kernel supports
-capped scores and attention sinks, so these are computed in plain steps on the rectangle.
+capped scores and attention sinks, so these are computed in plain steps on the rectangle, which hold all scores.
 
 Legend as in learner/rows/packing.py; H query heads, H_kv key heads, d head size.
 """
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 
+from learner.model.family import FLASH_HEAD
 from learner.rows.packing import Pack, Rectangle
 from services.errors import UserError
 
@@ -93,16 +94,28 @@ def attend_grid(query: Tensor, key: Tensor, value: Tensor, grid: Rectangle, *, s
         scale = query.shape[3] ** -0.5 if scaling is None else scaling
         out = _attend_in_steps(rows(query) * scale, rows(key), rows(value), mask, extras)
     else:
+        grouped = query.shape[1] != key.shape[1] and _takes_groups(query, mask)
+        keys, values = (x if grouped else _repeated(x, query.shape[1]) for x in (rows(key), rows(value)))
         out = nn.functional.scaled_dot_product_attention(
-            rows(query), rows(key), rows(value), attn_mask=mask, is_causal=mask is None, scale=scaling,
-            enable_gqa=query.shape[1] != key.shape[1])
+            rows(query), keys, values, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=grouped)
     out = out.transpose(1, 2).reshape(n * longest, -1).index_select(0, grid.cells)
     return out.view(1, len(grid.cells), query.shape[1], -1)
 
 
+def _takes_groups(query: Tensor, mask: Tensor | None) -> bool:
+    """Whether a fast kernel takes fewer key heads than query heads. On CUDA this is flash attention alone: otherwise
+    torch holds all scores [n, H, L, L] (its notes on `enable_gqa`, and `use_gqa_in_sdpa` of transformers)."""
+    return not query.is_cuda or (mask is None and query.element_size() == 2 and query.shape[3] <= FLASH_HEAD)
+
+
+def _repeated(x: Tensor, heads: int) -> Tensor:
+    """x [n, H_kv, L, d] -> [n, H, L, d]."""
+    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
+
+
 def _attend_in_steps(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, extras: Extras) -> Tensor:
     """query [n, H, L, d], scaled; key and value [n, H_kv, L, d]; mask bool [L, L]. Returns [n, H, L, d]."""
-    key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
+    key, value = (_repeated(x, query.shape[1]) for x in (key, value))
     scores = query @ key.transpose(2, 3)  # [n, H, L, L]
     if extras.softcap is not None:
         scores = extras.softcap * torch.tanh(scores / extras.softcap)

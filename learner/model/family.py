@@ -27,6 +27,8 @@ ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
 EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 UNPACKED_ROPE = frozenset({"dynamic", "longrope"})
 """Rotary embeddings whose angles depend on the longest row of a batch."""
+FLASH_HEAD = 256
+"""Largest head of torch's flash attention, and so of its kernel for rows of any length."""
 ADVICE = "choose a dense text model; docs/models.md lists the families that were tested"
 
 
@@ -67,7 +69,9 @@ def caps_scores(hf: Any) -> bool:
 
 def needs_grid(hf: Any) -> bool:
     """Whether attention or a layer's state needs the rows of a pack as a rectangle, whatever the device."""
-    return caps_scores(hf) or carries_state(hf) or any(name.endswith("sinks") for name, _ in hf.named_parameters())
+    heads = (getattr(module, "head_dim", None) or 0 for module in hf.modules())
+    return (caps_scores(hf) or carries_state(hf) or max(heads) > FLASH_HEAD
+            or any(name.endswith("sinks") for name, _ in hf.named_parameters()))
 
 
 def logits_function(hf: Any) -> Callable[[Tensor], Tensor]:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.cuda._pin_memory_utils import pin_memory, unpin_memory
 from torch.distributed.tensor import DTensor
 
-from learner.sharding import give_back
+from learner.model.sharding import give_back
 
 Move = Callable[[tuple[int, str], Tensor], Tensor]
 """Returns another place's copy of a local tensor. Its key names the parameter by id, and the optimizer's state."""

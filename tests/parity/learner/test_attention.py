@@ -13,6 +13,7 @@ from learner.model import attention
 from learner.model.attention import attend_grid, attend_varlen, takes_varlen
 from learner.model.policy import load_policy
 from learner.rows.packing import make_rows, pack_rows, split
+from tests.toys.pretended_card import CARD, card
 
 
 def row_by_row(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale=None, window_size=(-1, -1),
@@ -74,6 +75,29 @@ def test_the_stand_in_is_called_as_torch_would_be(rows, monkeypatch):
                                              pack=pack_rows(rows, np.arange(7)))
     assert calls == [(-1, 0)]
     torch.testing.assert_close(out, expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(("dtype", "size", "window", "grouped"), [
+    (torch.float32, 8, None, False), (torch.bfloat16, 8, None, True), (torch.bfloat16, 8, 5, False),
+    (torch.bfloat16, 264, None, False)])
+def test_a_rectangle_on_a_gpu_never_holds_all_scores(rows, monkeypatch, dtype, size, window, grouped):
+    """With fewer key heads than query heads torch has one fast kernel on CUDA, flash attention: for 16-bit numbers,
+    heads of at most 256 numbers, and no mask. For anything else it would compute all scores [n, H, L, L] at once."""
+    torch.manual_seed(0)
+    inputs = [torch.randn(1, heads, int(rows.lengths.sum()), size).to(dtype) for heads in (4, 2, 2)]
+    expected = attend_grid(*inputs, pack_rows(rows, np.arange(7)).grid, scaling=None, window=window)
+    sdpa, calls = torch.nn.functional.scaled_dot_product_attention, []
+
+    def noted(*args, enable_gqa, **options):
+        calls.append(enable_gqa)
+        return sdpa(*args, enable_gqa=enable_gqa, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", noted)
+    with card(monkeypatch):
+        grid = pack_rows(rows, np.arange(7), CARD).grid
+        found = attend_grid(*(x.to(CARD) for x in inputs), grid, scaling=None, window=window).cpu()
+    assert calls == [grouped]
+    torch.testing.assert_close(found, expected)
 
 
 def test_only_half_precision_on_a_gpu_takes_varlen():

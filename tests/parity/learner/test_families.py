@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 from learner_tiny import make_config
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Gemma4TextConfig
 
 from deploy.bench.tiny_families import FAMILIES, make_family
 from learner.model import attention, family
 from learner.model import policy as module
-from learner.model.loading import plain_model
+from learner.model.loading import plain_model, skeleton
 from learner.model.policy import load_policy
 from learner.model.probe import Probe
 from learner.rows.packing import make_rows, pack_rows
@@ -116,6 +116,16 @@ def test_the_attention_sinks_of_gpt_oss_are_computed(folders, gang, rows, monkey
     """GPT-OSS's mixture of experts is refused, but its attention is right."""
     monkeypatch.setattr(family, "EXPERT_KEYS", ())
     probe(gang).check_packs(load_policy(folders("GPT-OSS")), rows)
+
+
+@pytest.mark.parametrize(("size", "wanted"), [(256, False), (512, True)])
+def test_heads_that_are_too_large_for_flash_attention_get_a_rectangle(size, wanted):
+    """The full attention of the published Gemma 4 models has heads of 512 numbers, its windows have 256."""
+    settings = {"vocab_size": 16, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2,
+                "num_attention_heads": 1, "num_key_value_heads": 1, "hidden_size_per_layer_input": 0,
+                "num_kv_shared_layers": 0, "layer_types": ["sliding_attention", "full_attention"]}
+    hf = skeleton(Gemma4TextConfig(**settings, head_dim=256, global_head_dim=size))
+    assert family.needs_grid(hf) == wanted
 
 
 def without(**arguments):

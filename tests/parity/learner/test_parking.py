@@ -20,7 +20,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from learner.parking import Parking
+from learner.model.parking import Parking
 
 class Late(Parking):
     coming = []
