@@ -32,8 +32,9 @@ class HostAdamW(torch.optim.AdamW):
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     self._update(parameter, group)
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()  # the moments are in host memory when this returns
+        device = self.param_groups[0]["params"][0].device
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # the moments are in host memory when this returns
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads the state as torch does, but for the moments: torch would put all of them onto the device first."""

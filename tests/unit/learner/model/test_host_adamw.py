@@ -1,5 +1,6 @@
 """Moments in host memory, which the device may have no room for."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -18,3 +19,13 @@ def test_loaded_moments_never_pass_through_the_device():
     assert found["step"] == 1
     for name in MOMENTS:
         assert torch.equal(found[name], expected[name])
+
+
+def test_a_learner_on_the_cpu_of_a_machine_with_gpus_leaves_them_alone(monkeypatch):
+    """To wait for a GPU takes half a GB of its memory for a context."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: pytest.fail("a GPU was used"))
+    weight = nn.Parameter(torch.ones(3))
+    weight.grad = torch.ones(3)
+    HostAdamW([weight]).step()
+    assert (weight < 1).all()

@@ -1,0 +1,100 @@
+"""A learner step on a GPU mixes no tensors of GPU and CPU, and computes what it computes on a CPU.
+
+There is no GPU here: tests/toys/pretended_card.py stands in for one, and raises as CUDA would. FSDP needs a real one and
+is left out: one rank has the whole model.
+"""
+
+import copy
+
+import pytest
+import torch
+from learner_tiny import CASES, VARIANTS, make_config, make_groups
+from torch import nn
+
+from learner import model as policies
+from learner.batch import assign_credit, rows_of
+from learner.credit.registry import estimator
+from learner.critic import Critic, ValueModel
+from learner.lora import add_adapters
+from learner.model import empty_policy, initial_policy
+from learner.parking import Parking
+from learner.probe import Probe
+from learner.step import Stepper, Timer
+from learner.trainee import Trainee
+from tests.toys.pretended_card import CARD, OnCard, card
+
+SETTINGS = {
+    "sequence": CASES["sequence-actions"], "coupled": CASES["coupled"], "critic": CASES["critic"],
+    "turns": {**CASES["critic"], "credit": {"estimator": "ppo", "values": "turns"}}, "lora": VARIANTS["lora"],
+    "offload": {**CASES["sequence-actions"], "offload": True}}
+
+
+def filled(path, device, prepare=lambda _: None):
+    policy, weights = empty_policy(path)
+    prepare(policy)
+    weights.fill(policy, device, torch.float32)
+    return policy.to(device)
+
+
+def make_stepper(config, path, gang, device):
+    """Returns the stepper of one rank, as learner/trainer.py makes it, but without FSDP."""
+    section, gang = config.learner, copy.copy(gang)
+    gang.device = torch.device(device)
+    policy = filled(path, device, lambda policy: section.lora.rank and add_adapters(policy, section.lora, seed=0))
+    reference = initial_policy(policy) if section.lora.rank else filled(path, device).requires_grad_(False)
+    critic = None
+    if estimator(section.credit.estimator).needs_critic:
+        model = ValueModel(filled(path, device).body, policy.hf.config.hidden_size)
+        model.head.to(device)
+        critic = Critic(trainee=Trainee(model, section, lr=section.critic_lr), gang=gang, section=section)
+    return Stepper(policy=Trainee(policy, section, lr=section.lr), reference=reference, critic=critic, gang=gang,
+                   section=section, probe=Probe(gang=gang, token_budget=section.token_budget, half=False))
+
+
+def two_steps(config, path, gang, device):
+    """Returns the metrics of two steps, and the weights after them. The states wait in host memory between the two."""
+    stepper = make_stepper(config, path, gang, device)
+    models = [trainee.model for trainee in stepper.trainees]
+    models += [stepper.reference] if isinstance(stepper.reference, nn.Module) else []
+    parking = Parking(stepper.gang.device, models, [trainee.optimizer for trainee in stepper.trainees])
+    taken = []
+    for seed in range(2):
+        groups = make_groups(seed, step=seed, count=1, size=2)
+        rows = rows_of(groups, assign_credit(groups, config.learner.credit), policy_step=seed + 1)
+        parking.unpark()
+        taken.append(stepper.take(rows, Timer(device=stepper.gang.device)))
+        parking.park()
+    return taken, {f"{i} {name}": value for i, one in enumerate(models) for name, value in one.state_dict().items()}
+
+
+@pytest.mark.parametrize("case", SETTINGS)
+def test_steps_on_a_gpu_mix_no_devices_and_equal_those_on_a_cpu(model_path, gang, monkeypatch, case):
+    monkeypatch.setattr(policies, "LOGITS_AT_ONCE", 97 * 20)  # some packs take their logits in slices
+    config = make_config(**SETTINGS[case])
+    expected, on_cpu = two_steps(config, model_path, gang, "cpu")
+    with card(monkeypatch):
+        found, parked = two_steps(config, model_path, gang, CARD)
+    for one, other in zip(found, expected, strict=True):
+        assert one.metrics == pytest.approx(other.metrics, rel=1e-3, abs=1e-5, nan_ok=True)
+    for name, value in on_cpu.items():
+        assert not isinstance(parked[name], OnCard), name
+        torch.testing.assert_close(parked[name], value)
+
+
+def test_the_stand_in_refuses_what_cuda_refuses(monkeypatch):
+    with card(monkeypatch) as mode:
+        here, there = torch.ones(2), torch.ones(2, device="cuda", requires_grad=True)
+        assert (there.device, there.is_cuda, (there * 2).device) == (CARD, True, CARD)
+        with pytest.raises(RuntimeError, match="same device"):
+            there + here
+        with pytest.raises(RuntimeError, match="same device"):
+            here[there.detach() > 0]
+        with pytest.raises(TypeError, match="can't convert"):
+            there.detach().numpy()
+        assert there.detach()[here > 0].tolist() == (there * torch.tensor(1.0)).tolist() == [1.0, 1.0]
+        (there * here.to(there.device)).sum().backward()
+        assert there.grad.device == CARD
+        host = torch.zeros(2).copy_(there.detach(), non_blocking=True)
+        assert host.tolist() == [0.0, 0.0]
+        mode.synchronize()
+        assert host.tolist() == [1.0, 1.0]
