@@ -37,6 +37,8 @@ OPERATIONS = 8
 """Matrix products and sums of one layer: four projections, two of attention, two additions."""
 SAFETY = 16
 PROBED_ROWS = 4
+LONGEST = 4096
+"""Tokens of the longest row that the own code computes: its attention holds all scores, of 7B 5 GB for so many tokens."""
 ADVICE = "choose a model of a family that docs/models.md lists"
 
 
@@ -112,7 +114,8 @@ def bound(policy: Policy, spread: float, *, half: bool) -> float:
 
 
 def _chosen(lengths: Ints, token_budget: int) -> Ints:
-    """Returns rows of different lengths, the longest first, that fit into one pack."""
+    """Returns rows of different lengths up to LONGEST, the longest first, that fit into one pack."""
     order = np.argsort(-lengths, kind="stable")
+    order = order[min(int((lengths > LONGEST).sum()), len(order) - 1):]
     chosen = order[np.unique(np.linspace(0, len(order) - 1, PROBED_ROWS).round().astype(int))]
     return chosen[:max(1, token_budget // int(lengths[chosen[0]]))]

@@ -11,16 +11,16 @@ import torch
 from learner_tiny import CASES, VARIANTS, make_config, make_groups
 from torch import nn
 
-from learner import model as policies
-from learner.batch import assign_credit, rows_of
 from learner.credit.registry import estimator
 from learner.critic import Critic, ValueModel
-from learner.lora import add_adapters
-from learner.model import empty_policy, initial_policy
-from learner.parking import Parking
-from learner.probe import Probe
+from learner.model import policy as policies
+from learner.model.lora import add_adapters
+from learner.model.parking import Parking
+from learner.model.policy import empty_policy, initial_policy
+from learner.model.probe import Probe
+from learner.model.trainee import Trainee
+from learner.rows.batch import assign_credit, rows_of
 from learner.step import Stepper, Timer
-from learner.trainee import Trainee
 from tests.toys.pretended_card import CARD, OnCard, card
 
 SETTINGS = {

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, Gemma4TextConfig
 from deploy.bench.tiny_families import FAMILIES, make_family
 from learner.model import attention, family
 from learner.model import policy as module
+from learner.model import probe as probing
 from learner.model.loading import plain_model, skeleton
 from learner.model.policy import load_policy
 from learner.model.probe import Probe
@@ -198,6 +199,16 @@ def test_a_later_disagreement_with_the_sampler_is_told_and_trained_on(folders, g
     assert re.fullmatch(r"0\.01 nats a token, and float32 explains \S+e-05", doubt(0.01))
     assert doubt(0.0) == ""
     assert learner.step == 3
+
+
+@pytest.mark.parametrize(("most", "longest"), [(50, 49), (10, 20)])
+def test_the_probe_leaves_out_rows_whose_scores_would_fill_a_gpu(folders, gang, rows, monkeypatch, most, longest):
+    """The model's own attention holds all scores of a row. If all rows are too long, the shortest one is compared."""
+    monkeypatch.setattr(probing, "LONGEST", most)
+    policy, seen = load_policy(folders("Qwen2, Qwen2.5")), []
+    policy.register_forward_pre_hook(lambda _, given: seen.append(given[0].longest))
+    probe(gang).check_packs(policy, rows)
+    assert max(seen) == longest
 
 
 def _timer():
