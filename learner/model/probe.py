@@ -38,7 +38,7 @@ OPERATIONS = 8
 SAFETY = 16
 PROBED_ROWS = 4
 LONGEST = 4096
-"""Tokens of the longest row that the own code computes: its attention holds all scores, of 7B 5 GB for so many tokens."""
+"""Tokens of the longest row that the own code computes. Its attention holds all scores: 5 GB at 7B for so many."""
 ADVICE = "choose a model of a family that docs/models.md lists"
 
 

@@ -7,7 +7,7 @@ one in numpy. A copy to host memory with non_blocking=True arrives only when the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -106,7 +106,7 @@ class _Card(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is torch.Tensor.cpu and isinstance(args[0], OnCard):
             return _Moved.apply(args[0])
-        if func is torch.Tensor.to and (isinstance(args[0], OnCard) or any(map(_is_card, (*args[1:], *kwargs.values())))):
+        if func is torch.Tensor.to and any(map(_is_card, (*args, *kwargs.values()))):
             return _to(*args, **kwargs)
         late = kwargs.get("non_blocking") and func is torch.Tensor.copy_
         if late and isinstance(args[1], OnCard) and not isinstance(args[0], OnCard):

@@ -1,7 +1,7 @@
 """A learner step on a GPU mixes no tensors of GPU and CPU, and computes what it computes on a CPU.
 
-There is no GPU here: tests/toys/pretended_card.py stands in for one, and raises as CUDA would. FSDP needs a real one and
-is left out: one rank has the whole model.
+There is no GPU here: tests/toys/pretended_card.py stands in for one, and raises as CUDA would. FSDP needs a real one,
+so one rank has the whole model.
 """
 
 import copy
