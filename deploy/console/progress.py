@@ -123,6 +123,10 @@ class ProgressView:
         if self._live is None:
             self._say(text)
 
+    def _passed(self) -> None:
+        self._passing = ""
+        self._tell(self._stage, "")
+
     def waits(self, text: str) -> None:
         """Shows what the run waits for outside of itself; an empty text when it goes on."""
         self._passing = text
@@ -143,7 +147,8 @@ class ProgressView:
 
     def step(self, metrics: dict[str, Any]) -> None:
         """Shows one line of metrics.jsonl."""
-        self._last, self._step, self._passing = metrics, int(metrics["step"]), ""
+        self._last, self._step = metrics, int(metrics["step"])
+        self._passed()
         self._success.append(float(metrics["success_rate"]))
         self._arrivals.append((self._step, self._clock()))
         seconds = sum(v for k, v in metrics.items() if k.startswith("seconds/"))
@@ -169,7 +174,7 @@ class ProgressView:
 
     def evaluation(self, summary: dict[str, Any]) -> None:
         """Shows one line of evaluations.jsonl."""
-        self._passing = ""
+        self._passed()
         self._evaluations.append((summary["step"], summary["success_rate"],
                                   summary["success_low"], summary["success_high"]))
         self._say(

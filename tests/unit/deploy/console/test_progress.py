@@ -193,6 +193,16 @@ def test_stages_and_what_they_do_are_told_to_the_outside():
     assert told == [("cold start", ""), ("cold start", "1 of 4 min")]
 
 
+def test_an_activity_that_has_ended_is_told_no_longer():
+    """Its last line promised `about 16 s left` in `gagpo status` until the next evaluation began."""
+    told: list[tuple[str, str]] = []
+    progress = ProgressView("run", 30, console=console(terminal=False), tell=lambda *one: told.append(one))
+    for end in (lambda: progress.evaluation(EVALUATION), lambda: progress.step(STEP)):
+        progress.passing("evaluation step-000000 34/48 games")
+        end()
+        assert told[-1] == ("starting", "")
+
+
 def test_the_view_can_be_drawn_before_anything_happened():
     out = console(terminal=True)
     out.print(ProgressView("tiny", 4, console=out, clock=Clock()).render())
