@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         time.sleep(APART_S)
         seen.take(look(folder.path))
     while True:
-        status = read_status(folder)
+        status = read_status(find_run(args.run_folder))  # between two looks it may have been moved
         if args.json:
             print(json.dumps({"format": 1, **status, "processes": processes(seen)}), flush=True)
         else:

@@ -294,3 +294,13 @@ def test_watch_says_it_again_until_it_is_interrupted(folder):
     for look_ in looks:
         assert next(one for one in look_["processes"] if one["name"] == "rollout-0")["rate"] == pytest.approx(
             500, rel=0.01)
+
+
+def test_a_run_that_is_moved_while_it_is_watched_is_told_as_one_that_is_not_there(folder):
+    """Its missing config.yaml was told as a config's, with the names of all that are shipped."""
+    command = [*COMMAND, str(folder.path), "--watch", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.readline()
+        folder.path.rename(folder.path.with_name("moved"))
+        assert process.wait(60) == 2
+        assert process.stderr.read().startswith(f"error: {folder.path} is not the folder of a run")
