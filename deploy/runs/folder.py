@@ -226,7 +226,7 @@ def check_folder(path: Path) -> None:
         return
     except OSError as error:
         raise UserError(f"{path} is not a folder that a run can use ({error.strerror})",
-                        "give another name=...") from None
+                        "give another name=... or runs_dir=...") from None
     if held - OWN and not held & {RunFolder(path).identity_file.name, FETCHING}:  # an interrupted fetch leaves files
         raise UserError(f"{path} holds other files than a run's, such as {min(held - OWN)}", "give another name=...")
 

@@ -148,8 +148,11 @@ def find_run(path: Path) -> RunFolder:
     folder = RunFolder(path)
     if folder.config_file.exists():
         return folder
-    known = {found.parent.name: found.parent for found in sorted(RUNS.glob("*/config.yaml"))}
+    runs = sorted(path.glob("*/config.yaml")) or sorted(RUNS.glob("*/config.yaml"))  # a sweep's folder has its runs
+    known = {found.parent.name: found.parent for found in runs}
     near = difflib.get_close_matches(path.name, known, n=1)
-    raise UserError(f"{path} is not the folder of a run",
-                    f"did you mean {known[near[0]]}?" if near else
-                    f"give one of {', '.join(map(str, known.values()))}" if known else "give runs/<name>")
+    if not known:
+        raise UserError(f"{path} is not the folder of a run, and {RUNS.absolute()} has none",
+                        "give the path of a run, or start in the folder that holds runs/")
+    raise UserError(f"{path} is not the folder of a run", f"did you mean {known[near[0]]}?" if near else
+                    f"give one of {', '.join(map(str, known.values()))}")

@@ -205,6 +205,16 @@ def test_a_locale_without_utf_8_prints_all_help():
         assert b"usage: gagpo" in process.stdout
 
 
+def test_a_name_that_the_locale_cannot_write_is_one_line(tmp_path: Path):
+    (tmp_path / "config.yaml").write_text("base: alfworld-tiny\nruns_dir: läufe\n", encoding="utf-8")
+    process = subprocess.run(
+        [sys.executable, "-m", "deploy.cli", "train", "--config", "config.yaml", "--dry-run"], cwd=tmp_path, timeout=60,
+        env=os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0"}, capture_output=True, check=False)
+    assert process.returncode == 2
+    assert process.stderr.decode() == ("error: 'l\\xe4ufe/alfworld-tiny/run.json' cannot name a file where names are "
+                                       "ascii; set PYTHONUTF8=1\n")
+
+
 def test_skip_step_asks_for_resume(capsys):
     assert cli.main(["train", "--config", "alfworld-tiny", "--skip-step", "3"]) == 2
     assert "give --resume with it" in capsys.readouterr().err

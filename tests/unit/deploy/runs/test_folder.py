@@ -214,3 +214,10 @@ def test_a_place_that_takes_no_folder_is_one_line(tmp_path: Path):
         with pytest.raises(UserError) as error:
             open_run(config(runs_dir), games=GAMES, resume=False)
         assert "\n" not in str(error.value)
+
+
+def test_a_file_in_the_way_is_told_with_both_keys_that_lead_around_it(tmp_path: Path):
+    """Another name is no way round a runs_dir that is a file."""
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(UserError, match=r"taken/r is not a folder .*; give another name=\.\.\. or runs_dir=\.\.\."):
+        check_run(config(tmp_path / "taken"), resume=False)

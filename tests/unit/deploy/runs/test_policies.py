@@ -122,6 +122,20 @@ def test_a_wrong_run_name_is_told_the_nearest_run_or_all_runs(mine):
         find_run(Path("xyz"))
 
 
+def test_where_no_run_is_the_place_that_was_searched_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A notebook starts in its own folder: `give runs/<name>` was no help to one that said runs/mine."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=f"runs/mine is not the folder of a run, and {tmp_path}/runs has none; give"):
+        find_run(Path("runs/mine"))
+
+
+def test_the_folder_of_a_sweep_is_answered_with_its_runs(mine):
+    for variant in ("full", "no-norm"):
+        dump_config(Config(name=variant, steps=7), Path(f"runs/ablations/{variant}/config.yaml"))
+    with pytest.raises(UserError, match=r"runs/ablations is not the folder .*; give one of \S+/full, \S+/no-norm$"):
+        find_run(run_path("ablations"))
+
+
 @pytest.mark.parametrize(("argv", "field"), [
     (["status", "mine"], "run_folder"), (["export", "mine", "out"], "run_folder"),
     (["play", "task", "--agent", "mine"], "agent"), (["prompt", "task", "--agent", "mine"], "agent"),
