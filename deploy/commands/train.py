@@ -139,12 +139,14 @@ def _sweep(config: Config, args: argparse.Namespace) -> int:
         except UserError as error:
             raise UserError(f"variant {name}: {error.what}", error.fix) from None
     if args.dry_run:
-        texts = [f"variant {v.title}{_laid(v)}\n{plan.describe(planned[v.name])}" for v in variants]
+        texts = [f"variant {v.title}{_laid(v)}\n"
+                 f"{plan.describe(planned[v.name], resume=bool(args.resume), kept=made[v.name])}" for v in variants]
         plans = {name: plan.as_dict(one) for name, one in planned.items()}
         print(json.dumps({"format": 1, "variants": plans}) if args.json else "\n\n".join(texts))
         return 0
+    sweep.check_folders(config, made, resume=bool(args.resume))
     with saying_how_to_go_on("the same command with --resume"):
-        swept = sweep.run_sweep(config, variants, resume=bool(args.resume), quiet=args.json)
+        swept = sweep.run_sweep(config, variants, quiet=args.json)
     if swept.finished:
         methods = paper_tables.write(config.run_dir, paper_tables.over_seeds(made, swept.finished))
         text = "\n".join([*sweep.as_text(swept.lines), *methods])

@@ -103,6 +103,15 @@ def is_finished(config: Config) -> bool:
     return folder.summary.exists() and flatten(load_config(folder.config_file)) == flatten(config)
 
 
+def check_folders(config: Config, made: Mapping[str, Config], *, resume: bool) -> None:
+    """Raises UserError if the runs of the sweep may not start in their folders."""
+    if not resume and any(RunFolder(one.run_dir).known() for one in made.values()):
+        raise UserError(f"{config.run_dir} holds runs of a sweep already",
+                        "go on with it by the same command with --resume, or give this sweep another name (name=...)")
+    for one in made.values():
+        check_run(one, resume=resume)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swept:
     """The result of a sweep."""
@@ -115,7 +124,7 @@ class Swept:
     """One error for each run that failed."""
 
 
-def run_sweep(config: Config, variants: Sequence[Variant], *, resume: bool, quiet: bool) -> Swept:
+def run_sweep(config: Config, variants: Sequence[Variant], *, quiet: bool) -> Swept:
     """Trains one variant after another, and after each writes the table of those that finished. Finished runs are
     skipped.
 
@@ -123,8 +132,6 @@ def run_sweep(config: Config, variants: Sequence[Variant], *, resume: bool, quie
     FAILURES_IN_A_ROW.
     """
     made = configs(config, variants)
-    for one in made.values():
-        check_run(one, resume=resume)
     failures, in_a_row = list[ChildFailed](), 0
     for number, (name, one) in enumerate(made.items(), 1):
         if is_finished(one):

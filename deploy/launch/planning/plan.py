@@ -160,12 +160,13 @@ def as_dict(config: Config) -> dict[str, Any]:
             "warnings": warnings(config), "config": config.model_dump(mode="json")}
 
 
-def describe(config: Config, *, resume: bool = False) -> str:
-    """Returns the plan as text of a few lines. `resume`: whether a run that is in the folder may continue."""
+def describe(config: Config, *, resume: bool = False, kept: Config | None = None) -> str:
+    """Returns the plan as text of a few lines. `resume`: whether a run that is in the folder may continue. `kept`: the
+    config that the folder is asked about, where it has another model than the one to plan with."""
     plan = make_plan(config)
     lines = [
-        f"run           {plan.run_dir}, {config.steps} learner steps, seed {config.seed}",
-        *_folder(config, resume=resume),
+        f"run           {plan.run_dir}, {number_of(config.steps, 'learner step')}, seed {config.seed}",
+        *_folder(kept or config, resume=resume),
         *(f"warning       {line}" for line in warnings(config)),
         f"model         {plan.model}, {plan.parameters:,} parameters, {config.model.dtype}",
         f"games         {_games(config)}",

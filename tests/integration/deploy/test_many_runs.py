@@ -44,7 +44,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
 
 @pytest.fixture(scope="module")
 def swept(config: Config) -> sweep.Swept:
-    return sweep.run_sweep(config, VARIANTS, resume=False, quiet=True)
+    return sweep.run_sweep(config, VARIANTS, quiet=True)
 
 
 def test_a_sweep_ends_with_a_table(config: Config, swept: sweep.Swept):
@@ -56,7 +56,7 @@ def test_a_sweep_ends_with_a_table(config: Config, swept: sweep.Swept):
 def test_a_finished_sweep_starts_nothing(config: Config, swept: sweep.Swept):
     metrics = config.run_dir / "full" / "metrics.jsonl"
     before = metrics.stat().st_mtime_ns
-    assert sweep.run_sweep(config, VARIANTS, resume=True, quiet=True) == swept
+    assert sweep.run_sweep(config, VARIANTS, quiet=True) == swept
     assert metrics.stat().st_mtime_ns == before
 
 

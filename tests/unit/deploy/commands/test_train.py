@@ -8,6 +8,8 @@ from deploy import cli
 from deploy.launch.planning import machine
 from deploy.runs.configs import load_config
 from deploy.runs.folder import open_run
+from deploy.training.paper_tables import ABLATIONS
+from deploy.training.sweep import configs
 
 RESUMED = pytest.mark.parametrize("given", ["runs/mine", "mine"])
 
@@ -39,6 +41,8 @@ def test_resume_needs_only_the_run(mine, given: str, capsys: pytest.CaptureFixtu
 def test_overrides_are_laid_over_the_runs_config(mine, capsys: pytest.CaptureFixture[str]):
     assert cli.main(["train", "--resume", "mine", "steps=9", "--dry-run"]) == 0
     assert "runs/mine, 9 learner steps" in capsys.readouterr().out
+    assert cli.main(["train", "--resume", "mine", "steps=1", "--dry-run"]) == 0
+    assert "runs/mine, 1 learner step, seed 0" in capsys.readouterr().out
 
 
 def test_a_refusal_lists_the_keys_that_differ(mine, capsys: pytest.CaptureFixture[str]):
@@ -111,3 +115,19 @@ def test_a_sweep_checks_that_each_variant_has_games_enough(capsys: pytest.Captur
                      "--dry-run"]) == 2
     assert capsys.readouterr().err.startswith(
         "error: variant ppo-seed0: learner.groups_per_step=1600, and only 1000 games to train on")
+
+
+def test_a_sweep_that_is_there_is_refused_before_anything_starts(capsys: pytest.CaptureFixture[str]):
+    """It told to go on with one of its runs, and beside that to go on with the sweep."""
+    made = configs(load_config("alfworld-tiny", ["name=swept"]), ABLATIONS)
+    for variant in ("full", "no-temporal"):
+        open_run(made[variant], games="g", resume=False)
+    assert cli.main(["train", "--config", "alfworld-tiny", "name=swept", "--sweep", "ablations"]) == 2
+    assert capsys.readouterr().err == (
+        "error: runs/swept holds runs of a sweep already; go on with it by the same command with --resume, or give "
+        "this sweep another name (name=...)\n")
+    assert cli.main(["train", "--config", "alfworld-tiny", "name=swept", "--sweep", "ablations", "--resume",
+                     "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "runs/swept/no-temporal holds a run, which would go on" in out
+    assert "refused" not in out

@@ -131,7 +131,7 @@ def test_a_failed_variant_leaves_the_others_to_go_on_and_stays_out_of_the_table(
     finish(made["full"], {"a": 1.0})
     finish(made["g0.9-l0.5"], {"a": 0.0})
     write(RunFolder(made["no-temporal"].run_dir), "step-000010", 10, {"a": 1.0})
-    swept = sweep.run_sweep(config, variants, resume=True, quiet=True)
+    swept = sweep.run_sweep(config, variants, quiet=True)
     assert [variant.name for variant in swept.finished] == ["full", "g0.9-l0.5"]
     assert [(line.variant, line.gain) for line in swept.lines] == [("full", None), ("g0.9-l0.5", -1.0)]
     (failure,) = swept.failures
@@ -141,7 +141,7 @@ def test_a_failed_variant_leaves_the_others_to_go_on_and_stays_out_of_the_table(
 
 def test_three_failures_in_a_row_end_a_sweep(config: Config):
     finish(sweep.configs(config, ABLATIONS)["full"], {"a": 1.0})
-    swept = sweep.run_sweep(config, ABLATIONS, resume=True, quiet=True)
+    swept = sweep.run_sweep(config, ABLATIONS, quiet=True)
     assert [str(failure).split()[1] for failure in swept.failures] == ["no-temporal", "monte-carlo", "token-ratio"]
     assert not (config.run_dir / "trajectory-reward.yaml").exists()
 
@@ -156,7 +156,7 @@ def test_an_interrupted_sweep_has_the_table_of_the_runs_that_finished(config: Co
 
     monkeypatch.setattr(sweep, "run_child", ends_with_ctrl_c_in_the_second)
     with pytest.raises(KeyboardInterrupt):
-        sweep.run_sweep(config, ABLATIONS, resume=False, quiet=True)
+        sweep.run_sweep(config, ABLATIONS, quiet=True)
     assert [row["variant"] for row in json.loads((config.run_dir / "sweep.json").read_text())["table"]] == ["full"]
 
 
@@ -166,15 +166,17 @@ def test_without_the_first_variant_there_is_no_cold_start_to_go_on_with(
         raise ChildFailed(f"{name} failed", 3)
 
     monkeypatch.setattr(sweep, "run_child", fails)
-    swept = sweep.run_sweep(config, ABLATIONS, resume=False, quiet=True)
+    swept = sweep.run_sweep(config, ABLATIONS, quiet=True)
     assert [(str(one), one.status) for one in swept.failures] == [("variant full failed; go on with --resume", 3)]
     assert not (config.run_dir / "sweep.json").exists()
 
 
 def test_without_resume_a_sweep_that_has_begun_is_refused(config: Config):
-    open_run(sweep.configs(config, ABLATIONS)["full"], games="g", resume=False)
-    with pytest.raises(UserError, match="holds a run already"):
-        sweep.run_sweep(config, ABLATIONS, resume=False, quiet=True)
+    made = sweep.configs(config, ABLATIONS)
+    open_run(made["full"], games="g", resume=False)
+    with pytest.raises(UserError, match=r"swept holds runs of a sweep already; go on with it by .* --resume"):
+        sweep.check_folders(config, made, resume=False)
+    sweep.check_folders(config, made, resume=True)
 
 
 def test_more_steps_are_not_finished(config: Config):
@@ -188,13 +190,13 @@ def test_a_finished_sweep_writes_its_table_again(config: Config):
     variants = (ABLATIONS[0], Variant(name="other", title="other", overrides={"learner.credit.lam": 0.5}))
     for name, one in sweep.configs(config, variants).items():
         finish(one, {"a": float(name == "full"), "b": 1.0})
-    swept = sweep.run_sweep(config, variants, resume=True, quiet=True)
+    swept = sweep.run_sweep(config, variants, quiet=True)
     assert [line.gain for line in swept.lines] == [None, -0.5]
     assert json.loads((config.run_dir / "sweep.json").read_text())["table"][1]["success"] == 0.5
     assert "other" in (config.run_dir / "sweep.txt").read_text()
     files = [(config.run_dir / name).open() for name in ("sweep.json", "sweep.txt")]
     whole = [file.read() for file in files]
-    sweep.run_sweep(config, variants, resume=True, quiet=True)
+    sweep.run_sweep(config, variants, quiet=True)
     for file, text in zip(files, whole, strict=True):
         file.seek(0)
         assert file.read() == text, "the old file is whole until the new one has its place"
@@ -214,6 +216,6 @@ def test_the_table_of_a_sweep_waits_for_a_folder_that_cannot_be_written(config: 
     finish(sweep.configs(config, variants)["full"], {"a": 1.0})
     (config.run_dir / "sweep.json").mkdir()
     threading.Timer(2.0, (config.run_dir / "sweep.json").rmdir).start()
-    swept = sweep.run_sweep(config, variants, resume=True, quiet=True)
+    swept = sweep.run_sweep(config, variants, quiet=True)
     assert [line.variant for line in swept.lines] == ["full"]
     assert len(json.loads((config.run_dir / "sweep.json").read_text())["table"]) == 1
