@@ -40,13 +40,15 @@ def test_the_logged_call_that_earned_it_is_found():
 
 
 def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path):
-    make_run(tmp_path / "runs" / "mine")
+    make_run(tmp_path / "runs" / "alfworld-tiny")
+    folder = tmp_path / "examples"
+    folder.mkdir()
     notebook = json.loads((EXAMPLES / "credit_and_runs.ipynb").read_text())
     cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
     assert len(cells) >= 4
     assert all(cell["outputs"] == [] for cell in notebook["cells"] if cell["cell_type"] == "code")
     code = f"space = {{}}\nfor cell in {cells!r}:\n    exec(compile(cell, 'cell', 'exec'), space)\n"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60,
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=60,
                           env={"PYTHONPATH": str(EXAMPLES.parent)}, check=False)
     assert done.returncode == 0, done.stderr
     assert "the step that cost the most:" in done.stdout
