@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,8 @@ from learner.credit.types import Array, Group, Nested
 
 AnyArray = npt.NDArray[Any]
 """numpy gives the result of linear algebra no exact type."""
+MOST_ENTRIES = 1 << 20
+"""Entries of all matrices that are computed at once: 8 MiB each."""
 SHARED = -1
 """Owner of a state that several episodes visit."""
 
@@ -73,33 +75,45 @@ class TransitionGraph:
         self._eliminate(own, shared)
 
     def _count(self, size: int) -> None:
-        """Sets N, g [K, X + S] and γM [K, X + S, X + S] of each episode. Paths number its own states first."""
-        paths = self._paths
-        episodes = len(paths)
-        flat = np.fromiter(chain.from_iterable(paths), dtype=np.intp)
-        whose = np.repeat(np.arange(episodes), [len(path) for path in paths])
-        at, goes_on = whose * size + flat, whose[:-1] == whose[1:]
+        """Sets N and g of each episode, [K, X + S], and where its steps are. Paths number its own states first."""
+        lengths = [len(path) for path in self._paths]
+        self._flat = np.fromiter(chain.from_iterable(self._paths), dtype=np.intp)
+        self._whose = np.repeat(np.arange(len(lengths)), lengths)
+        self._begins = [0, *accumulate(lengths)]
+        at, entries = self._whose * size + self._flat, len(lengths) * size
         given = np.fromiter(chain.from_iterable(self._given), dtype=float)
-        self._visits = np.bincount(at, minlength=episodes * size).reshape(episodes, size).astype(float)
-        self._gains = np.bincount(at, given, episodes * size).reshape(episodes, size)
-        counts = np.bincount((at[:-1] * size + flat[1:])[goes_on], minlength=episodes * size * size)
-        self._moves = self._gamma * counts.reshape(episodes, size, size)
+        self._visits = np.bincount(at, minlength=entries).reshape(-1, size).astype(float)
+        self._gains = np.bincount(at, given, entries).reshape(-1, size)
+
+    def _moves(self, episodes: range, size: int) -> Array:
+        """Returns γM of these episodes, [K, X + S, X + S]."""
+        steps = slice(self._begins[episodes.start], self._begins[episodes.stop])
+        flat, whose = self._flat[steps], self._whose[steps] - episodes.start
+        at, goes_on = (whose * size + flat) * size, whose[:-1] == whose[1:]
+        counts = np.bincount((at[:-1] + flat[1:])[goes_on], minlength=len(episodes) * size * size)
+        return self._gamma * counts.reshape(-1, size, size)
 
     def _eliminate(self, own: int, shared: int) -> None:
         """Sets what each episode's own states are worth, and each episode's part of the shared system."""
-        moves, visits, gains = self._moves, self._visits, self._gains
-        self._own = np.concatenate([gains[:, :own, None], np.ones((len(gains), own, 1)), moves[:, :own, own:]], axis=2)
-        if own:
-            block = -moves[:, :own, :own]
-            _diagonals(block)[...] += visits[:, :own] + self.prior
-            self._own = np.linalg.solve(block, self._own)  # B g, B 1 and γ B M_XS as columns, [K, X, 2 + S]
-        led = moves[:, own:, :own] @ self._own
-        system = -(led[:, :, 2:] + moves[:, own:, own:])
-        _diagonals(system)[...] += visits[:, own:]
-        # C, then its right sides by g and by κ m, and N, as further columns, [K, S, S + 3]
-        self._parts = np.concatenate(
-            [system, gains[:, own:, None] + led[:, :, :1], led[:, :, 1:2], visits[:, own:, None]], axis=2)
-        self._whole = self._parts[self._order].sum(0)
+        episodes = len(self._paths)
+        # B g, B 1 and γ B M_XS as columns. The parts: C, then its right sides by g and by κ m, and N, as columns.
+        self._own, self._parts = np.empty((episodes, own, 2 + shared)), np.empty((episodes, shared, shared + 3))
+        self._whole = np.zeros((shared, shared + 3))
+        for chunk in _chunks(episodes, (own + shared) ** 2):
+            some = slice(chunk.start, chunk.stop)
+            moves, visits, gains = self._moves(chunk, own + shared), self._visits[some], self._gains[some]
+            right = np.concatenate([gains[:, :own, None], np.ones((len(gains), own, 1)), moves[:, :own, own:]], axis=2)
+            if own:
+                block = -moves[:, :own, :own]
+                _diagonals(block)[...] += visits[:, :own] + self.prior
+                self._own[some] = np.linalg.solve(block, right)
+            led = moves[:, own:, :own] @ self._own[some]
+            system = -(led[:, :, 2:] + moves[:, own:, own:])
+            _diagonals(system)[...] += visits[:, own:]
+            np.concatenate([system, gains[:, own:, None] + led[:, :, :1], led[:, :, 1:2], visits[:, own:, None]],
+                           axis=2, out=self._parts[some])
+        for chunk in _chunks(episodes, self._whole.size):
+            self._whole += self._parts[self._order[chunk.start:chunk.stop]].sum(0)
         _diagonals(self._whole[:, :shared])[...] += self.prior
 
     def values(self, without: int | None) -> Solution:
@@ -107,12 +121,16 @@ class TransitionGraph:
         return self.solutions([without])[0]
 
     def solutions(self, withouts: Sequence[int | None]) -> list[Solution]:
-        """Returns the values for each episode that is left out (None: no episode), solved in one call."""
+        """Returns the values for each episode that is left out (None: no episode), solved in few calls."""
+        return [one for chunk in _chunks(len(withouts), self._whole.size)
+                for one in self._solved(withouts[chunk.start:chunk.stop])]
+
+    def _solved(self, withouts: Sequence[int | None]) -> list[Solution]:
         others = [[start for i, start in enumerate(self._starts) if i != without] for without in withouts]
         means = [average(sorted(starts)) if starts else 0.0 for starts in others]
         leaves_out = np.array([without is not None for without in withouts], dtype=float)[:, None, None]
         kept: Array = self._whole - leaves_out * self._parts[[without or 0 for without in withouts]]
-        system, gains, priors, visits = kept[:, :, :-3], kept[:, :, -3], kept[:, :, -2], kept[:, :, -1]
+        system, gains, priors, visits = kept[:, :, :-3], kept[:, :, -3], kept[:, :, -2], kept[:, :, -1].copy()
         right = gains + self.prior * np.array(means)[:, None] * (1 + priors)
         shared: AnyArray = np.linalg.solve(system, right[..., None])[..., 0]
         return [Solution(without=without, shared=values, mean=mean, visits=counts)
@@ -159,6 +177,13 @@ class TransitionGraph:
             value = here if count else value
             row.append(value)
         return row, [count for _, count in found]
+
+
+def _chunks(count: int, entries: int) -> list[range]:
+    """Returns parts of range(count) in order. Matrices of `entries`, one for each number of a part, have MOST_ENTRIES
+    in all, or there is one: so a group of hundreds of long episodes needs little more memory than its parts take."""
+    at_once = max(1, MOST_ENTRIES // max(1, entries))
+    return [range(first, min(count, first + at_once)) for first in range(0, count, at_once)]
 
 
 def _diagonals(matrices: AnyArray) -> AnyArray:
