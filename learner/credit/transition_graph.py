@@ -91,7 +91,8 @@ class TransitionGraph:
         flat, whose = self._flat[steps], self._whose[steps] - episodes.start
         at, goes_on = (whose * size + flat) * size, whose[:-1] == whose[1:]
         counts = np.bincount((at[:-1] + flat[1:])[goes_on], minlength=len(episodes) * size * size)
-        return self._gamma * counts.reshape(-1, size, size)
+        moves: AnyArray = self._gamma * counts.reshape(-1, size, size)
+        return moves
 
     def _eliminate(self, own: int, shared: int) -> None:
         """Sets what each episode's own states are worth, and each episode's part of the shared system."""

@@ -14,70 +14,27 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import msgspec
 import pytest
+from heartbeats import learner, worker
 from prometheus_client import start_http_server
 
 from deploy import cli
-from deploy.commands.status import read_status, speed, summary, table
+from deploy.commands.status import read_status, summary, table
 from deploy.launch.monitoring import target_groups
 from deploy.runs.configs import load_config
 from deploy.runs.folder import RunFolder
-from deploy.runs.live_status import Seen, look, rate
+from deploy.runs.live_status import Seen, look
 from deploy.runs.stage import Stage, StageRecord, read_stage
 from services.config.file import dump_config
 from services.telemetry.exposition import serving
-from services.telemetry.heartbeat import Beat
 from services.telemetry.meters import Meters
 from services.telemetry.metrics_file import append_row
 
-TOKENS = "gagpo_rollout_tokens_total"
 COMMAND = [sys.executable, "-m", "deploy.cli", "status"]
 STATUS = {
     "run": "runs/a", "state": "going on", "stage": "reinforcement learning", "stage_seconds": 75.0, "doing": "",
     "silent_seconds": 1.0, "ended": "", "step": 3, "steps": 30, "seconds_since_step": 4.2, "success_rate": 0.25,
     "version": "1.3", "staleness_mean": 0.5, "staleness_max": 1, "evaluations": [], "learner_ranks": 1,
     "warnings": [], "damaged": [], "verdicts": [], "next": []}
-
-
-def worker(at: float, tokens: float) -> Beat:
-    return Beat(role="rollout", version="1.3", doing="playing", since=at, progress=at, at=at,
-                metrics={TOKENS: [(TOKENS, {"kind": "prompt"}, 9.0), (TOKENS, {"kind": "response"}, tokens)]})
-
-
-def learner(steps: float) -> Beat:
-    phase = "gagpo_learner_phase_seconds_total"
-    return Beat(role="learner", version="1.3", doing="waits for groups", since=1.0, progress=1.0, at=1.0, metrics={
-        "gagpo_learner_steps_total": [("gagpo_learner_steps_total", {}, steps)],
-        phase: [(phase, {"phase": "wait"}, 12.0), (phase, {"phase": "credit"}, 18.0)]})
-
-
-def test_a_rate_is_over_the_time_between_two_heartbeats_by_their_own_clock():
-    assert rate(worker(110.0, 4000.0), worker(100.0, 1000.0)) == (300.0, "tokens/s")
-
-
-def test_no_rate_is_known_of_one_look_of_a_repeated_one_and_across_a_restart():
-    for before in (None, worker(110.0, 4000.0), worker(100.0, 5000.0)):
-        assert rate(worker(110.0, 4000.0), before) is None
-
-
-def test_a_learners_rate_is_the_mean_seconds_of_its_steps():
-    assert rate(learner(4), None) == (7.5, "s a step")
-    assert rate(learner(0), None) is None
-
-
-def test_a_rate_stays_until_the_next_heartbeat_and_goes_with_its_process():
-    seen = Seen()
-    for at, tokens in ((100.0, 0.0), (102.0, 600.0), (102.0, 600.0)):
-        seen.take({"rollout-0": worker(at, tokens)})
-    assert seen.rate("rollout-0") == (300.0, "tokens/s")
-    seen.take({"rollout-1": worker(104.0, 5.0)})
-    assert (set(seen.now), seen.before) == ({"rollout-1"}, {})
-
-
-@pytest.mark.parametrize(("tokens", "said"), [
-    (25.0, "12.5 tokens/s"), (24690.0, "12,345 tokens/s"), (0.0, "0 tokens/s")])
-def test_speeds_are_said_with_their_unit(tokens, said):
-    seen = Seen(now={"w": worker(102.0, tokens)}, before={"w": worker(100.0, 0.0)})
-    assert speed(seen, "w") == said
 
 
 def test_the_first_line_says_stage_step_version_and_staleness():
@@ -157,19 +114,6 @@ def test_a_run_may_be_given_by_its_name_and_a_typo_is_told_the_nearest(folder, m
     assert capsys.readouterr().out.startswith("runs/a: not finished")
     assert cli.main(["status", "runs/aa"]) == 2
     assert capsys.readouterr().err == "error: runs/aa is not the folder of a run; did you mean runs/a?\n"
-
-
-def test_the_first_rank_of_the_learner_stands_for_all():
-    seen = Seen(now={"learner-0": learner(4)})
-    assert table(seen, ranks=4)[1].split()[:2] == ["learner-0..3", "1.3"]
-    assert table(seen)[1].split()[0] == "learner-0"
-
-
-def test_a_process_that_dies_again_and_again_has_a_line():
-    driver = Beat(role="controller", doing="training", since=0.0, progress=0.0, metrics={},
-                  sick=("rollout worker 1 died 4 times in 10 minutes, last: killed; starts again in 4 s",))
-    assert table(Seen(now={"controller": driver}))[2] == (
-        "  sick: rollout worker 1 died 4 times in 10 minutes, last: killed; starts again in 4 s")
 
 
 @contextmanager
