@@ -23,7 +23,7 @@ from services.config.file import dump_config
 from services.config.secrets import ENV_TOKEN_VARIABLE
 from services.errors import UserError
 
-CONTAINERFILE = Path(preflight.__file__).parents[1] / "docker" / "Containerfile"
+CONTAINERFILE = Path(preflight.__file__).parents[2] / "docker" / "Containerfile"
 
 
 class Answer(BaseHTTPRequestHandler):

@@ -36,7 +36,7 @@ with tracing.tracing(None, process="learner-0", run="r"):
     assert tracing.traceparent() == ""
 tracing.check(None)
 print(sorted(name for name in sys.modules if name.startswith("opentelemetry")))
-import rollout.worker, learner.telemetry, services.controller.controller
+import rollout.worker, learner.metrics.gauges, services.controller.controller
 print("services.telemetry.spans" in sys.modules, "opentelemetry.exporter" in sys.modules)
 """
 """redis-py imports some of opentelemetry for itself, and environment servers have no redis-py."""
