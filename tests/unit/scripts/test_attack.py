@@ -19,7 +19,8 @@ def test_an_attack_that_is_named_is_made():
     done = attack("nothing_is_unpickled")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
-        "withstood    1  unit/learner/checkpoints/state_files: nothing is unpickled", "0 FAILED, 1 withstood, 0 not tried"]
+        "withstood    1  unit/learner/checkpoints/state_files: nothing is unpickled",
+        "0 FAILED, 1 withstood, 0 not tried"]
 
 
 @pytest.mark.parametrize("arguments", [["no_such_attack"], ["--fast"], ["a", "b"]])
