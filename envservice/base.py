@@ -50,13 +50,18 @@ class Outcome:
         return "turns" if self.truncated else "lost"
 
     def admits(self, action: str) -> bool:
-        """Says whether the action is listed. `<words>` in a listed action, as in `search[<query>]`, match any text.
+        """Says whether the action is admissible here."""
+        return admits(self.admissible_actions, action)
 
-        If the environment lists no actions (search QA), no action counts as inadmissible.
-        """
-        return not self.admissible_actions or action in self.admissible_actions or any(
-            len(action) > len(start) + len(end) and action.startswith(start) and action.endswith(end)
-            for start, end in map(_around_placeholder, self.admissible_actions) if start or end)
+
+def admits(listed: Sequence[str], action: str) -> bool:
+    """Says whether an action is listed. `<words>` in a listed action, as in `search[<query>]`, match any text.
+
+    If the environment lists no actions (search QA), no action counts as inadmissible.
+    """
+    return not listed or action in listed or any(
+        len(action) > len(start) + len(end) and action.startswith(start) and action.endswith(end)
+        for start, end in map(_around_placeholder, listed) if start or end)
 
 
 _KINDS = {"observation": str, "state": str, **dict.fromkeys(("done", "won", "unchanged", "truncated"), bool)}

@@ -158,8 +158,8 @@ def unread(section: CreditSection, given: Mapping[str, Any]) -> dict[str, str]:
     """Maps each given key of `learner.credit` that differs from its default and does nothing to the words that say
     why: `under the estimator grpo`. A key of another state key does nothing under this state key."""
     known, read = declared(section), keys_read(section)
-    of_state_keys = {name for key in KEYS.values() for name in key.Options.model_fields if "state_key" in read}
-    return {name: f"under the state key {section.state_key}" if name in of_state_keys else
+    of_state_keys = {name for key in KEYS.values() for name in key.Options.model_fields}
+    return {name: f"under the state key {section.state_key}" if "state_key" in read and name in of_state_keys else
             f"under the estimator {section.estimator}"
             for name, value in given.items() if value != known[name] and name not in read}
 

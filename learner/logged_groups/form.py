@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from pydantic import ValidationError
 
-from envservice.base import Outcome
+from envservice.base import admits
 from learner.credit.registry import estimator, options_of
 from learner.credit.returned_credit import check_credit
 from learner.credit.state_keys import LISTED_KEY, Keys, listed, similarity_of, stayed
@@ -172,8 +172,7 @@ def _steps(group: LoggedGroup, options: CreditSection) -> list[list[CreditStep]]
     if options.stay:
         keys = stayed(keys, [[step.unchanged for step in episode.steps] for episode in group.episodes])
     return [[CreditStep(state=key, reward=step.reward, invalid=step.invalid, action=step.action, tag=step.tag,
-                        admissible=step.action is None or Outcome(
-                            observation=step.state, admissible_actions=step.admissible or []).admits(step.action),
+                        admissible=step.action is None or admits(step.admissible or (), step.action),
                         cut_in=cut if step is episode.steps[-1] else None)
              for step, key in zip(episode.steps, row, strict=True)]
             for episode, row, cut in zip(group.episodes, keys.steps, keys.cut_in, strict=True)]

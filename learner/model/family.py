@@ -6,8 +6,7 @@ Packs are right for a family in one of two ways:
     rectangle   layers also carry a state (linear attention, convolutions): rows lie side by side and the model's own
                 code sees every row alone; padding is on the right, where no causal layer looks
 
-Features that this file does not know are found by probe.py, which compares packs with the model's
-own forward pass.
+Features that this file does not know are found by probe.py, which compares packs with the model's own forward pass.
 """
 
 from __future__ import annotations

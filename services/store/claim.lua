@@ -44,8 +44,9 @@ local function playable(entry, highest)
   return not highest or cmsgpack.unpack(entry[2][2]).min_step <= highest
 end
 
+local time = wall()
 local function take(entry, attempt)
-  claimed[#claimed + 1] = {entry[1], entry[2][2], attempt, math.max(0, wall() - string.match(entry[1], '%d+'))}
+  claimed[#claimed + 1] = {entry[1], entry[2][2], attempt, math.max(0, time - string.match(entry[1], '%d+'))}
 end
 
 local function redelivered(stream, highest)

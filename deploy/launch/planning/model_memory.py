@@ -58,7 +58,7 @@ def sampler_bytes(config: Config, shape: Shape) -> int:
 
 
 def received_bytes(config: Config, shape: Shape, way: Way) -> float:
-    """Returns the bytes on each GPU of an engine for a version that comes beside its requests (transfer/inbox.py).
+    """Returns the bytes on each GPU of an engine for a version that comes beside requests (rollout/transfer/inbox.py).
 
     Each GPU keeps its part. By NCCL the version comes in buckets. An engine over several GPUs gathers in the swap; then
     the largest whole tensors are there that vLLM's layerwise reload waits for: a matrix of embeddings, or a layer's.

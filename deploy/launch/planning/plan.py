@@ -161,8 +161,9 @@ def as_dict(config: Config) -> dict[str, Any]:
 
 
 def describe(config: Config, *, resume: bool = False, kept: Config | None = None) -> str:
-    """Returns the plan as text of a few lines. `resume`: whether a run that is in the folder may continue. `kept`: the
-    config that the folder is asked about, where it has another model than the one to plan with."""
+    """Returns the plan as text of a few lines. `resume`: whether a run that is in the folder may continue.
+
+    `kept`: the config that the folder keeps, if the plan is made with another model."""
     plan = make_plan(config)
     lines = [
         f"run           {plan.run_dir}, {number_of(config.steps, 'learner step')}, seed {config.seed}",

@@ -150,7 +150,8 @@ def test_a_mistake_in_a_file_is_told_with_its_place(tmp_path, content, said):
 def test_broken_lines_are_one_line_and_no_crash(tmp_path, content):
     """pyarrow's own reader of JSON dies by a segmentation fault on the first."""
     (tmp_path / "train.jsonl").write_bytes(content)
-    with pytest.raises(UserError, match=r"train.jsonl (cannot be read|is UTF-16)") as error:
+    said = "is UTF-16" if content == b"\xff\xfe" else "cannot be read"
+    with pytest.raises(UserError, match=rf"train.jsonl {said}") as error:
         read_splits(tmp_path)
     assert "\n" not in str(error.value)
 
