@@ -7,13 +7,13 @@ are too old or, under dynamic sampling, teach nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from learner.credit.types import ZERO
 from services.config.tree import Config
 from services.errors import DeadlineExceeded
-from services.records import Drop
+from services.records import Drop, Episode
 from services.store.archive import EpisodeArchive
 from services.store.lease import Lease
 from services.store.step_log import Supply, whole
@@ -107,14 +107,10 @@ class GroupCollector:
         """Drops the groups with a token that an older policy sampled than `learner.staleness` allows.
 
         A version's step decides, not its incarnation: a replay reproduces the weights of each step, on GPUs nearly.
-        Every group is read here, so one whose episodes are lost goes back to the workers before a manifest names it.
         """
         oldest = step - 1 - self.config.learner.staleness
         kept: list[str] = []
-        for group in groups:
-            episodes = self.store.episodes(group)
-            if not whole(episodes):
-                continue
+        for group, episodes in self._read(groups):
             if min(episode.oldest_step for episode in episodes) >= oldest:
                 kept.append(group)
             else:
@@ -135,10 +131,7 @@ class GroupCollector:
             return groups
         left -= sum(drop.reason.startswith(UNIFORM) for drop in self.store.drops())
         kept: list[str] = []
-        for group in groups:
-            episodes = self.store.episodes(group)
-            if not whole(episodes):  # a body was lost since the group was read
-                continue
+        for group, episodes in self._read(groups):
             rewards = [episode.total_reward for episode in episodes]
             # The same rewards in another order have another sum, by rounding.
             if max(rewards) - min(rewards) > ZERO or left <= 0:
@@ -147,6 +140,14 @@ class GroupCollector:
                 left -= 1
                 self.drop(group, f"{UNIFORM} {rewards[0]:g}", tell=log.info)
         return kept
+
+    def _read(self, groups: list[str]) -> Iterator[tuple[str, list[Episode]]]:
+        """Yields each group with its episodes. A group of which a body is lost, also since an earlier read, is left
+        out: the store gives its tickets back to the workers, as long as no manifest names it."""
+        for group in groups:
+            episodes = self.store.episodes(group)
+            if whole(episodes):
+                yield group, episodes
 
     def drop(self, group: str, reason: str, *, tell: Callable[..., object] = log.warning) -> None:
         """Drops a group with its reason. Writes its finished episodes to the archive before the store forgets them."""
