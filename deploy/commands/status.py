@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -59,18 +60,27 @@ def run(args: argparse.Namespace) -> int:
     if seen.now:
         time.sleep(APART_S)
         seen.take(look(folder.path))
-    while True:
-        status = read_status(find_run(args.run_folder))  # between two looks it may have been moved
-        if args.json:
-            print(json.dumps({"format": 1, **status, "processes": processes(seen)}), flush=True)
-        else:
-            clear = "\x1b[H\x1b[2J" if args.watch and sys.stdout.isatty() else ""
-            lines = [*summary(status), *(table(seen, ranks=status["learner_ranks"]) or silent(folder.path))]
-            print(clear + printable("\n".join(lines)), flush=True)
+    try:
+        while True:
+            status = read_status(find_run(args.run_folder))  # between two looks it may have been moved
+            _show(status, seen, folder.path, args)
+            if not args.watch:
+                return int(bool(status["damaged"]))
+            time.sleep(WATCH_S)
+            seen.take(look(folder.path))
+    except KeyboardInterrupt:
         if not args.watch:
-            return int(bool(status["damaged"]))
-        time.sleep(WATCH_S)
-        seen.take(look(folder.path))
+            raise
+        return 0  # its help says that Ctrl-C ends it
+
+
+def _show(status: Mapping[str, Any], seen: Seen, run_folder: Path, args: argparse.Namespace) -> None:
+    if args.json:
+        print(json.dumps({"format": 1, **status, "processes": processes(seen)}), flush=True)
+        return
+    clear = "\x1b[H\x1b[2J" if args.watch and sys.stdout.isatty() else ""
+    lines = [*summary(status), *(table(seen, ranks=status["learner_ranks"]) or silent(run_folder))]
+    print(clear + printable("\n".join(lines)), flush=True)
 
 
 def summary(status: Mapping[str, Any]) -> list[str]:
