@@ -145,11 +145,21 @@ class StepLog(RunState):
 
     def task_of(self, group: str) -> str:
         """Returns the task of a group, also if no episode of it is finished; "" for an unknown group."""
+        first = self._first_ticket(group)
+        return first.task if isinstance(first, Ticket) else first
+
+    def needs(self, group: str) -> int:
+        """Returns the step of the oldest weights that may play a group; -1 if it is unknown or out of attempts."""
+        first = self._first_ticket(group)
+        return first.min_step if isinstance(first, Ticket) else -1
+
+    def _first_ticket(self, group: str) -> Ticket | str:
+        """Returns the ticket of a group's first member, its task if it is out of attempts, or "" if it is unknown."""
         first = f"{group}#0"
         blob, failed, entry = self.read(
             ("HGET", "episodes", first), ("HGET", "failed", first), ("HGET", "outstanding", first))
         if blob:
-            return self.bodies.ticket(blob).task
+            return self.bodies.ticket(blob)
         if failed:
             return failed.decode().partition("\n")[0]
         if not entry:
@@ -157,7 +167,7 @@ class StepLog(RunState):
         stream = "evals" if group.startswith("eval/") else "tickets"
         (found,) = self.read(("XRANGE", stream, entry, entry))
         # Not found: since the first read its episode was committed, its attempts ran out, or the group was dropped.
-        return _tickets.decode(found[0][1][b"ticket"]).task if found else self.task_of(group)
+        return _tickets.decode(found[0][1][b"ticket"]) if found else self._first_ticket(group)
 
     def begin_step(self, lease: Lease, manifest: Manifest) -> Manifest:
         """Commits to a step before its optimizer update: its groups leave the ready list and count as trained.

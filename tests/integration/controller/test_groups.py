@@ -4,9 +4,10 @@ import time
 
 import pytest
 
+from services.controller.skip import skip_step
 from services.controller.tickets import TaskStream
 from services.errors import Fault, LeaseLost
-from services.records import Drop
+from services.records import Drop, Manifest
 
 
 @pytest.mark.parametrize("staleness", [0, 1])
@@ -189,3 +190,30 @@ def test_an_interrupted_process_uses_up_no_attempt_of_its_tickets(world):
     run.play()
     assert run.train()
     assert run.store.counts().dropped == 0
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_skipped_step_gets_groups_that_can_be_played(world, staleness):
+    """The two groups that were issued last wait for the weights of the skipped step, and it waits for groups."""
+    run = world(staleness=staleness, eval_every=0)
+    controller = run.controller()
+    controller.tick()
+    run.play()
+    assert run.train()
+    controller.tick()
+    run.play()
+    groups = run.store.ready("train")[:2]
+    run.store.begin_step(run.store.acquire("learner", "toy-learner"),
+                         Manifest(step=2, incarnation=1, groups=groups, drops=[]))
+    controller.tick()  # issues two groups that need the weights of step 2
+    kept = []
+    skip_step(run.store, controller.lease, 2, keep=lambda drop, _: kept.append(drop.group))
+    last = 4 + 2 * staleness
+    assert kept == [f"train/{n:08d}" for n in (last, last + 1, 2, 3)]
+    controller.tick()
+    claims = run.store.claim("worker", 100, own=run.store.version()[0])
+    assert len(claims) == 4
+    assert {run.commit(claim) for claim in claims} == {"accepted"}
+    assert run.train()
+    counts = run.store.counts()
+    assert (counts.trained, counts.last_step) == (4, 2)

@@ -286,6 +286,8 @@ def test_a_replica_is_refused_by_name_and_waited_for_until_it_is_the_master(star
 
 
 def test_a_node_of_a_cluster_is_refused_by_name(start):
+    if find_redis() == Path(sys.prefix) / "bin/redis-server":
+        pytest.skip("the Redis 6 in the virtual environment can be given no port for the bus of a cluster")
     port = held_port()
     start("cluster", port, [f"port {port}", "cluster-enabled yes", f"cluster-port {held_port()}"])
     with pytest.raises(UserError, match="node of a Redis cluster"):
