@@ -188,13 +188,10 @@ class Controller:
 
         If that learner dies and nobody has its weights, the evaluation begins anew with the next learner's version.
         """
-        if self._evaluation is not None and self._evaluation.weights_gone:
-            request, pointer = self._evaluation.request, self.store.version()
-            if pointer is not None and pointer[0] != request.version:
-                self._evaluation.give_up()
-                self._evaluation = None
-                self.hooks.note(f"evaluation {request.label} begins anew: nobody has the weights of version "
-                                f"{request.version.short} any more")
+        if self._evaluation is not None and (why := self._lost_weights(self._evaluation)):
+            self._evaluation.give_up()
+            self.hooks.note(f"evaluation {self._evaluation.request.label} begins anew: {why}")
+            self._evaluation = None
         if self._evaluation is None:
             request = self._evaluate_due()
             if request is None:
@@ -208,6 +205,15 @@ class Controller:
         self._eval_done = self._evaluation.request.version.step
         self.store.mark_evaluated(self.lease, self._eval_done)
         self._evaluation = None
+
+    def _lost_weights(self, evaluation: Evaluation) -> str:
+        """Returns why the evaluation's weights are none of the run's any more; "" if they are."""
+        version = evaluation.request.version
+        if self.store.counts().last_step < version.step:
+            return f"the learner went back to a step before {version.step}, and takes it again"
+        pointer = self.store.version() if evaluation.weights_gone else None
+        gone = pointer is not None and pointer[0] != version
+        return f"nobody has the weights of version {version.short} any more" if gone else ""
 
     def finish_evaluation(self, evaluation: Evaluation, episodes: list[Episode]) -> dict[str, Any]:
         """Reports the summary and returns it. Raises Fault if not a single episode was finished."""

@@ -15,4 +15,5 @@ for _, id in ipairs(redis.call('HKEYS', outstanding)) do redis.call('DEL', turns
 redis.call('DEL', outstanding, groups, ready, episodes, manifests, drops, failed, attempts, lost_bodies)
 redis.call('HSET', counters, 'issued', next, 'dropped', next - trained, 'trained', trained, 'next_group', next,
   'last_step', step, 'retired_step', step, 'bytes', 0)
+redis.call('HDEL', counters, 'version') -- it may be one of a step that is taken again, which nobody may sample any more
 return 1

@@ -217,33 +217,6 @@ def test_a_run_that_goes_on_shows_its_last_evaluation_and_does_not_repeat_it(wor
     assert gauges(controller, "gagpo_eval_step") == {"": 2}
 
 
-def test_steps_that_are_taken_again_are_evaluated_again(world):
-    """Step 2 was evaluated, and its checkpoint is damaged: the next learner goes back to step 1. The curve kept the
-    score of the lost weights."""
-    run = world()
-    controller = run.controller()
-    run.publish(0)
-    for _ in range(3):
-        controller.tick()
-        run.play()
-        controller.tick()
-        run.train()
-    assert [summary["version"] for summary, _ in run.results] == ["1.0", "1.2"]
-    run.incarnation = 2
-    run.store.reset_to(run.store.acquire("learner", "toy-learner"), 1, 2)
-    run.publish(1)
-    controller.tick()
-    assert run.store.evaluated() == 1
-    for _ in range(2):
-        run.play()
-        run.train()
-        controller.tick()
-    run.play()
-    controller.tick()
-    assert [summary["version"] for summary, _ in run.results] == ["1.0", "1.2", "2.2"]
-    assert run.notes == ["the learner went back to step 1: evaluations of later steps are made again"]
-
-
 def test_a_run_ends_with_the_learners_work_and_the_last_evaluation(world):
     """A whole run: each poll of the worker plays, each poll of the learner trains, and the worker dies once."""
     run = world()
