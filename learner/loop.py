@@ -45,8 +45,6 @@ from services.weights.pack import Packed, unpack
 
 LOOK_EVERY_S = 5.0
 """Seconds between two looks whether the store still names the current version."""
-RETAINED_BYTES = 2 << 30
-"""Bytes of episodes in Redis beyond which a checkpoint is made early, so that episodes can be retired."""
 log = get_logger("learner")
 
 
@@ -220,7 +218,7 @@ class TrainingLoop:
         """
         step = self.learner.step
         due = step % self.config.checkpoint.every == 0 or step == self.config.steps or self.config.evaluates(step)
-        if due or (not self.writing.busy and self.store.retained_bytes() > RETAINED_BYTES):
+        if due or (not self.writing.busy and self.store.crowded()):
             self._make_durable()
 
     def _leave(self) -> None:

@@ -7,6 +7,7 @@ restarted learner trains on the same groups in the same order.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import msgspec
 
@@ -21,6 +22,8 @@ from services.telemetry.logs import get_logger
 _PAGE = 64
 """Number of members that are read at once. Most groups are smaller."""
 _LARGEST_GROUP = 4096
+RETAINED_BYTES = 2 << 30
+"""Most bytes of episodes that are held before a checkpoint is made early."""
 log = get_logger("store")
 _tickets = msgspec.msgpack.Decoder(Ticket)
 
@@ -237,9 +240,21 @@ class StepLog(RunState):
         return int(self.script("retire", *lease.fence, step, role=lease.role))
 
     def retained_bytes(self) -> int:
-        """Returns the bytes of all episodes held. Beyond a limit the learner makes a checkpoint and retires some."""
+        """Returns the bytes of all episodes held."""
         (held,) = self.read(("HGET", "counters", "bytes"))
         return int(held or 0)
+
+    def crowded(self) -> bool:
+        """Whether so many episodes are held that the learner makes a checkpoint early, so that it can retire some.
+
+        Redis refuses every write once it is full, also those that a checkpoint needs, so half of its memory is kept.
+        """
+        return self.retained_bytes() > self._held_at_most
+
+    @cached_property
+    def _held_at_most(self) -> int:
+        limit = int(self.patiently("info", lambda: self.redis.info("memory")).get("maxmemory", 0))
+        return min(RETAINED_BYTES, limit // 2) if limit else RETAINED_BYTES  # 0: no limit, or a managed Redis hides it
 
     def agrees_with(self, step: int) -> bool:
         """Whether a run can continue from the checkpoint of `step`: all later manifests are here with their episodes.
