@@ -89,12 +89,14 @@ class Link:
     def __init__(self, store: Any, name: str, *, rank: int, world: int, device: torch.device, end: RoundEnd) -> None:
         from torch._C._distributed_c10d import PrefixStore
 
-        store = PrefixStore(name, store)
-        # NCCL waits for the others without a deadline, so it begins when all are known to be there.
-        store.set(str(rank), "here")
-        while not store.check([str(other) for other in range(world)]):
+        # NCCL waits for the others without a deadline, so it begins when all are known to be there. The marks are not
+        # among the keys of the group: NCCL's own are numbers too.
+        here = PrefixStore(f"{name}/here", store)
+        here.set(str(rank), "here")
+        while not here.check([str(other) for other in range(world)]):
             time.sleep(JOIN_LOOK_S)
             end.look()
+        store = PrefixStore(f"{name}/group", store)
         limit = timedelta(seconds=end.seconds)  # of each broadcast, also of the rounds that follow
         store.set_timeout(limit)
         self._group: Any = _in_time(partial(_connected, store, rank, world, device, limit), end)

@@ -14,12 +14,29 @@ from services.weights.links import Link, RoundEnd
 def test_a_receiver_that_dies_while_all_connect_ends_the_round_once_it_is_missed():
     """It has said that it is there, and takes no part in what comes then. NCCL would wait for it for ever."""
     store, started = HashStore(), time.monotonic()
-    PrefixStore("0", store).set("1", "here")
+    PrefixStore("0/here", store).set("1", "here")
     end = RoundEnd(30.0, lost=lambda: "two: it is gone" if time.monotonic() - started > 2 else "")
     end.meets(store, "version")
     with pytest.raises(RuntimeError, match=r"^two: it is gone$"):
         Link(store, "0", rank=0, world=2, device=torch.device("cpu"), end=end)
     assert store.get("end/version") == b"two: it is gone"
+
+
+def test_members_find_nothing_in_the_keys_of_their_group_but_what_it_wrote(monkeypatch):
+    """NCCL's first member writes the name of its communicator to the key "0", and the others wait for that key. They
+    found the mark of an arrived member there, and no link of NCCL could be made."""
+    def connected(store, rank, *_):
+        if rank:
+            return store.get("0")
+        time.sleep(0.2)  # it makes the name only now
+        store.set("0", "a name")
+        return b"a name"
+
+    monkeypatch.setattr(links, "_connected", connected)
+    store, cpu = HashStore(), torch.device("cpu")
+    with ThreadPoolExecutor(2) as pool:
+        made = [pool.submit(Link, store, "0", rank=rank, world=2, device=cpu, end=RoundEnd(60.0)) for rank in range(2)]
+        assert [link.result()._group for link in made] == [b"a name"] * 2
 
 
 def test_a_link_that_another_member_closed_names_the_end_that_was_told(monkeypatch):
