@@ -27,7 +27,7 @@ def test_setup_looks_for_the_torch_of_the_lock():
 
 
 def test_setup_for_cuda_takes_the_builds_for_cpus_away_first():
-    """pip takes torch 2.13.0+cpu for 2.13.0, so on a machine that got its driver later torch stayed the one for CPUs."""
+    """pip takes torch 2.13.0+cpu for 2.13.0: on a machine that got its driver later, it stayed the one for CPUs."""
     script = (ROOT / "scripts/setup").read_text()
     function = re.search(r"^install_for_cuda\(\) \{.*?^\}", script, re.DOTALL | re.MULTILINE)
     assert function is not None

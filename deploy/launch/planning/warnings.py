@@ -22,7 +22,17 @@ HIGHEST_RATE = 1e-4
 
 def warnings(config: Config) -> list[str]:
     """Returns one line for each warning about a config. If the config names a model, reads its headers."""
-    return [*idle_keys(config), *_large_rates(config), *(unread_answers(config) if config.sft.enabled else ())]
+    imitates = (*_slow_imitation(config), *unread_answers(config)) if config.sft.enabled else ()
+    return [*idle_keys(config), *_large_rates(config), *imitates]
+
+
+def _slow_imitation(config: Config) -> list[str]:
+    """Returns a line if a cold start would train a large model: it runs on the CPU, where one update takes minutes."""
+    if config.model.path is None or (parameters := model_shape(config.model).parameters) < LARGE_MODEL:
+        return []
+    return [f"sft.enabled trains the {parameters:,} parameters of {config.model.path} on the CPU, where one update of "
+            f"{number_of(config.sft.batch_rows, 'row')} takes minutes: imitate with a trainer for GPUs, and give its "
+            "result as model.path"]
 
 
 def _large_rates(config: Config) -> list[str]:
