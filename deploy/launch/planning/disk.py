@@ -1,0 +1,32 @@
+"""The disk that a run's checkpoints take, and whether the run's folder has it."""
+
+from __future__ import annotations
+
+import shutil
+
+from deploy.launch.planning.machine import GIB
+from deploy.launch.planning.model_memory import model_shape, planned_training, sampler_bytes
+from services.config.tree import Config
+
+
+def checkpoint_bytes(config: Config) -> int:
+    """Returns the most bytes that all checkpoints of a run take at once: the newest ones, the best one, and the draft
+    of the next. Each has the trained weights and their two moments in float32, and an export."""
+    shape = model_shape(config.model)
+    training = planned_training(config, shape, None)
+    trained = (training.adapters or shape.parameters) + (shape.parameters if training.critic else 0)
+    return (config.checkpoint.keep + 2) * (12 * trained + sampler_bytes(config, shape))
+
+
+def short_of_disk(config: Config) -> list[str]:
+    """Returns a line if the disk of runs_dir has no room for the checkpoints that are still to come. A runs_dir whose
+    parent is not here either is another machine's."""
+    place = next((folder for folder in (config.runs_dir, config.runs_dir.absolute().parent) if folder.is_dir()), None)
+    if place is None:
+        return []
+    kept = sum(file.stat().st_size for file in (config.run_dir / "checkpoints").rglob("*") if file.is_file())
+    needed, free = checkpoint_bytes(config), shutil.disk_usage(place).free
+    if needed - kept <= free:
+        return []
+    return [f"checkpoints may take {needed / GIB:.1f} GiB, and {config.runs_dir} has {free / GIB:.1f} GiB free: choose "
+            f"another runs_dir, or lower checkpoint.keep={config.checkpoint.keep}"]
