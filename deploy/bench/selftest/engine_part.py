@@ -115,7 +115,7 @@ def _parallel(size: Size, model: Path) -> list[Line]:
         await engine.start()
         before = await _sample(engine, size, "by host")
         found = await _trips(engine, model, size, "nccl", incarnation=2, gpu=2, processes=2)
-        return [_sent(PARALLEL, found, size),
+        return [arrival(PARALLEL, found, size),
                 repeated(f"answers after {PARALLEL}", before, await _sample(engine, size, "nccl"))]
 
     with _in_one_loop(engine) as run:
@@ -167,8 +167,8 @@ class _Trial:
             Line(name="update in flight", passed=whole and split > 0,
                  found=f"{split} of {len(samples)} answers have tokens of several versions"),
             Line(name="pause of an update", aim=f"under {PAUSE_S:g} s",
-                 found=f"{min(seconds):.2f} s, {packed.buffer.nbytes / min(seconds) / 1e9:.2f} GB/s",
-                 passed=self.size.device == "cpu" or min(seconds) < PAUSE_S),
+                 found=f"{max(seconds):.2f} s, {packed.buffer.nbytes / max(seconds) / 1e9:.2f} GB/s",
+                 passed=self.size.device == "cpu" or max(seconds) < PAUSE_S),
             Line(name="five updates, flat memory", found=f"{grown:+,.0f} MiB",
                  aim=f"under {GROWTH_MIB} MiB", passed=grown < GROWTH_MIB)]
 
@@ -179,7 +179,7 @@ class _Trial:
         if self.size.device == "cuda" and len(smi("index")) <= sender:
             return [Line(name=name, found="needs two GPUs")]
         found = await _trips(engine, self.model, self.size, way, incarnation=2 + sender, gpu=sender)
-        return [_sent(name, found, self.size),
+        return [arrival(name, found, self.size),
                 repeated(f"answers after {name}", before, await _sample(engine, self.size, way))]
 
     async def sleep(self, engine: Engine) -> list[Line]:
@@ -216,12 +216,14 @@ async def _trips(engine: Engine, model: Path, size: Size, way: Way, *, incarnati
         await flying
 
 
-def _sent(name: str, trips: list[Trip], size: Size) -> Line:
-    best = min(trips, key=lambda trip: trip.sending)
+def arrival(name: str, trips: list[Trip], size: Size) -> Line:
+    """Returns the line of the slowest trip and the longest pause. The first trip also makes the links, so
+    its time is not judged."""
+    slowest, pause = max(trips[1:], key=lambda trip: trip.sending), max(trip.pause for trip in trips)
     return Line(
         name=name, aim=f"under {SEND_S:g} s, and a pause under {PAUSE_S:g} s",
-        found=f"{best.sending:.2f} s, {best.size / best.sending / 1e9:.2f} GB/s, pause {best.pause:.2f} s",
-        passed=size.device == "cpu" or (best.sending < SEND_S and best.pause < PAUSE_S))
+        found=f"{slowest.sending:.2f} s, {slowest.size / slowest.sending / 1e9:.2f} GB/s, pause {pause:.2f} s",
+        passed=size.device == "cpu" or (slowest.sending < SEND_S and pause < PAUSE_S))
 
 
 def repeated(name: str, one: list[Sample], two: list[Sample]) -> Line:

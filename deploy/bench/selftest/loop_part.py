@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -38,7 +40,17 @@ def loop_part(size: Size, model: Path, folder: Path, tell: Callable[[str], objec
         done = _steps(folder)
         yield Line(name="goes on after its end", found=second or f"{done} steps",
                    passed=second == "" and done == LATER)
+        yield by_ipc(size, folder / NAME / "log.jsonl")
     yield _left(size, before, used)
+
+
+def by_ipc(size: Size, log: Path) -> Line:
+    """Says how often the run's learner sent its weights from GPU to GPU. A round that fails ends no run: the workers
+    take that version from host memory."""
+    events = Counter(json.loads(line)["event"] for line in log.read_text().splitlines())
+    sent, failed = events["transferred"], events["transfer failed"]
+    return Line(name="versions by CUDA IPC in a run", found=f"{sent} sent, {failed} failed", aim="some, none failed",
+                passed=None if size.device == "cpu" else sent > 0 and not failed)
 
 
 def _left(size: Size, before: set[int], used: float) -> Line:

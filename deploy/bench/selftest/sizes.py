@@ -33,7 +33,8 @@ class Size:
     """Overrides of alfworld-1.5b for the whole loop."""
 
 
-_LOOP = ("steps=3", "env.servers=1", "learner.minibatch_rows=16", "eval.every=0", "checkpoint.every=1",
+_LOOP = ("steps=3", "env.servers=1", "learner.minibatch_rows=16", "eval.every=0", "checkpoint.every=3",
+         "checkpoint.keep=1",
          "env.prompt=compact", "env.history=2", "hardware=null")
 GPU = Size(
     device="cuda", dtype="bfloat16",

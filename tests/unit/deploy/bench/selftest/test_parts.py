@@ -12,9 +12,10 @@ import pytest
 
 from deploy import cli
 from deploy.bench.selftest import loop_part
-from deploy.bench.selftest.engine_part import FIRST_TOKENS, engine_part, repeated
+from deploy.bench.selftest.engine_part import FIRST_TOKENS, arrival, engine_part, repeated
 from deploy.bench.selftest.memory import held_memory, used_mib
-from deploy.bench.selftest.sizes import CPU
+from deploy.bench.selftest.sizes import CPU, GPU
+from deploy.bench.transfer import Trip
 from deploy.commands import selftest
 from deploy.launch.planning.cards import Cards
 from learner.selftest.table import Line
@@ -64,6 +65,25 @@ def test_memory_that_stays_in_use_after_a_run_is_found_without_a_list_of_process
     holder.communicate()
     assert left.passed is False
     assert left.found.startswith("0 left, +5")
+
+
+def test_a_slow_trip_and_a_long_pause_are_seen_among_fast_ones():
+    """The fastest of three was shown, and passed."""
+    def passed(*seconds: tuple[float, float]) -> bool | None:
+        trips = [Trip(size=3 * 10**9, sending=sending, pause=pause) for sending, pause in seconds]
+        return arrival("weights by CUDA IPC", trips, GPU).passed
+
+    assert passed((30, 1), (4, 1), (3, 1))  # the first one makes the links
+    assert passed((4, 1), (3, 1), (6, 1)) is False
+    assert passed((4, 3), (3, 1), (3, 1)) is False
+
+
+@pytest.mark.parametrize(("events", "passed"), [
+    (["transferred"] * 3, True), (["transferred", "transfer failed"], False), (["started"], False)])
+def test_a_run_whose_versions_went_through_host_memory_is_found(tmp_path: Path, events: list[str], passed: bool):
+    """Its steps are taken all the same."""
+    (tmp_path / "log.jsonl").write_text("".join(f'{{"event": "{event}"}}\n' for event in events))
+    assert loop_part.by_ipc(GPU, tmp_path / "log.jsonl").passed is passed
 
 
 def test_a_card_that_has_no_room_for_the_other_process_is_told():
