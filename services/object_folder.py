@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import quote
 
 from services.errors import UserError
-from services.files import Damaged, open_plain, replacing
+from services.files import Damaged, replacing
 
 PIECE_BYTES = 8 << 20
 GOOGLE_RETRIES_S = 60
@@ -30,6 +30,10 @@ ABANDONED_S = 3600.0
 """Seconds after which a draft to which nothing was written counts as left behind."""
 _CODE = re.compile(r"AWS Error [A-Z_]+|google::cloud::Status\([A-Z_]+")
 _DETAILS = re.compile(r" \(Request ID| error_info=")
+
+
+class StoreAway(Exception):
+    """An object store fails. Not an OSError, for callers whose own files raise that."""
 
 
 class ObjectFolder:
@@ -70,10 +74,10 @@ class ObjectFolder:
         with self._writing(name) as stream:
             stream.write(data)
 
-    def upload(self, file: Path, name: str) -> None:
-        """Replaces an object by the content of a plain file. It is durable when this returns."""
-        with open_plain(file) as source, self._writing(name) as stream:
-            while piece := source.read(PIECE_BYTES):
+    def upload(self, pieces: Iterable[bytes], name: str) -> None:
+        """Replaces an object by the pieces of its new content. It is durable when this returns."""
+        with self._writing(name) as stream:
+            for piece in pieces:
                 stream.write(piece)
 
     def pieces(self, name: str) -> Iterator[bytes]:
@@ -124,6 +128,15 @@ class ObjectFolder:
             file.parent.mkdir(parents=True, exist_ok=True)
             return replacing(file, file.with_name(f".{uuid.uuid4().hex}{DRAFT}"))
         return client.open_output_stream(f"{root}/{name}")
+
+
+@contextmanager
+def attributed() -> Iterator[None]:
+    """Raises StoreAway in place of an error of the object store."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreAway(reason(error)) from error
 
 
 @contextmanager

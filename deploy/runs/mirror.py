@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -28,8 +29,8 @@ from learner.checkpoints.mirrored import MIRROR, MirrorState
 from rollout.engine.weights_file import MARK
 from services.config.tree import Config
 from services.errors import LeaseLost, UserError
-from services.files import read_bounded, read_json, sync, write_whole
-from services.object_folder import ObjectFolder, explained
+from services.files import open_plain, read_bounded, read_json, sync, write_whole
+from services.object_folder import PIECE_BYTES, ObjectFolder, StoreAway, attributed, explained, reason
 from services.telemetry.logs import NODES
 
 OWNER = "owner.json"
@@ -48,7 +49,7 @@ class _Owner(msgspec.Struct):
 
 
 class Mirror:
-    """The copy of one run's folder in an object store. Methods raise OSError if the store fails."""
+    """The copy of one run's folder in an object store."""
 
     def __init__(self, config: Config) -> None:
         self._folder = config.run_dir
@@ -56,10 +57,14 @@ class Mirror:
         self._checkpoints = Checkpoints(config.run_dir / "checkpoints", config.checkpoint.keep)
         self._state = read_json(config.run_dir / MIRROR, MirrorState)
         self.failing: dict[str, float] = {}
-        """File -> time.monotonic() of the first failure to upload it. Without those that succeeded since."""
+        """File -> time.monotonic() of the store's first failure to take it. Without those that it has taken since."""
+        self.sent_at = 0.0
+        """time.monotonic() of the last upload: both the folder and the store worked then."""
 
     def push(self) -> None:
-        """Uploads what has changed since the last call. Raises LeaseLost if another copy of the run has gone on."""
+        """Uploads what has changed since the last call. Raises LeaseLost if another copy of the run has gone on,
+        StoreAway if the store fails, and OSError if the folder does.
+        """
         pointers = {name: read_bounded(path) for name in POINTERS if (path := self._folder / name).exists()}
         newest, steps = self._checkpoints.latest(), self._checkpoints.steps()
         self.failing = {name: since for name, since in self.failing.items() if (self._folder / name).exists()}
@@ -67,8 +72,9 @@ class Mirror:
         for step in steps:
             self._send_checkpoint(self._checkpoints.folder(step))
         self._fence()
-        for name, data in pointers.items():
-            self._remote.write(name, data)
+        with attributed():
+            for name, data in pointers.items():
+                self._remote.write(name, data)
         self._drop_all_but(steps)
         self._state.step = newest.step if newest else 0
         _keep(self._folder, self._state)
@@ -77,7 +83,8 @@ class Mirror:
         """Uploads a checkpoint so that its meta.json is there only if all of its files are."""
         meta, files = folder / META, [path for path in sorted(folder.rglob("*")) if path.is_file()]
         if self._changed([meta]):
-            self._remote.delete([self._name(meta)])
+            with attributed():
+                self._remote.delete([self._name(meta)])
         self._send([path for path in files if path != meta])
         self._send([meta])
 
@@ -85,10 +92,11 @@ class Mirror:
         """Deletes the checkpoints that the folder no longer had, meta.json first. `steps`: those that were sent. A
         folder that is away by now has none."""
         kept = {self._checkpoints.folder(step).name for step in steps}
-        old = [name for name in self._remote.sizes("checkpoints")
-               if name not in POINTERS and name.split("/")[1] not in kept]
-        self._remote.delete(sorted(old, key=lambda name: not name.endswith(f"/{META}")))
-        self._remote.delete_abandoned()
+        with attributed():
+            old = [name for name in self._remote.sizes("checkpoints")
+                   if name not in POINTERS and name.split("/")[1] not in kept]
+            self._remote.delete(sorted(old, key=lambda name: not name.endswith(f"/{META}")))
+            self._remote.delete_abandoned()
         for name in old:
             self._state.files.pop(name, None)
 
@@ -101,15 +109,18 @@ class Mirror:
             self._upload(path)
 
     def _upload(self, path: Path) -> None:
-        name = self._name(path)
-        try:
-            marks = marks_of(path)  # before it is read: a file that grows meanwhile is uploaded again
-            self._remote.upload(path, name)
-        except OSError:
-            self.failing.setdefault(name, time.monotonic())
-            raise
+        name, marks = self._name(path), marks_of(path)  # before it is read: one that grows meanwhile is sent again
+        with open_plain(path) as file:
+            content = _Content(file)
+            try:
+                self._remote.upload(content, name)
+            except OSError as error:
+                if error is content.fault:
+                    raise
+                self.failing.setdefault(name, time.monotonic())
+                raise StoreAway(reason(error)) from error
         self.failing.pop(name, None)
-        self._state.files[name] = marks
+        self._state.files[name], self.sent_at = marks, time.monotonic()
 
     def _changed(self, files: Sequence[Path]) -> list[Path]:
         return [path for path in files if self._state.files.get(self._name(path)) != marks_of(path)]
@@ -118,10 +129,29 @@ class Mirror:
         return path.relative_to(self._folder).as_posix()
 
     def _fence(self) -> None:
-        now = _owner(self._remote)
+        with attributed():
+            now = _owner(self._remote)
         if now is None or now.owner != self._state.owner:
             host = now.host if now else "no host"
             raise LeaseLost(f"another copy of this run goes on at {self._remote.url} (on {host})")
+
+
+class _Content:
+    """The content of an open file, in pieces."""
+
+    fault: OSError | None = None
+    """The error of the file's disk that has ended the pieces."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def __iter__(self) -> Iterator[bytes]:
+        try:
+            while piece := self._file.read(PIECE_BYTES):
+                yield piece
+        except OSError as error:
+            self.fault = error
+            raise
 
 
 def claim(config: Config, *, resume: bool) -> None:

@@ -1,7 +1,8 @@
 """The driver's thread that copies a run's folder to an object store: when it looks, and how long it waits.
 
-    a pointer, an evaluation or a model has changed ──▶ push; the store fails ──▶ push again after 1, 2, 4 ... 30 s
-    it has failed for storage.outage_seconds         ──▶ the next `check` raises, and the run ends
+    a pointer, an evaluation or a model has changed ──▶ push; it fails ──▶ push again after 1, 2, 4 ... 30 s
+    the store has failed for storage.outage_seconds,
+    or the run's folder for learner.collective_s     ──▶ the next `check` raises, and the run ends
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from deploy.runs.mirror import Mirror, marks_of
 from services.config.tree import Config
 from services.errors import DeadlineExceeded
-from services.object_folder import reason
+from services.object_folder import StoreAway
 
 SIGNS = ("run.json", "config.yaml", "evaluations.jsonl", "wanted.json", "checkpoints/latest.json",
          "checkpoints/best.json", "model-cold-start/sft.json", "model/config.json")
@@ -30,7 +31,7 @@ class Mirroring:
 
     def __init__(self, config: Config, *, note: Callable[[str], None]) -> None:
         self._folder, self._url = config.run_dir, config.storage.url
-        self._patience_s = config.storage.outage_seconds
+        self._store_s, self._folder_s = config.storage.outage_seconds, config.learner.collective_s
         self._note = note
         self._mirror = Mirror(config) if config.storage.url else None
         self._ending = threading.Event()
@@ -73,25 +74,33 @@ class Mirroring:
             self._seen = now
 
     def _patiently(self, mirror: Mirror, push: Callable[[Mirror], None]) -> None:
-        """Calls `push` until it succeeds. Raises DeadlineExceeded after storage.outage_seconds of failures.
+        """Calls `push` until it succeeds. Raises DeadlineExceeded if the store or the run's folder fails for too long.
 
-        They count from the first failure of a file that still fails, so an upload may take longer, and a slow network
-        that takes some files in each attempt ends no run. If no file has failed, another call has: a read, a list.
+        The store's failures count from the first failure of a file that still fails, so an upload may take longer, and
+        a slow network that takes some files in each attempt ends no run. If no file has failed, another call has: a
+        read, a list. The folder's failures count from the first one after the last upload.
         """
-        others_since, pause = None, 1.0
+        others_since, away_since, pause = None, None, 1.0
         while True:
             try:
                 return push(mirror)
-            except OSError as error:  # also of a local file that was replaced meanwhile
+            except StoreAway as error:
                 since, now = min(mirror.failing.values(), default=None), time.monotonic()
                 others_since = (others_since or now) if since is None else None
-                if (lasted := now - (since or others_since or now)) > self._patience_s:
-                    raise DeadlineExceeded(f"{self._url} has failed for {lasted:.0f} s ({reason(error)}; "
+                if (lasted := now - (since or others_since or now)) > self._store_s:
+                    raise DeadlineExceeded(f"{self._url} has failed for {lasted:.0f} s ({error}; "
                                            "storage.outage_seconds)") from error
-                self._note(f"warning: {self._url} does not take the run's files ({reason(error)}); "
-                           f"tries again in {pause:g} s")
-                time.sleep(pause)
-                pause = min(2 * pause, LONGEST_PAUSE_S)
+                trouble = f"{self._url} does not take the run's files ({error})"
+            except OSError as error:  # also of a file that was replaced meanwhile
+                now = time.monotonic()
+                away_since = max(away_since or now, mirror.sent_at)
+                if (lasted := now - away_since) > self._folder_s:
+                    raise DeadlineExceeded(f"{self._folder} could not be read or written for {lasted:.0f} s ({error}; "
+                                           "learner.collective_s)") from error
+                trouble = f"{self._folder} could not be read or written ({error})"
+            self._note(f"warning: {trouble}; tries again in {pause:g} s")
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_S)
 
 
 def _marks(path: Path) -> tuple[int, int] | None:

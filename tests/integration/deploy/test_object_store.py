@@ -79,11 +79,11 @@ def test_the_run_waits_for_a_store_that_fails_and_sends_all_when_it_answers(stor
     config, notes, failed = started(tmp_path, "patient"), [], threading.Event()
     upload = ObjectFolder.upload
 
-    def fails_at_first(self, file, name):
+    def fails_at_first(self, pieces, name):
         if not failed.is_set():
             failed.set()
             raise OSError("AWS Error SLOW_DOWN")
-        upload(self, file, name)
+        upload(self, pieces, name)
 
     monkeypatch.setattr(ObjectFolder, "upload", fails_at_first)
     with Mirroring(config, note=notes.append) as mirroring:

@@ -39,8 +39,8 @@ FULL = """
 import resource, sys
 from pathlib import Path
 from services.object_folder import ObjectFolder
-folder, source = ObjectFolder(Path(sys.argv[1]).as_uri()), Path(sys.argv[2])
-for write in (lambda: folder.write("owner.json", bytes(200)), lambda: folder.upload(source, "owner.json")):
+folder = ObjectFolder(Path(sys.argv[1]).as_uri())
+for write in (lambda: folder.write("owner.json", bytes(200)), lambda: folder.upload([bytes(200)], "owner.json")):
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
     try:
         write()
@@ -50,10 +50,9 @@ for write in (lambda: folder.write("owner.json", bytes(200)), lambda: folder.upl
 
 
 def test_a_full_disk_leaves_the_object_as_it_was(tmp_path):
-    folder, source = ObjectFolder((tmp_path / "store").as_uri()), tmp_path / "source"
+    folder = ObjectFolder((tmp_path / "store").as_uri())
     folder.write("owner.json", b"here")
-    source.write_bytes(bytes(200))
-    done = subprocess.run([sys.executable, "-c", FULL, tmp_path / "store", source], capture_output=True, text=True,
+    done = subprocess.run([sys.executable, "-c", FULL, tmp_path / "store"], capture_output=True, text=True,
                           timeout=100, check=True)
     assert done.stdout == "refused\nrefused\n"
     assert folder.read("owner.json") == b"here"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy.runs import mirror as module
 from deploy.runs.configs import default_config
 from deploy.runs.folder import check_folder
 from deploy.runs.mirror import OWNER, Mirror, claim, config_at
@@ -13,8 +14,8 @@ from learner.checkpoints.checkpoint import Checkpoints, Position
 from learner.checkpoints.mirrored import MIRROR, MirrorState, wait_mirrored
 from rollout.engine.weights_file import MARK
 from services.errors import DeadlineExceeded, LeaseLost, UserError
-from services.files import Damaged, read_json
-from services.object_folder import ObjectFolder
+from services.files import Damaged, open_plain, read_json
+from services.object_folder import ObjectFolder, StoreAway
 
 
 def config(tmp_path, node="here", name="mine"):
@@ -84,7 +85,7 @@ def test_only_what_has_changed_is_sent_again(tmp_path, monkeypatch):
     mirror = Mirror(config(tmp_path))
     mirror.push()
     upload = ObjectFolder.upload
-    monkeypatch.setattr(ObjectFolder, "upload", lambda self, file, name: sent.append(name) or upload(self, file, name))
+    monkeypatch.setattr(ObjectFolder, "upload", lambda self, data, name: sent.append(name) or upload(self, data, name))
     mirror.push()
     Mirror(config(tmp_path)).push()  # a later process reads what was sent from mirror.json
     assert sent == []
@@ -102,12 +103,12 @@ def test_a_checkpoint_that_is_made_again_is_hidden_until_it_is_whole(tmp_path, e
     mirror.push()
     commit(folder, 2, "newer weights")
 
-    def fails(self, file, name):
+    def fails(self, pieces, name):
         raise OSError("the network is gone")
 
     with monkeypatch.context() as patch:
         patch.setattr(ObjectFolder, "upload", fails)
-        with pytest.raises(OSError, match="the network is gone"):
+        with pytest.raises(StoreAway, match="the network is gone"):
             mirror.push()
     claim(elsewhere, resume=True)
     assert Checkpoints(elsewhere.run_dir / "checkpoints", keep=2).newest_whole().step == 1
@@ -127,6 +128,16 @@ def test_a_folder_that_goes_away_during_a_copy_takes_no_checkpoint_along(tmp_pat
     with pytest.raises(FileNotFoundError):
         Mirror(config(tmp_path)).push()
     assert "checkpoints/step-00000001/meta.json" in stored(tmp_path)
+
+
+def test_a_file_that_cannot_be_read_to_its_end_is_no_fault_of_the_store(tmp_path, monkeypatch):
+    """The first byte of a process's memory cannot be read, as a block of a disk that fails."""
+    a_run(config(tmp_path))
+    mirror = Mirror(config(tmp_path))
+    monkeypatch.setattr(module, "open_plain", lambda _: open_plain("/proc/self/mem"))
+    with pytest.raises(OSError, match="Input/output error"):
+        mirror.push()
+    assert (mirror.failing, stored(tmp_path)) == ({}, {OWNER})
 
 
 def test_checkpoints_that_the_folder_no_longer_has_are_deleted(tmp_path):

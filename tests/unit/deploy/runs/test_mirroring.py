@@ -40,12 +40,12 @@ def test_a_failure_after_a_long_upload_is_tried_again(config, monkeypatch):
     """The time of an upload that goes well is no failure."""
     failed = []
 
-    def fails_late(self, file, name):
+    def fails_late(self, pieces, name):
         if not failed:
             failed.append(name)
             time.sleep(1.2)
             raise OSError("reset")
-        UPLOAD(self, file, name)
+        UPLOAD(self, pieces, name)
 
     monkeypatch.setattr(ObjectFolder, "upload", fails_late)
     with Mirroring(config, note=lambda _: None):
@@ -56,11 +56,11 @@ def test_a_failure_after_a_long_upload_is_tried_again(config, monkeypatch):
 def test_a_store_that_takes_some_files_in_each_attempt_ends_no_run(config, monkeypatch):
     failed = set()
 
-    def fails_once_for_each(self, file, name):
+    def fails_once_for_each(self, pieces, name):
         if name not in failed:
             failed.add(name)
             raise OSError("reset")
-        UPLOAD(self, file, name)
+        UPLOAD(self, pieces, name)
 
     monkeypatch.setattr(ObjectFolder, "upload", fails_once_for_each)
     notes = []
@@ -71,10 +71,10 @@ def test_a_store_that_takes_some_files_in_each_attempt_ends_no_run(config, monke
 
 
 def test_a_file_that_is_never_taken_ends_the_run_although_others_are(config, monkeypatch):
-    def refuses_one(self, file, name):
+    def refuses_one(self, pieces, name):
         if name == "run.json":
             raise OSError("too large")
-        UPLOAD(self, file, name)
+        UPLOAD(self, pieces, name)
 
     def note(_):
         with (config.run_dir / "metrics.jsonl").open("a") as file:
@@ -87,12 +87,27 @@ def test_a_file_that_is_never_taken_ends_the_run_although_others_are(config, mon
     assert "one more" in copied(config, "metrics.jsonl")
 
 
-def test_a_folder_that_cannot_be_read_for_a_moment_ends_no_run(config):
+@pytest.mark.parametrize("name", ["wanted.json", "checkpoints/best.json"])
+def test_a_folder_that_is_away_is_no_fault_of_the_store(config, name):
     """A link to itself cannot be read, as a file of a shared folder that is away."""
-    sign, notes = config.run_dir / "wanted.json", []
-    sign.symlink_to(sign)
+    file, notes = config.run_dir / name, []
+    file.unlink(missing_ok=True)
+    file.parent.mkdir(exist_ok=True)
+    file.symlink_to(file)
     with Mirroring(config, note=notes.append) as mirroring:
-        until(lambda: notes)
-        sign.unlink()
+        time.sleep(3)  # longer than storage.outage_seconds
+        mirroring.check()
+        file.unlink()
         until(lambda: copied(config, "run.json"))
         mirroring.check()
+    assert notes
+    assert all(note.startswith(f"warning: {config.run_dir} could not be read or written") for note in notes)
+
+
+def test_a_folder_that_stays_away_ends_the_run_with_its_name(config):
+    sign = config.run_dir / "wanted.json"
+    sign.symlink_to(sign)
+    impatient = config.model_copy(update={"learner": config.learner.model_copy(update={"collective_s": 1.0})})
+    told = rf"^{config.run_dir} could not be read or written for \d+ s \(.*wanted.json'; learner.collective_s\)$"
+    with pytest.raises(DeadlineExceeded, match=told), Mirroring(impatient, note=lambda _: None):
+        pass
