@@ -7,7 +7,7 @@ are too old or, under dynamic sampling, teach nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from learner.credit.types import ZERO
@@ -90,8 +90,8 @@ class GroupCollector:
             silent_s = workers.silent_s()
             if ready and waited > learner.overdue_s and not silent_s:
                 # Other groups are finished, so the samplers work, and only these groups hang.
-                for group in overdue:
-                    self.drop(group, f"over-age: unfinished {learner.overdue_s:g} s after the last group was finished")
+                reason = f"over-age: unfinished {learner.overdue_s:g} s after the last group was finished"
+                self.drop(dict.fromkeys(overdue, reason))
             if waited > learner.wait_s:
                 silence = f"; no rollout worker has been heard for {silent_s:.0f} s" if silent_s else ""
                 raise DeadlineExceeded(f"learner step {step}: {len(ready)} of {learner.groups_per_step} groups are "
@@ -109,13 +109,10 @@ class GroupCollector:
         A version's step decides, not its incarnation: a replay reproduces the weights of each step, on GPUs nearly.
         """
         oldest = step - 1 - self.config.learner.staleness
-        kept: list[str] = []
-        for group, episodes in self._read(groups):
-            if min(episode.oldest_step for episode in episodes) >= oldest:
-                kept.append(group)
-            else:
-                self.drop(group, f"over-age: sampled before step {oldest}")
-        return kept
+        young = {group: min(episode.oldest_step for episode in episodes) >= oldest
+                 for group, episodes in self._read(groups)}
+        self.drop({group: f"over-age: sampled before step {oldest}" for group in young if not young[group]})
+        return [group for group in young if young[group]]
 
     def _not_uniform(self, groups: list[str]) -> list[str]:
         """Drops groups whose episodes all earn the same: they have no gradient under group statistics.
@@ -131,14 +128,15 @@ class GroupCollector:
             return groups
         left -= sum(drop.reason.startswith(UNIFORM) for drop in self.store.drops())
         kept: list[str] = []
+        uniform: dict[str, str] = {}
         for group, episodes in self._read(groups):
             rewards = [episode.total_reward for episode in episodes]
             # The same rewards in another order have another sum, by rounding.
-            if max(rewards) - min(rewards) > ZERO or left <= 0:
+            if max(rewards) - min(rewards) > ZERO or len(uniform) >= left:
                 kept.append(group)
             else:
-                left -= 1
-                self.drop(group, f"{UNIFORM} {rewards[0]:g}", tell=log.info)
+                uniform[group] = f"{UNIFORM} {rewards[0]:g}"
+        self.drop(uniform, tell=log.info)
         return kept
 
     def _read(self, groups: list[str]) -> Iterator[tuple[str, list[Episode]]]:
@@ -149,12 +147,18 @@ class GroupCollector:
             if whole(episodes):
                 yield group, episodes
 
-    def drop(self, group: str, reason: str, *, tell: Callable[..., object] = log.warning) -> None:
-        """Drops a group with its reason. Writes its finished episodes to the archive before the store forgets them."""
-        task, episodes = self.store.task_of(group), self.store.episodes(group)
-        drop = Drop.of(episodes, group=group, task=task, reason=reason)
-        self.pulse.meters("gagpo_groups_dropped_total", reason=reason_class(reason)).inc()
-        trace_drop(group, self.config.learner.group_size, reason)
-        tell("group dropped", group=group, task=task, reason=reason)
-        self.archive.write_dropped(drop, episodes)
-        self.store.drop(self.lease, drop)
+    def drop(self, reasons: Mapping[str, str], *, tell: Callable[..., object] = log.warning) -> None:
+        """Drops groups, `reasons`: group -> why. Writes their finished episodes to the archive before the store forgets
+        them. The store forgets all at once: a learner that dies before that drops the same ones again.
+        """
+        if not reasons:
+            return
+        dropped: dict[Drop, list[Episode]] = {}
+        for group, reason in reasons.items():
+            task, episodes = self.store.task_of(group), self.store.episodes(group)
+            dropped[Drop.of(episodes, group=group, task=task, reason=reason)] = episodes
+            self.pulse.meters("gagpo_groups_dropped_total", reason=reason_class(reason)).inc()
+            trace_drop(group, self.config.learner.group_size, reason)
+            tell("group dropped", group=group, task=task, reason=reason)
+        self.archive.write_dropped(dropped)
+        self.store.drop(self.lease, *dropped)

@@ -52,8 +52,8 @@ class Hooks:
     task_type: Callable[[str], str]
     tick: Callable[[], None]
     """Called once per tick. Progress views read the run's folder in it."""
-    dropped: Callable[[Drop, list[Episode]], object] = lambda *_: None
-    """Takes a group that is about to be dropped, and its finished episodes, before the store forgets them."""
+    dropped: Callable[[Mapping[Drop, list[Episode]]], object] = lambda _: None
+    """Takes groups that are about to be dropped, and their finished episodes, before the store forgets them."""
     playing: Callable[[str, int, int], object] = lambda *_: None
     """Takes an evaluation's label, its number of finished groups and of all groups, whenever these change."""
     waits: Callable[[str], object] = lambda _: None
@@ -142,7 +142,7 @@ class Controller:
     def drop_failed(self) -> None:
         """Drops groups with a ticket that has no attempts left. A task that fails twice is quarantined."""
         for failed in self.store.failed_groups():
-            self.hooks.dropped(failed, self.store.episodes(failed.group))
+            self.hooks.dropped({failed: self.store.episodes(failed.group)})
             self.store.drop(self.lease, failed)
             self.telemetry.dropped(failed.reason)
             self.hooks.note(f"dropped {failed.group} ({failed.task}): {failed.reason}")

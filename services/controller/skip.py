@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from services.errors import UserError
 from services.records import Drop, Episode
@@ -13,11 +13,12 @@ REASON = "skipped by --skip-step"
 WAITING = "issued for a step after the one that --skip-step left out"
 
 
-def skip_step(store: Store, lease: Lease, step: int, *, keep: Callable[[Drop, list[Episode]], object]) -> list[Drop]:
+def skip_step(store: Store, lease: Lease, step: int, *,
+              keep: Callable[[Mapping[Drop, list[Episode]]], object]) -> list[Drop]:
     """Withdraws the manifest of `step` and drops its groups, so that the step trains on other groups.
 
     Groups that wait for the weights of `step` are dropped as well, because the step itself needs groups before it can
-    make these weights. Returns the drops of the manifest. `keep` gets each drop with its episodes before the store
+    make these weights. Returns the drops of the manifest. `keep` gets the drops with their episodes before the store
     forgets them. Raises UserError if the step has no manifest, or if later steps or a checkpoint depend on it.
     """
     counts = store.counts()
@@ -27,18 +28,18 @@ def skip_step(store: Store, lease: Lease, step: int, *, keep: Callable[[Drop, li
                         f"{counts.retired_step} are in a checkpoint)", "leave --skip-step out, or name that step")
     (manifest,) = store.manifests(step - 1)
     supply = store.supply()
-    waiting = [group for group in (*supply.ready, *supply.unfinished) if store.needs(group) >= step]
 
-    def drops(groups: Sequence[str], reason: str) -> Iterator[Drop]:
+    def kept(groups: Sequence[str], reason: str) -> list[Drop]:
+        dropped: dict[Drop, list[Episode]] = {}
         for group in groups:
             episodes = store.episodes(group)
-            drop = Drop.of(episodes, group=group, task=store.task_of(group), reason=reason)
-            keep(drop, episodes)
-            yield drop
+            dropped[Drop.of(episodes, group=group, task=store.task_of(group), reason=reason)] = episodes
+        keep(dropped)
+        return list(dropped)
 
     # First, so that the same command ends what a process began that dies in between: the manifest is still there.
-    for drop in drops(waiting, WAITING):
-        store.drop(lease, drop)
-    skipped = list(drops(manifest.groups, REASON))
+    waiting = [group for group in (*supply.ready, *supply.unfinished) if store.needs(group) >= step]
+    store.drop(lease, *kept(waiting, WAITING))
+    skipped = kept(manifest.groups, REASON)
     store.skip_step(lease, manifest, skipped)
     return skipped

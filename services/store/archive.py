@@ -95,18 +95,19 @@ class EpisodeArchive:
         except queue.Full:
             raise self._late(_QUEUE) from None
 
-    def write_dropped(self, drop: Drop, episodes: Sequence[Episode]) -> None:
-        """Writes the finished episodes of a dropped group into one file, which is durable when this returns.
+    def write_dropped(self, dropped: Mapping[Drop, Sequence[Episode]]) -> None:
+        """Writes the finished episodes of groups that are dropped at once into one file, durable when this returns.
 
-        The file is named by the version that the tickets asked for and by the group, so a repeated drop replaces it.
-        Call it before the store forgets the group. Raises as `write` and `flush` do.
+        The file is named by the first of these groups and by the version that its tickets asked for, so a repeated call
+        replaces it. Call it before the store forgets the groups. Raises as `write` and `flush` do.
         """
-        if not episodes:
+        rows = [ArchiveRow(episode=episode, outcome="dropped", reason=drop.reason)
+                for drop, episodes in dropped.items() for episode in episodes]
+        if not rows:
             return
-        ticket = episodes[0].ticket
+        ticket = rows[0].episode.ticket
         step = ticket.exact_version.step if ticket.exact_version else ticket.min_step
-        self.write(step, [ArchiveRow(episode=episode, outcome="dropped", reason=drop.reason) for episode in episodes],
-                   part=f"dropped-{drop.group.replace('/', '-')}")
+        self.write(step, rows, part=f"dropped-{ticket.group.replace('/', '-')}")
         self.flush()
 
     def flush(self) -> None:

@@ -134,14 +134,15 @@ class Store(StepLog):
         packed = [msgspec.msgpack.encode(ticket) for ticket in tickets]
         return bool(self.script("issue", *lease.fence, capacity, kind, first.group, number, *packed, role=lease.role))
 
-    def drop(self, lease: Lease, drop: Drop) -> bool:
-        """Removes an unfinished or ready group and frees its capacity. Returns False if it is unknown or in a manifest.
+    def drop(self, lease: Lease, *drops: Drop) -> bool:
+        """Removes unfinished or ready groups at once and frees their capacity. Returns False if one is unknown or in a
+        manifest, and stays.
 
         Read episodes() first if the archive should get the finished ones. The learner may drop too, with its own lease.
         """
-        kind = drop.group.partition("/")[0]
-        return bool(
-            self.script("drop", *lease.fence, drop.group, kind, msgspec.json.encode(drop), role=lease.role))
+        parts = [part for drop in drops
+                 for part in (drop.group, drop.group.partition("/")[0], msgspec.json.encode(drop))]
+        return bool(self.script("drop", *lease.fence, *parts, role=lease.role))
 
     def reissue(self, lease: Lease) -> int:
         """Gives unplayed tickets of a resumed run fresh attempts and voids earlier claims. Returns their number.

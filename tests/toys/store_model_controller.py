@@ -40,14 +40,15 @@ class ControllerRules(StoreModel):
         assert group is None or store.issue(lease, self.tickets[group], capacity=self.trained + 9)
 
     @precondition(lambda self: self.tickets)
-    @rule(which=ANY, again=AGAIN)
-    def drop(self, which, again):
-        group = pick(list(self.tickets), which)
-        drop = Drop(group=group, task="alfworld/train/x", reason=f"why-{next(self.nonce)}")
+    @rule(which=ANY, other=ANY, again=AGAIN)
+    def drop(self, which, other, again):
+        groups = dict.fromkeys(pick(list(self.tickets), one) for one in (which, other))
+        drops = [Drop(group=group, task="alfworld/train/x", reason=f"why-{next(self.nonce)}") for group in groups]
         store, lease = self.leases["controller"]
         for _ in range(1 + again):
-            assert store.drop(lease, drop) == (group not in self.fate or self.fate[group] == drop)
-            self.note_drop(drop)
+            assert store.drop(lease, *drops) == all(self.fate.get(drop.group, drop) == drop for drop in drops)
+            for drop in drops:
+                self.note_drop(drop)
 
     @rule()
     def drop_failed(self):

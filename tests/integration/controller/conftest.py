@@ -62,9 +62,9 @@ class World:
             self.results.append((summary, episodes))
             self.done_when_told.append(self.store.evaluated())
 
-        def dropped(drop, episodes):
-            assert drop.group in self.store.outstanding_groups(), "told too late to keep anything"
-            self.dropped.append((drop, episodes))
+        def dropped(drops):
+            assert {drop.group for drop in drops} <= set(self.store.outstanding_groups()), "told too late to keep any"
+            self.dropped += drops.items()
 
         return Controller(
             config=self.config, store=self.store, lease=self.store.acquire("controller", "toy", ttl_s=ttl_s),

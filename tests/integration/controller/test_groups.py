@@ -207,7 +207,7 @@ def test_a_skipped_step_gets_groups_that_can_be_played(world, staleness):
                          Manifest(step=2, incarnation=1, groups=groups, drops=[]))
     controller.tick()  # issues two groups that need the weights of step 2
     kept = []
-    skip_step(run.store, controller.lease, 2, keep=lambda drop, _: kept.append(drop.group))
+    skip_step(run.store, controller.lease, 2, keep=lambda dropped: kept.extend(drop.group for drop in dropped))
     last = 4 + 2 * staleness
     assert kept == [f"train/{n:08d}" for n in (last, last + 1, 2, 3)]
     controller.tick()

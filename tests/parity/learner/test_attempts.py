@@ -66,10 +66,10 @@ def test_a_resumed_run_has_its_attempts_anew(store):
 
 def test_a_skipped_step_trains_on_other_groups_and_says_what_it_left_out(store, model_path, gang, tmp_path):
     lives(store, tmp_path, model_path, gang, 1)
-    kept = []
+    kept = {}
     controller = store.acquire("controller", "c")
-    skip_step(store, controller, 2, keep=lambda drop, episodes: kept.append((drop, len(episodes))))
-    assert [(drop.group, drop.reason, episodes) for drop, episodes in kept] == [
+    skip_step(store, controller, 2, keep=kept.update)
+    assert [(drop.group, drop.reason, len(episodes)) for drop, episodes in kept.items()] == [
         (BROKEN, REASON, 4), ("train/00000003", REASON, 4)]
     counts = store.counts()
     assert (counts.trained, counts.dropped, counts.last_step) == (2, 2, 1)

@@ -60,7 +60,7 @@ def test_skipped_groups_are_explained(store, model_path, gang, tmp_path):
     play(store, range(2 * STEPS))
     with pytest.raises(Crash):
         run(store, tmp_path, model_path, gang, crash_at=3)
-    skip_step(store, store.acquire("controller", "c"), 3, keep=lambda *_: None)
+    skip_step(store, store.acquire("controller", "c"), 3, keep=lambda _: None)
     play(store, [8, 9])
     run(store, tmp_path, model_path, gang)
     result = audit(RunFolder(tmp_path), CONFIG, None)

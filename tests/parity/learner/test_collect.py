@@ -100,7 +100,7 @@ def test_a_group_whose_rewards_differ_by_rounding_alone_is_replaced(collector):
 def test_a_dropped_group_without_any_episode_still_says_its_task(collector):
     made = collector()
     issue(made.store, [0])
-    made.drop(group(0), "over-age")
+    made.drop({group(0): "over-age"})
     play(made.store, [1, 2])
     manifest = made.store.begin_step(made.lease, Manifest(step=1, incarnation=1, groups=[group(1), group(2)], drops=[]))
     assert [(drop.group, drop.task, drop.steps) for drop in manifest.drops] == [(group(0), "t/0", 0)]

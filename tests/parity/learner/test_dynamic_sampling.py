@@ -28,18 +28,18 @@ class Crash(Exception):
     pass
 
 
-def an_episode(claim):
-    """Returns an episode that depends only on the ticket."""
+def an_episode(claim, uniform):
+    """Returns an episode that depends only on the ticket and on the groups that are `uniform`."""
     ticket, number = claim.ticket, int(claim.ticket.group.removeprefix("train/"))
     rng = np.random.default_rng(seed_for(ticket.id))
     steps = [make_step(rng, observation=str(t), step=ticket.min_step) for t in range(2)]
-    reward = UNIFORM.get(number, 10.0 * (ticket.k == 0))
+    reward = uniform.get(number, 10.0 * (ticket.k == 0))
     steps[-1] = msgspec.structs.replace(steps[-1], reward=reward)
     return Episode(ticket=ticket, steps=steps, won=reward > 0, end="won" if reward else "turns", worker="w",
                    attempt=claim.attempt, seconds=0.1, engine="e", task_score=reward / 20)
 
 
-def life(store, folder, model_path, gang, *, crash_when=lambda counts: False, rounds=1):
+def life(store, folder, model_path, gang, *, crash_when=lambda counts: False, rounds=1, uniform=UNIFORM):
     """Runs controller, worker and learner. They die when `crash_when` accepts the store's counts."""
     config = Config.model_validate(make_config(dynamic_sampling=rounds).model_dump() | {
         "steps": 2, "runs_dir": folder, "eval": {"every": 0}})
@@ -52,7 +52,7 @@ def life(store, folder, model_path, gang, *, crash_when=lambda counts: False, ro
     def others():
         controller.tick()
         for claim in store.claim("w", 100):
-            store.commit_episode(claim, an_episode(claim))
+            store.commit_episode(claim, an_episode(claim, uniform))
         if crash_when(store.counts()):
             raise Crash
 
@@ -134,3 +134,26 @@ def test_without_rounds_uniform_groups_are_trained_on(redis_url, model_path, gan
     store = Store(redis_url, "as-they-come")
     life(store, tmp_path, model_path, gang, rounds=0)
     assert [m.groups for m in store.manifests(0)] == [[group(0), group(1)], [group(2), group(3)]]
+
+
+def test_groups_that_are_dropped_at_once_are_in_one_file(redis_url, model_path, gang, tmp_path, monkeypatch):
+    """Step 1 drops 0 and 1 and takes 2 and 3. Its first learner dies when it has written the file and the store still
+    has the groups: the next one writes the same file."""
+    store, uniform, forget = Store(redis_url, "at-once"), {0: 0.0, 1: 10.0}, Store.drop
+
+    def dies(self, *args):
+        monkeypatch.setattr(Store, "drop", forget)
+        raise Crash
+
+    monkeypatch.setattr(Store, "drop", dies)
+    for _ in range(2):
+        with pytest.raises(Crash):
+            life(store, tmp_path, model_path, gang, uniform=uniform, crash_when=lambda counts: counts.dropped)
+        (file,) = (tmp_path / "episodes").glob("*dropped*")
+        assert file.name == "step-00000000-dropped-train-00000000.parquet"
+        assert [(row["group"], row["k"], row["reason"]) for row in pq.read_table(file).to_pylist()] == [
+            (group(number), k, f"uniform reward {uniform[number]:g}")
+            for number in (0, 1) for k in range(4) for _turn in range(2)]
+    life(store, tmp_path, model_path, gang, uniform=uniform)
+    first, _ = store.manifests(0)
+    assert (first.groups, [drop.group for drop in first.drops]) == ([group(2), group(3)], [group(0), group(1)])

@@ -82,10 +82,10 @@ def test_parts_are_files_of_their_own_and_a_replayed_step_replaces_its_own(tmp_p
 def test_a_dropped_group_leaves_what_it_finished_once_however_often_it_is_dropped(tmp_path):
     drop = Drop(group="train/00000003", task="alfworld/train/x", reason="env: gone")
     with EpisodeArchive(tmp_path) as archive:
-        archive.write_dropped(drop, [])
+        archive.write_dropped({drop: []})
         assert not list(tmp_path.iterdir())
-        archive.write_dropped(drop, [played()])
-        archive.write_dropped(drop, [played(), played(1)])
+        archive.write_dropped({drop: [played()]})
+        archive.write_dropped({drop: [played(), played(1)]})
     (file,) = tmp_path.iterdir()
     assert file.name == "step-00000000-dropped-train-00000003.parquet"
     rows = pq.read_table(file).to_pylist()
