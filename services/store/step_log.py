@@ -66,13 +66,14 @@ class StepLog(RunState):
 
     def counts(self) -> Counts:
         """Returns all counts at one moment."""
-        counters, outstanding, ready = self.read(
-            ("HGETALL", "counters"), ("HKEYS", "outstanding"), ("ZRANGE", "ready", 0, -1))
+        counters, waiting, failed, ready = self.read(
+            ("HGETALL", "counters"), ("XLEN", "tickets"), ("HKEYS", "failed"), ("ZRANGE", "ready", 0, -1))
         named = ("issued", "dropped", "trained", "next_group", "last_step", "retired_step")
         training = sum(group.startswith(b"train/") for group in ready)
         return Counts(
             **{name: int(counters.get(name.encode(), 0)) for name in named},
-            outstanding_tickets=sum(ticket.startswith(b"train/") for ticket in outstanding),
+            # A ticket is in its stream, or failed, exactly while it is outstanding, and there may be many thousands.
+            outstanding_tickets=waiting + sum(ticket.startswith(b"train/") for ticket in failed),
             ready_groups=training,
             ready_eval=len(ready) - training,
         )

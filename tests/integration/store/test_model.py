@@ -75,6 +75,7 @@ class StoreMachine(ControllerRules, WorkerRules, LearnerRules):
         assert self.next_group - self.dropped - self.trained == len(self.living("train"))
         assert {ticket.decode() for ticket in outstanding} == set(self.open)
         assert training + evaluating == len(outstanding) - len(failed)
+        assert self.eye.counts().outstanding_tickets == sum(ticket.startswith("train/") for ticket in self.open)
         assert set(failed) <= set(outstanding)
         assert [group.decode() for group in ready] == self.ready("")
         supply, finished = self.eye.supply(), self.ready("train")
