@@ -8,6 +8,7 @@ import os
 import secrets
 import socket
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,10 @@ from services.process.addresses import host_port
 from services.telemetry.logs import get_logger
 
 HOST = "127.0.0.1"
+AGENT_THREADS = 4
+"""Threads that each episode may hold at once: one in which its agent blocks, and others for tools and long prompts."""
+OWN_THREADS = 32
+"""Threads beside them for the worker's own calls."""
 log = get_logger("agents")
 
 
@@ -57,10 +62,22 @@ async def agent_runner(config: Config, shared: dict[str, Any], model: Path) -> A
     """
     assert config.agent.name is not None
     check_chat(shared["text"].chat, model)
+    _make_room_for(config.rollout.slots)
     async with endpoint() as served:
         with telling_if_held(log.error):
             yield AgentRunner(**shared, settings=config.agent, agent=find_agent(config.agent.name), endpoint=served,
                               tools=find_spec(config.env.name).tools)
+
+
+def _make_room_for(slots: int) -> None:
+    """Gives this event loop threads for so many agents that block, and for the worker's own calls.
+
+    All share the loop's executor, as `asyncio.to_thread` knows no other. The executor of before has few threads: if
+    agents held them all, no new weights would come, and no long prompt that an agent waits for would be tokenized. A
+    thread is made when none is idle. The executor lives as long as the loop: the worker's own end needs it, too.
+    """
+    asyncio.get_running_loop().set_default_executor(
+        ThreadPoolExecutor(OWN_THREADS + AGENT_THREADS * slots, thread_name_prefix="calls"))
 
 
 class _Server(Server):
