@@ -26,6 +26,11 @@ PAUSE_S, LOOK_S = 1.0, 0.1
 def telling_if_held(tell: Callable[[str], object], *, held_s: float = HELD_S) -> Iterator[None]:
     """Watches this thread's event loop from another one until the block ends. `tell` takes one line for each hold."""
     loop, thread = asyncio.get_running_loop(), threading.get_ident()
+    depth: int | None = None
+
+    def measure() -> None:
+        nonlocal depth
+        depth = len(traceback.extract_stack()) - 1
 
     def watch(ended: threading.Event) -> None:
         while not ended.wait(PAUSE_S):
@@ -34,18 +39,20 @@ def telling_if_held(tell: Callable[[str], object], *, held_s: float = HELD_S) ->
             while not heard.wait(LOOK_S) and not ended.is_set():
                 if not told and time.monotonic() - since > held_s:
                     told = True
-                    tell(_line(sys._current_frames().get(thread), held_s))  # pyright: ignore[reportPrivateUsage]
+                    newest = sys._current_frames().get(thread)  # pyright: ignore[reportPrivateUsage]
+                    tell(_line(newest, depth, held_s))
 
+    loop.call_soon(measure)
     with watched(watch, name="held loop"):
         yield
 
 
-def _line(frame: FrameType | None, held_s: float) -> str:
+def _line(frame: FrameType | None, depth: int | None, held_s: float) -> str:
     """Returns the line to tell. `frame` is the newest of the loop's thread, and its place the outermost of the agent's
-    own code."""
-    frames = [] if frame is None else traceback.extract_stack(frame)
-    begins = max((place for place, one in enumerate(frames) if one.filename.endswith("asyncio/events.py")), default=-1)
-    own = [one for one in frames[begins + 1:] if not one.filename.endswith("rollout/agents/runner.py")]
-    where = f", in {own[0].name} ({own[0].filename}:{own[0].lineno})" if begins >= 0 and own else ""
+    own code. `depth` is the number of frames below what the loop runs: uvloop has no frame of its own by which to know
+    where that begins. None: the loop has not run yet."""
+    frames = [] if frame is None or depth is None else traceback.extract_stack(frame)[depth:]
+    own = [one for one in frames if not one.filename.endswith("rollout/agents/runner.py")]
+    where = f", in {own[0].name} ({own[0].filename}:{own[0].lineno})" if own else ""
     return (f"the event loop has not run for {held_s:g} s{where}: it answers the agents' calls, too, so a client that "
             "blocks waits for ever; await an async client, or call it by asyncio.to_thread")

@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 
+import pytest
+import uvloop
+
 from rollout.agents.held_loop import telling_if_held
 
 
-async def test_a_blocking_call_is_told_once_with_its_place(counting, ticket):
-    """As a client that blocks in an async function: it waits until it gives up, and the loop cannot answer it."""
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_blocking_call_is_told_once_with_its_place(counting, ticket, loop):
+    """As a client that blocks in an async function: it waits until it gives up, and the loop cannot answer it. Ray runs
+    workers on uvloop, which has no Python frames of its own."""
     told, done = [], []
 
     async def blocks(_task, llm, _env):
@@ -20,9 +25,13 @@ async def test_a_blocking_call_is_told_once_with_its_place(counting, ticket):
         time.sleep(0.3)  # noqa: ASYNC251
         done.append(1)
 
-    with telling_if_held(told.append, held_s=0.1):
-        async with counting(["so"], blocks) as (runner, _):
-            await runner.play(ticket, 1)
+    async def plays():
+        with telling_if_held(told.append, held_s=0.1):
+            async with counting(["so"], blocks) as (runner, _):
+                await runner.play(ticket, 1)
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(plays())
     assert (len(told), done) == (1, [1])
     assert "the event loop has not run for 0.1 s, in blocks (" in told[0]
     assert "test_held_loop.py:" in told[0]
