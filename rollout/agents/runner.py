@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 CANCEL_S = 10.0
 """How long an agent has to end once it is cancelled. After it the episode has failed, whatever the agent still does."""
+LOOK_S = 1.0
+"""Longest time between two looks whether the time of an agent runs."""
 Agent = Callable[[str, AgentSession, AgentWorld], Awaitable[None]]
 """(task, llm, env) -> None. Its calls of `llm` become the episode's steps, and its return ends the episode."""
 
@@ -78,7 +80,7 @@ class AgentRunner:
         running.add_done_callback(lambda task: task.cancelled() or task.exception())  # else asyncio logs it
         goes_on = ""
         try:
-            ended, _ = await asyncio.wait({running}, timeout=self.settings.seconds)
+            ended = await self._ended_in_time(running, world)
         finally:
             running.cancel()
             await asyncio.wait({running}, timeout=CANCEL_S)
@@ -96,6 +98,21 @@ class AgentRunner:
         if error is not None and llm.over is None:
             told = error if isinstance(error, AgentFault) else described(error)
             raise AgentFault(f"the agent failed on {ticket.task}: {told}") from error
+
+    async def _ended_in_time(self, running: asyncio.Future[None], world: AgentWorld) -> bool:
+        """Waits for the agent, and returns whether it ended within agent.seconds of time of its own.
+
+        An outage has deadlines of its own, which may be longer, and so has a pause of the engine. `away` is what was
+        known last, so it counts only while the agent has a call that asks again.
+        """
+        left = self.settings.seconds
+        while left > 0:
+            since = time.monotonic()
+            if (await asyncio.wait({running}, timeout=min(left, LOOK_S)))[0]:
+                return True
+            if not (self.engine.paused or (world.waits and self.env.away)):
+                left -= time.monotonic() - since
+        return False
 
     async def _called(self, task: str, llm: AgentSession, world: AgentWorld) -> None:
         try:

@@ -38,6 +38,11 @@ class AgentWorld:
     _calling: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     """Two calls at once would be the same turn: the server refuses the second, or answers it as a repetition."""
 
+    @property
+    def waits(self) -> bool:
+        """Whether a call waits for the environment."""
+        return self._calling.locked()
+
     async def begin(self) -> None:
         """Starts the environment before the agent asks for it. Raises EnvFault, which the agent does not see."""
         self._ready = await self.game.reset()

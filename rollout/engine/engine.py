@@ -87,6 +87,11 @@ class Engine:
         self._released = asyncio.Event()
         self._released.set()
 
+    @property
+    def paused(self) -> bool:
+        """Whether it answers nobody, because it loads new weights or sleeps."""
+        return not self._released.is_set()
+
     async def start(self) -> None:
         """Loads the model. Raises EngineFault, also if this takes longer than rollout.start_seconds."""
         prepare_environment(self._config)
@@ -104,9 +109,8 @@ class Engine:
         async with self._turn:
             await self._released.wait()  # an engine that sleeps makes no steps, so no deadline runs
             async with self._guard("sample", "sample_seconds", extended=True):
-                sample = await self._generate(
-                    prompt_ids, request_id, temperature=temperature, seed=seed, max_tokens=max_tokens,
-                    stop=stop_token_ids)
+                sample = await self._generate(prompt_ids, request_id, temperature=temperature, seed=seed,
+                                              max_tokens=max_tokens, stop=stop_token_ids)
                 await self._released.wait()
         self._raise_if_dead()
         self.listener(len(prompt_ids), len(sample.ids), time.monotonic() - started)
@@ -231,10 +235,8 @@ class Engine:
             if not timeout.expired():
                 timeout.reschedule(None if seconds is None else asyncio.get_running_loop().time() + seconds)
 
-    async def _generate(
-        self, prompt_ids: Sequence[int], request_id: str, *, temperature: float, seed: int, max_tokens: int,
-        stop: Sequence[int],
-    ) -> Sample:
+    async def _generate(self, prompt_ids: Sequence[int], request_id: str, *, temperature: float, seed: int,
+                        max_tokens: int, stop: Sequence[int]) -> Sample:
         final = await self._call(
             "generate", prompt_ids=list(prompt_ids), request_id=request_id, temperature=temperature, seed=seed,
             max_tokens=max_tokens, stop_token_ids=list(stop))
@@ -243,9 +245,8 @@ class Engine:
         return sample_of(final, self._names)
 
     async def _probe(self, version: Version) -> None:
-        sample = await self._generate(
-            PROBE_IDS, f"probe/{version.short}", temperature=1.0, seed=0, max_tokens=1, stop=()
-        )
+        probe = f"probe/{version.short}"
+        sample = await self._generate(PROBE_IDS, probe, temperature=1.0, seed=0, max_tokens=1, stop=())
         if not np.isfinite(sample.logprobs).all():
             raise EngineFault(f"version {version.short} samples with logprob {sample.logprobs}")
         if [span.version for span in sample.spans] != [version]:

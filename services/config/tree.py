@@ -132,8 +132,9 @@ class AgentSection(Section):
     max_calls: int = Field(default=64, ge=1)
     """Most calls of the model in one episode of an agent. One more call ends the episode."""
     seconds: float = Field(default=3600.0, gt=0)
-    """Longest time of one episode of an agent in seconds. After it the episode is tried again. Environment servers hold
-    a session that cannot be rebuilt for as long, if nobody uses it."""
+    """Longest time of one episode of an agent in seconds. After it the episode is tried again. Time in which the agent
+    waits for environment servers that are all away does not count, nor time in which the engine sleeps or loads
+    weights. Environment servers hold a session that cannot be rebuilt for as long, if nobody uses it."""
 
 
 class EvalSection(Section):

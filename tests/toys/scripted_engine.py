@@ -18,6 +18,7 @@ class ScriptedEngine:
     def __init__(self, text: PromptRenderer, answers) -> None:
         self._text, self._answers, self._end = text, iter(answers), text.tokenizer.eos_token_id
         self.asked: list[tuple[list[int], list[int]]] = []
+        self.paused = False
 
     async def sample(self, prompt_ids, **_):
         await asyncio.sleep(0)  # as a real one, it lets other calls run

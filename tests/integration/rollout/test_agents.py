@@ -39,6 +39,10 @@ async def world(sampler: Engine, serve_toy):
     class Watched:
         """The shared engine, with a record of its calls."""
 
+        @property
+        def paused(self):
+            return sampler.paused
+
         async def sample(self, prompt_ids, **named):
             sample = await sampler.sample(prompt_ids, **named)
             asked.append((list(prompt_ids), sample.ids))

@@ -159,14 +159,14 @@ async def test_requests_in_flight_sleep_and_go_on(sampler: Engine, tiny_model):
                                               request_id="late"))
     end.set()
     done, _ = await asyncio.wait([*running, late], timeout=0.5)
-    assert (done, await sampler._llm.call("is_sleeping")) == (set(), True)
+    assert (done, sampler.paused, await sampler._llm.call("is_sleeping")) == (set(), True, True)
     await sampler.wake()
     found = await asyncio.gather(*running)
     for prompt, samples in zip(PROMPTS, found, strict=True):
         for sample in samples:
             assert np.abs(reference(model, prompt, sample, 1.0) - sample.logprobs).max() < TOLERANCE
             assert [span.version for span in sample.spans] == [version]
-    assert (len((await late).ids), await sampler._llm.call("is_sleeping")) == (4, False)
+    assert (len((await late).ids), sampler.paused, await sampler._llm.call("is_sleeping")) == (4, False, False)
 
 
 async def test_same_seed_draws_the_same_tokens(sampler: Engine, tiny_model):
@@ -219,7 +219,7 @@ async def test_an_update_ends_when_vllms_process_dies_in_it(tied_folder, sampler
         for process in processes:
             os.kill(process, signal.SIGSTOP)
         update = asyncio.create_task(load(engine, tiny_model(tied=True, seed=2), step=1))
-        while engine._released.is_set():  # noqa: ASYNC110 - it becomes clear within milliseconds
+        while not engine.paused:  # noqa: ASYNC110 - it is within milliseconds
             await asyncio.sleep(0.01)
         for process in processes:
             os.kill(process, signal.SIGKILL)
