@@ -46,6 +46,11 @@ def overlay(name: str) -> tuple[Resource, ...]:
     return rendered(f"overlays/{name}")
 
 
+def amount(quantity: str) -> int:
+    """Returns the bytes of an amount of memory, as Redis or Kubernetes writes it."""
+    return int(quantity[:-2]) * {"mb": 1 << 20, "gb": 1 << 30, "Mi": 1 << 20, "Gi": 1 << 30}[quantity[-2:]]
+
+
 def only(resources: tuple[Resource, ...], kind: str, name: str | None = None) -> Resource:
     (found,) = (one for one in resources if one["kind"] == kind and name in (None, one["metadata"]["name"]))
     return found
@@ -237,9 +242,7 @@ def test_everything_is_denied_by_default_and_servers_have_no_way_out():
 def test_the_store_keeps_below_its_memory(name: str):
     container = only(overlay(name), "StatefulSet")["spec"]["template"]["spec"]["containers"][0]
     (bound,) = (one["value"] for one in container["env"] if one["name"] == "MAXMEMORY")
-    units = {"mb": 1 << 20, "gb": 1 << 30, "Mi": 1 << 20, "Gi": 1 << 30}
-    requested = container["resources"]["requests"]["memory"]
-    assert int(bound[:-2]) * units[bound[-2:]] < int(requested[:-2]) * units[requested[-2:]]
+    assert amount(bound) < amount(container["resources"]["requests"]["memory"])
 
 
 NAMESPACE = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
@@ -249,6 +252,29 @@ trap 'sleep 0.5; echo $1 left; exit' TERM
 echo $1 up
 while :; do sleep 0.1; done
 """
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_the_page_makes_the_volume_that_the_run_asks_for(name: str):
+    """It made that of the base, whose size and access a later step may not change."""
+    page = (ROOT.parents[1] / "docs" / "tasks" / "kubernetes.md").read_text()
+    label = next(line for line in page.splitlines() if "# 4. the volume" in line).partition(" -l ")[2].split(")")[0]
+    key, _, value = label.partition("=")
+    chosen = [one for one in overlay(name) if one["metadata"].get("labels", {}).get(key) == value]
+    assert chosen == [only(overlay(name), "PersistentVolumeClaim")]
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_rays_objects_have_room_in_shared_memory(name: str):
+    """Without a size of its own the store of objects takes 30% of the pod's memory, at most 95% of /dev/shm or 10 GB,
+    and lies on the disk of the node if /dev/shm is smaller."""
+    ray = only(overlay(name), "RayJob")["spec"]["rayClusterSpec"]
+    for group in (ray["headGroupSpec"], *ray["workerGroupSpecs"]):
+        spec = group["template"]["spec"]
+        (shm,) = (volume["emptyDir"]["sizeLimit"] for volume in spec["volumes"] if volume["name"] == "shm")
+        memory = amount(spec["containers"][0]["resources"]["limits"]["memory"])
+        usual = min(0.3 * memory, max(10e9, 0.95 * amount(shm)))
+        assert float(group["rayStartParams"].get("object-store-memory", usual)) <= amount(shm)
 
 
 def test_a_head_that_ends_asks_its_driver_and_nobody_else_and_waits_for_its_end(tmp_path: Path):
