@@ -20,7 +20,11 @@ STARTS = ("weak", "plateaued", "random-teacher")
 """Folders of the starts. Holm's correction of QUESTION covers them."""
 KEYS = (("gagpo-adm", "gagpo"), ("gagpo-stay", "gagpo"), ("gigpo-adm", "gigpo"), ("gagpo_loo-adm", "gagpo"),
         ("gagpo_graph-adm", "gagpo"))
-"""Contrasts a - b of estimators by keys, at one start. Holm's correction covers them."""
+"""Contrasts a - b of estimators by keys, at one start."""
+TERMS = (("gigpo-undivided", "gigpo"), ("gagpo-mc-broadcast", "gagpo-mc"))
+"""Contrasts a - b of what GiGPO's terms cost, at one start."""
+FAMILIES = {"estimators by keys": KEYS, "what GiGPO's terms cost": TERMS}
+"""Holm's correction covers the contrasts of one family."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +46,9 @@ def between_starts(starts: Mapping[str, Sequence[Record]]) -> list[Contrast]:
     return tested({name: paired(starts.get(name, ()), QUESTION) for name in STARTS})
 
 
-def between_keys(records: Sequence[Record]) -> list[Contrast]:
-    """Returns the contrasts of KEYS, corrected over all of them."""
-    return tested({" - ".join(ARMS[arm].title for arm in pair): paired(records, pair) for pair in KEYS})
+def between_arms(records: Sequence[Record], family: Sequence[tuple[str, str]]) -> list[Contrast]:
+    """Returns the contrasts of one of FAMILIES, corrected over all of them."""
+    return tested({" - ".join(ARMS[arm].title for arm in pair): paired(records, pair) for pair in family})
 
 
 def paired(records: Sequence[Record], pair: tuple[str, str]) -> list[float]:

@@ -21,7 +21,7 @@ from typing import Any
 from rich.console import Console
 
 from deploy.experiment.common import COMMON, check_settings, prepare, require_official
-from deploy.experiment.contrasts import STARTS, between_keys, between_starts
+from deploy.experiment.contrasts import FAMILIES, STARTS, between_arms, between_starts
 from deploy.experiment.design import (
     ARMS,
     CONFIRMING_SEEDS,
@@ -130,7 +130,7 @@ def _report(out: Path, *, as_json: bool) -> int:
     (out / "table.md").write_text("\n".join(lines) + "\n")
     parts = parts_of(records)
     summary = {"format": FORMAT, "parts": {title: summary_of(part, planned(part)) for title, part in parts.items()},
-               "planned": [asdict(one) for one in between_keys(records)]}
+               "planned": [asdict(one) for family in FAMILIES.values() for one in between_arms(records, family)]}
     (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     for title, part in parts.items():
         write_figures(out / "figures" / title.lower().replace(" ", "-"), part, arms=ARMS, figures=PAPER)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from deploy.experiment.contrasts import KEYS, STARTS, between_keys, between_starts, contrasts_grid
+from deploy.experiment.contrasts import FAMILIES, STARTS, between_arms, between_starts, contrasts_grid
 from deploy.experiment.design import ARMS, COMPARISONS, CONFIRMING_SEEDS
 from deploy.report.tables import Design, Grid, differences_grid, means_grid, measures
 from deploy.runs.records import Record
@@ -30,7 +30,8 @@ def as_lines(records: Sequence[Record], cold: Mapping[str, Any] | None = None) -
         out += [f"## {title}", ""]
         out += _grid_lines(means_grid(chosen, planned(chosen)))
         out += _grid_lines(differences_grid(chosen, planned(chosen)))
-    out += _grid_lines(contrasts_grid(between_keys(records), what="estimators by keys", planned=len(KEYS)))
+    for what, family in FAMILIES.items():
+        out += _grid_lines(contrasts_grid(between_arms(records, family), what=what, planned=len(family)))
     if cold is not None:
         out.append(f"The cold start wins {cold['success_rate']:.1%} of the {cold['tasks']} held-out games.")
     if len({record.code for record in records}) > 1:

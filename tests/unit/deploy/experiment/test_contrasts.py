@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from deploy import cli
-from deploy.experiment.contrasts import KEYS, between_keys, between_starts, paired, shown_p
+from deploy.experiment.contrasts import KEYS, TERMS, between_arms, between_starts, paired, shown_p
 from deploy.runs import records
 
 SEEDS = (100, 101, 102)
@@ -52,11 +52,13 @@ def test_the_smallest_p_counts_as_often_as_starts_were_planned(three_pairs, eval
     assert weak.corrected == plateaued.corrected == pytest.approx(3 * 0.07418, abs=1e-5)
 
 
-def test_estimators_by_keys_are_corrected_over_all_that_were_planned(evaluated):
+@pytest.mark.parametrize("family", [KEYS, TERMS])
+def test_contrasts_of_arms_are_corrected_over_all_that_were_planned(evaluated, family):
+    (a, b), *_ = family
     runs = [evaluated(arm, seed, rate) for n, seed in enumerate(SEEDS)
-            for arm, rate in (("gagpo-adm", 0.51 + n / 100), ("gagpo", 0.5))]
-    (one,) = between_keys(runs)
-    assert one.corrected == pytest.approx(len(KEYS) * one.p)
+            for arm, rate in ((a, 0.51 + n / 100), (b, 0.5))]
+    (one,) = between_arms(runs, family)
+    assert (one.mean, one.corrected) == (pytest.approx(2.0), pytest.approx(len(family) * one.p))
 
 
 def test_runs_with_fewer_than_three_evaluations_have_no_primary_outcome(three_seeds):
