@@ -142,7 +142,8 @@ def _json(group: LoggedGroup, credit: Credit) -> str:
     told = {"id": group.id, "actions": group.actions}
     return json.dumps({**{name: value for name, value in told.items() if value is not None},
                        **{name: getattr(credit, name)
-                          for name in ("returns", "values", "deltas", "raw_advantages", "advantages")}},
+                          for name in ("returns", "values", "deltas", "raw_advantages", "advantages")},
+                       **({} if credit.baselines is None else {"baselines": credit.baselines})},
                       allow_nan=False)
 
 

@@ -231,10 +231,14 @@ def _step(row: dict[str, Any], result: str | None) -> StepView:
         judged=row.get("judged"), verdicts=row.get("verdicts"), cut=row.get("cut"))
 
 
+NONE = "<none>"
+"""An action that nobody takes."""
+
+
 def _credit_step(step: StepView, state: str) -> dict[str, Any]:
     told = {"state": state, "action": step.action, "reward": step.reward, "invalid": not step.valid}
-    # `admissible` is a list there; an empty one says that this action was not in it.
-    return told if not step.tag else {**told, "tag": step.tag, **({} if step.admissible else {"admissible": []})}
+    # `admissible` is a list there, and an empty one would allow every action: this one says that it was not listed.
+    return told if not step.tag else {**told, "tag": step.tag, **({} if step.admissible else {"admissible": [NONE]})}
 
 
 def credit_input(group: Group, options: CreditSection) -> dict[str, Any]:

@@ -205,6 +205,10 @@ def _credit(config: Config) -> None:
     if getattr(chosen, "rewards_tags", False) and config.env.name in BUILT_IN and prompt not in TAGGED:
         raise UserError(f"the estimator {name} rewards kinds of reasoning, and env.prompt={prompt} asks for none",
                         f"set env.prompt to one of {', '.join(TAGGED)}")
+    if getattr(chosen, "rewards_tags", False) and config.agent.name:
+        raise UserError(f"the estimator {name} rewards kinds of reasoning, and those of the answers that "
+                        f"agent.name={config.agent.name} gets are not read", "leave agent.name out, or choose another "
+                        "estimator")
     if learner.judge.questions and (chosen.needs_critic or config.agent.name):
         whose = f"estimator {name} has a critic" if chosen.needs_critic else f"agent.name={config.agent.name} plays"
         raise UserError(f"learner.judge.questions={learner.judge.questions}, but {whose}, and there is no judge task "

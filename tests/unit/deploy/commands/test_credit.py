@@ -30,6 +30,15 @@ def test_json_has_the_fixed_form(monkeypatch, capsys):
     assert [len(row) for row in out["deltas"]] == [3, 4]
 
 
+@pytest.mark.parametrize("estimator", ["gagpo_boot", "gagpo_loo", "gagpo_graph"])
+def test_json_has_the_values_that_the_advantages_are_made_from(monkeypatch, capsys, estimator):
+    """They are those of the table, and not the means of the states."""
+    command = (monkeypatch, capsys, group(EX2), "--estimator", estimator)
+    told, table = json.loads(run(*command))["baselines"], run(*command, "--table")
+    shown = [row.split()[4] for row in table.splitlines()[1:] if row.split()[0].isdecimal()]
+    assert [f"{value:.4f}" for episode in told for value in episode] == shown
+
+
 def test_options_reach_the_estimator(monkeypatch, capsys):
     out = json.loads(run(monkeypatch, capsys, group(EX2), "--gamma", "0.5", "--lam", "0", "--normalize", "none"))
     assert out["advantages"] == out["raw_advantages"] == out["deltas"]

@@ -41,7 +41,8 @@ CREDITS = {
     "gagpo": {}, "cut": {"bootstrap": True, "lam": 0.5, "gamma": 0.9}, "batch": {"normalize": "batch"},
     "loo": {"estimator": "gagpo_loo", "prior": 1.0}, "prompt": {"state_key": "prompt"},
     "folded": {"state_key": "normalized", "ddof": 0, "penalty": 0.3}, "grpo": {"estimator": "grpo"},
-    "gigpo": {"estimator": "gigpo", "mode": "mean_norm", "penalty_mode": "reward"}, "raw": {"normalize": "none"}}
+    "gigpo": {"estimator": "gigpo", "mode": "mean_norm", "penalty_mode": "reward"}, "raw": {"normalize": "none"},
+    "rlvmr": {"estimator": "rlvmr"}}
 
 
 @pytest.mark.parametrize("name", CREDITS)
