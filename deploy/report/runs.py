@@ -108,8 +108,10 @@ def applicable(config: Mapping[str, Any]) -> dict[str, Any]:
 def compare_runs(runs: Sequence[ReportedRun]) -> Compared:
     """Groups runs into arms, in the order of their first runs. Raises UserError for two runs of one arm and seed."""
     groups: dict[str, list[ReportedRun]] = {}
+    cold = {run.folder.cold_model.resolve(): run for run in runs}
     for run in runs:
-        groups.setdefault(json.dumps([run.games, sorted(_settings(run).items())], default=str), []).append(run)
+        settings = sorted(_settings(run, cold).items())
+        groups.setdefault(json.dumps([run.games, settings], default=str), []).append(run)
     titles = _titles(list(groups.values()))
     records: list[Record] = []
     for title, members in zip(titles, groups.values(), strict=True):
@@ -120,7 +122,7 @@ def compare_runs(runs: Sequence[ReportedRun]) -> Compared:
                 raise UserError(f"{other.folder.path} and {run.folder.path} have one config and one seed",
                                 "give one of them: intervals are over seeds")
             records.append(record)
-    firsts = [_settings(members[0]) | {"games": members[0].games} for members in groups.values()]
+    firsts = [_settings(members[0], cold) | {"games": members[0].games} for members in groups.values()]
     keys = sorted({key for settings in firsts for key in settings})
     differing = {key: values for key in keys
                  if len(set(values := [str(settings.get(key, "")) for settings in firsts])) > 1}
@@ -148,8 +150,19 @@ def in_common(compared: Compared) -> tuple[Compared, str]:
         f"first {fewest}, which all runs have; evaluations and costs are of the whole runs.")
 
 
-def _settings(run: ReportedRun) -> dict[str, Any]:
-    return {key: value for key, value in run.config.items() if key not in MAY_DIFFER}
+def _settings(run: ReportedRun, cold: Mapping[Path, ReportedRun]) -> dict[str, Any]:
+    """Returns what decides about a run. `cold`: the runs by the folders of their cold starts. A run that begins with
+    one of these, as those of a sweep begin with the first one's, has the initial policy of that run."""
+    config, model = run.config, run.config.get("model.path")
+    first = None if config.get("sft.enabled") or model is None else cold.get(Path(str(model)).resolve())
+    if first is not None:
+        begins = {key: value for key, value in first.config.items() if _of_start(key)}
+        config = {key: value for key, value in config.items() if not _of_start(key)} | begins
+    return {key: value for key, value in config.items() if key not in MAY_DIFFER}
+
+
+def _of_start(key: str) -> bool:
+    return key == "model.path" or key.startswith("sft.")
 
 
 def _titles(groups: Sequence[Sequence[ReportedRun]]) -> list[str]:
