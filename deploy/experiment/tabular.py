@@ -33,7 +33,7 @@ from learner.credit.registry import estimator, make_options
 from services.config.credit import CreditSection
 from services.errors import UserError
 from services.files import write_whole
-from services.statistics import mean_interval
+from services.statistics import seed_interval
 
 K = 8
 SEEDS = 500
@@ -72,6 +72,8 @@ def run(args: argparse.Namespace) -> int:
     file = args.out / "tabular.json"
     if args.report and not file.exists():
         raise UserError(f"{file} is not there", "run the experiment without --report")
+    if args.seeds == 1:
+        raise UserError("one maze says nothing about how mazes differ", "give --seeds 2 or more")
     if not args.report:
         args.out.mkdir(parents=True, exist_ok=True)
         result = measure(args.seeds or SEEDS, os.cpu_count() or 1, lambda line: print(line, file=sys.stderr))
@@ -198,9 +200,9 @@ def measure(seeds: int, workers: int, tell: Callable[[str], None]) -> dict[str, 
 def _learning(curves: Floats, plain: Floats) -> dict[str, Any]:
     """Returns the mean curve, its area and end with 95% intervals, and the area's paired difference to plain GAGPO."""
     area = curves.mean(1)
-    return {"curve": curves.mean(0).tolist(), "area": mean_interval(area.tolist()),
-            "end": mean_interval(curves[:, -1].tolist()),
-            "over_gagpo": mean_interval((area - plain.mean(1)).tolist())}
+    return {"curve": curves.mean(0).tolist(), "area": seed_interval(area.tolist()),
+            "end": seed_interval(curves[:, -1].tolist()),
+            "over_gagpo": seed_interval((area - plain.mean(1)).tolist())}
 
 
 def as_lines(result: dict[str, Any]) -> list[str]:

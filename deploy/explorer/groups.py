@@ -231,6 +231,8 @@ def _step(row: dict[str, Any], result: str | None) -> StepView:
         judged=row.get("judged"), verdicts=row.get("verdicts"), cut=row.get("cut"))
 
 
+CUT = ("turns", "context")
+"""How an episode ends that is cut."""
 NONE = "<none>"
 """An action that nobody takes."""
 
@@ -252,9 +254,17 @@ def credit_input(group: Group, options: CreditSection) -> dict[str, Any]:
     episodes: list[dict[str, Any]] = []
     for episode in group.episodes:
         episodes.append({"steps": [_credit_step(step, state(step)) for step in episode.steps]})
-        if texts and episode.end in ("turns", "context") and episode.final_observation:
+        if texts and episode.end in CUT and episode.final_observation:
             episodes[-1]["final_state"] = episode.final_observation
     return {"episodes": episodes}
+
+
+def lacks_cuts(group: Group, options: CreditSection) -> bool:
+    """Returns whether its credit depends on states in which episodes were cut, and the archive has no key of these."""
+    from learner.credit.registry import estimator
+
+    reads = getattr(options, "bootstrap", False) or getattr(estimator(options.estimator), "reads_cuts", False)
+    return reads and not _pools_texts(options) and any(one.end in CUT for one in group.episodes)
 
 
 def _pools_texts(options: CreditSection) -> bool:

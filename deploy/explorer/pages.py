@@ -11,7 +11,16 @@ from typing import Any
 from deploy.explorer.calculation import calculation
 from deploy.explorer.curves import evaluation_chart, training_charts
 from deploy.explorer.graph import draw
-from deploy.explorer.groups import Alternative, Group, ShownEpisode, StepView, alternatives, credit_options, read_group
+from deploy.explorer.groups import (
+    Alternative,
+    Group,
+    ShownEpisode,
+    StepView,
+    alternatives,
+    credit_options,
+    lacks_cuts,
+    read_group,
+)
 from deploy.explorer.index import GroupEntry
 from deploy.explorer.lists import Choice, choose, matrix
 from deploy.explorer.runs import ExploredRun, Piece
@@ -160,13 +169,13 @@ def credit_file(found: Group) -> str:
 
 
 def command(run: ExploredRun, found: Group) -> str | None:
-    """Returns the `gagpo credit` command for the exported group. None if it was not trained on, if it needs
-    a critic, and if the config cannot be read."""
+    """Returns the `gagpo credit` command for the exported group. None if it was not trained on, if it needs a critic or
+    states that the archive does not have, and if the config cannot be read."""
     from learner.credit.registry import estimator
 
     if run.credit is None:
         return None
     chosen = estimator(run.credit.estimator)
-    if not found.has_credit or chosen.needs_critic or chosen.needs_tokens:
+    if not found.has_credit or chosen.needs_critic or chosen.needs_tokens or lacks_cuts(found, run.credit):
         return None
     return shlex.join(["gagpo", "credit", credit_file(found), *credit_options(run.credit), "--table"])

@@ -19,7 +19,7 @@ from typing import ClassVar
 from learner.credit.base import WithinGroup
 from learner.credit.explanation import ADVANTAGE, RAW, VALUE, CalculationLine, Explanation, plain, signed
 from learner.credit.gigpo import step_term
-from learner.credit.group_operations import average, discounted, penalized, plus, states
+from learner.credit.group_operations import average, discounted, penalized, plus, same, states
 from learner.credit.grpo import episode_keys, episode_term
 from learner.credit.options import EpisodeOptions
 from learner.credit.types import Credit, Group, Nested
@@ -83,7 +83,7 @@ def _weights(group: Group, q: Nested) -> dict[str, float]:
 def _weight(actions: dict[str | None, list[float]]) -> float:
     """Returns ŵ from the numbers of each action. Steps with an unknown action (None) give 1."""
     everything = [x for xs in actions.values() for x in xs]
-    if len(actions) < 2 or None in actions or min(map(len, actions.values())) < 2 or min(everything) == max(everything):
+    if len(actions) < 2 or None in actions or min(map(len, actions.values())) < 2 or same(everything):
         return 1.0
     within = fsum([_squares(xs) for xs in actions.values()])
     return min(max(1.0 - within / _squares(everything), 0.0), 1.0)

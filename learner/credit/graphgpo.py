@@ -43,6 +43,7 @@ class Graphgpo(WithinGroup):
     """Credit by distances to success, beside the episode's."""
 
     Options: ClassVar = GraphgpoOptions
+    reads_cuts: ClassVar[bool] = True
 
     def reads(self, options: GraphgpoOptions) -> frozenset[str]:
         """Returns GRPO's keys and those of the graph's term."""

@@ -92,6 +92,12 @@ def average(xs: Sequence[float]) -> float:
     return xs[0] if min(xs) == max(xs) else fsum(xs) / len(xs)
 
 
+def same(sample: Sequence[float]) -> bool:
+    """Returns whether the numbers are equal up to rounding."""
+    low, high = min(sample), max(sample)
+    return high - low <= ZERO * max(1.0, abs(low), abs(high))
+
+
 def center(sample: Sequence[float], ddof: int) -> tuple[float, float]:
     """Returns mean and spread, the standard deviation + ε. They do not depend on the order of the sample.
 
@@ -101,8 +107,7 @@ def center(sample: Sequence[float], ddof: int) -> tuple[float, float]:
     """
     if len(sample) == 1:
         return 0.0, 1.0
-    low, high = min(sample), max(sample)
-    if high - low <= ZERO * max(1.0, abs(low), abs(high)):
+    if same(sample):
         return average(sample), 1.0
     mean = fsum(sample) / len(sample)
     return mean, sqrt(fsum([(d := x - mean) * d for x in sample]) / (len(sample) - ddof)) + EPSILON

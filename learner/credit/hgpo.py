@@ -42,7 +42,7 @@ class HgpoOptions(CreditOptions):
     """Whether deviations from the mean are divided by the standard deviation."""
     history: int = Field(default=2, ge=0)
     """Number of earlier states that a step's longest history has, beside its own."""
-    alpha: float = Field(default=1.0, ge=0)
+    alpha: float = Field(default=1.0, ge=0, le=100)
     """α: how much more longer histories weigh."""
 
 

@@ -48,6 +48,7 @@ def _of_parts_that_are_off(config: Config) -> Iterator[tuple[str, Any, str]]:
         ("eval", config.eval, ("panel_temperatures", "panel_samples", "compare_cold_start"), not config.eval.panel,
          "at eval.panel=0"),
         ("sft", config.sft, ("minutes",), epochs is not None, f"beside sft.epochs={epochs}"),
+        ("agent", config.agent, ("max_calls",), config.agent.name is None, "without agent.name"),
     ):
         for key, value in _changed(section).items():
             if off and key in keys:

@@ -8,6 +8,7 @@ import pytest
 
 from deploy.experiment import tabular
 from deploy.experiment.maze import LAYERS, REWARD, WINS, View, make_maze, score_gradient, softmax
+from services.errors import UserError
 
 GAMMA = 0.95
 
@@ -98,6 +99,17 @@ def test_the_tables_name_every_estimator(monkeypatch):
     for arm in tabular.ARMS:
         assert sum(line.split()[:1] == [arm] for line in lines) == 1 + len(tabular.LEARNING)
     assert told
+
+
+def test_intervals_are_students_over_the_mazes():
+    """Areas 0.1 and 0.3: 0.2 ± t s / √2, with t = 12.706 at one degree of freedom, s / √2 = 0.1."""
+    mean, low, high = tabular._learning(np.array([[0.1], [0.3]]), np.zeros((2, 1)))["area"]
+    assert (mean, low, high) == (pytest.approx(0.2), pytest.approx(-1.0706, abs=1e-4), pytest.approx(1.4706, abs=1e-4))
+
+
+def test_one_maze_is_refused(tmp_path):
+    with pytest.raises(UserError, match="one maze says nothing"):
+        tabular.run(Namespace(out=tmp_path, report=False, seeds=1, json=True))
 
 
 def test_a_result_is_whole_while_the_next_one_takes_its_place(monkeypatch, tmp_path):

@@ -45,6 +45,19 @@ CREDITS = {
     "rlvmr": {"estimator": "rlvmr"}}
 
 
+@pytest.mark.parametrize(("credit", "offered"), [
+    ({"bootstrap": True, "state_key": "observation+admissible"}, False), ({"bootstrap": True}, True),
+    ({"state_key": "observation+admissible"}, True),
+    ({"estimator": "graphgpo", "state_key": "observation+admissible"}, False), ({"estimator": "graphgpo"}, True)])
+def test_no_command_is_offered_where_the_archive_lacks_the_states_of_cut_episodes(tmp_path, credit, offered):
+    """The command computed other numbers without them."""
+    run, = open_runs([make_run(tmp_path / "run", steps=2, **credit)])
+    groups = [run.group(entry.file, entry.group) for entry in run.groups() if entry.outcome == "trained"]
+    cut = [group for group in groups if any(episode.end == "turns" for episode in group.episodes)]
+    assert cut
+    assert [pages.command(run, group) is not None for group in cut] == [offered] * len(cut)
+
+
 @pytest.mark.parametrize("name", CREDITS)
 def test_the_numbers_of_the_episode_page_are_those_of_gagpo_credit(name, tmp_path, monkeypatch, capsys):
     """Uses the file and the command that the page offers."""

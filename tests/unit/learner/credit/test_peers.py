@@ -10,6 +10,7 @@ import random_groups
 from learner.credit.registry import estimator, make_options
 from learner.credit.rlvmr import tag_rewards
 from learner.credit.types import CreditStep
+from services.errors import UserError
 
 
 def credit(name, group, **options):
@@ -38,7 +39,9 @@ def test_adastep_weighs_the_step_by_what_its_actions_explain():
 @pytest.mark.parametrize("steps", [
     (("x", 8.0), ("x", 4.0), ("y", 3.0)),
     (("x", 8.0), ("x", 4.0), ("x", 3.0)),
-    ((None, 8.0), (None, 4.0), ("x", 3.0), ("x", 1.0))], ids=["one step of an action", "one action", "unknown action"])
+    ((None, 8.0), (None, 4.0), ("x", 3.0), ("x", 1.0)),
+    (("x", 1e-170), ("x", 0.0), ("y", 0.0), ("y", 0.0))],
+    ids=["one step of an action", "one action", "unknown action", "equal but for less than rounding"])
 def test_adastep_is_gigpo_if_the_weight_cannot_be_estimated(steps):
     group = single_steps(*steps)
     close(credit("adastep", group).advantages, np.concatenate(credit("gigpo", group).advantages))
@@ -53,6 +56,12 @@ def test_hgpo_weighs_the_state_alone_and_the_longer_history(group):
     c = credit("hgpo", group("SX+", "SX-", "SZX+", reward=8.0), gamma=0.5, mode="mean_norm", history=1)
     close(c.advantages, [2, 52 / 15, -2, -68 / 15, 0, 0, 8 / 3])
     assert c.values["X"] == (pytest.approx(16 / 3), 3)
+
+
+def test_hgpo_refuses_weights_beyond_what_a_number_holds():
+    """With α = 700 the learner ended at its first step."""
+    with pytest.raises(UserError, match="alpha cannot be 700.0; it should be less than or equal to 100"):
+        make_options("hgpo", alpha=700.0)
 
 
 def test_hgpo_gives_histories_whose_returns_differ_by_rounding_no_weight():
