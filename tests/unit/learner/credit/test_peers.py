@@ -60,7 +60,7 @@ def test_hgpo_weighs_the_state_alone_and_the_longer_history(group):
 
 def test_hgpo_refuses_weights_beyond_what_a_number_holds():
     """With α = 700 the learner ended at its first step."""
-    with pytest.raises(UserError, match="alpha cannot be 700.0; it should be less than or equal to 100"):
+    with pytest.raises(UserError, match=r"alpha cannot be 700\.0; it should be less than or equal to 100"):
         make_options("hgpo", alpha=700.0)
 
 
