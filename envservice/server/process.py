@@ -1,5 +1,8 @@
 """One server process. It binds first, so that a taken port is found before anything heavy; then it loads and serves.
 
+It listens only once it has loaded. Until then clients are refused, so they ask another server, and the run does not
+take it for ready.
+
     SIGTERM, SIGINT     refuse connections, finish the requests in flight, end: in DRAIN_S and one call of the engine
     too old, too large  the same, but start again instead of ending, on the socket, which goes on listening
     a call hangs        end at once (watchdog.py)
@@ -35,7 +38,7 @@ from envservice.server.capacity import GIB, own_memory_bytes
 from envservice.server.watchdog import Activity, Watchdog
 from services.config.secrets import ENV_TOKEN_VARIABLE
 from services.errors import UserError
-from services.http.server import Server, bind, server_config
+from services.http.server import Server, listen, reserve, server_config
 from services.plural import number_of
 from services.process.addresses import check_exposure, host_port
 from services.telemetry import tracing
@@ -68,10 +71,11 @@ def serve(
     log.info("started", host=socket.gethostname(), pid=os.getpid())
     if _orphaned(parent):
         return
-    with contextlib.closing(_inherited() or bind(host, port)) as listener:
+    with contextlib.closing(_inherited() or reserve(host, port)) as listener:
         made = environment() if callable(environment) else environment
         _check_room(settings)
         with made if isinstance(made, contextlib.AbstractContextManager) else contextlib.nullcontext():
+            listen(listener)
             restart_socket = asyncio.run(_serve(made, listener, settings, parent))
     if restart_socket is not None:
         _start_again(restart_socket)

@@ -32,6 +32,16 @@ LOGGERS = ("uvicorn.error", "asyncio")
 
 def bind(host: str, port: int) -> socket.socket:
     """Returns a listening socket; port 0 takes a free port. Raises UserError if the address is not available."""
+    listener = reserve(host, port)
+    listen(listener)
+    return listener
+
+
+def reserve(host: str, port: int) -> socket.socket:
+    """Returns a socket as `bind` does, but one that refuses connections until `listen`.
+
+    For a server that loads for long: who connects to it meanwhile is to ask another one, and nobody takes it for ready.
+    """
     if not 0 <= port < 1 << 16:
         raise UserError(f"there is no port {port}", "choose a --port from 1 to 65535, or 0 for a free one")
     listener = socket.socket(family_of(host))
@@ -40,12 +50,25 @@ def bind(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:
         listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise _taken((host, port), error) from None
+    return listener
+
+
+def listen(listener: socket.socket) -> None:
+    """Lets a reserved socket accept connections. Raises UserError if another one listens at its address by now."""
+    address = listener.getsockname()[:2]
+    try:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        raise UserError(f"cannot listen on {host_port(host, port)}: {error.strerror}",
-                        "choose another --port, or 0 for a free one") from None
-    return listener
+        raise _taken(address, error) from None
+
+
+def _taken(address: tuple[str, int], error: OSError) -> UserError:
+    return UserError(f"cannot listen on {host_port(*address)}: {error.strerror}",
+                     "choose another --port, or 0 for a free one")
 
 
 def server_config(app: ASGIApp, *, local_only: bool, **options: Any) -> uvicorn.Config:

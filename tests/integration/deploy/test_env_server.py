@@ -124,18 +124,24 @@ def test_servers_tell_the_run_s_log_what_they_do(config_file: Path, tmp_path: Pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml", "log.jsonl"]
 
 
-def test_the_error_that_ends_a_server_is_in_the_runs_log_with_its_traceback(tmp_path: Path, events, monkeypatch):
+@pytest.fixture
+def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EnvServer:
+    """A server whose environment loads for a second and then fails."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     (tmp_path / "broken_environment.py").write_text(
-        "import sys\nfrom envservice.spec import EnvironmentSpec\n\n"
-        "def explode(env):\n    print('the last straw', file=sys.stderr)\n    raise RuntimeError('no such dragon')\n\n"
+        "import sys, time\nfrom envservice.spec import EnvironmentSpec\n\n"
+        "def explode(env):\n    print('the last straw', file=sys.stderr)\n    time.sleep(1)\n"
+        "    raise RuntimeError('no such dragon')\n\n"
         "SPEC = EnvironmentSpec(open=explode, prompts={}, describe=str)\n")
     dump_config(load_config("alfworld-tiny", ["env.name=broken_environment:SPEC"]), tmp_path / "config.yaml")
-    server = EnvServer(0, held_port(), tmp_path / "config.yaml", tmp_path)
-    server.start()
+    return EnvServer(0, held_port(), tmp_path / "config.yaml", tmp_path)
+
+
+def test_the_error_that_ends_a_server_is_in_the_runs_log_with_its_traceback(broken: EnvServer, events):
+    broken.start()
     with pytest.raises(EnvFault, match="server 0 ended at start: exit code 1; error: unexpected RuntimeError: no such"):
-        server.wait()
+        broken.wait()
     (failure,) = [event for event in events() if event["process"] == "environment-0" and event["level"] == "error"]
     assert failure["exception"].endswith("RuntimeError: no such dragon")
     heard = [(event["process"], event["child"], event["line"]) for event in events() if event["event"] == "on stderr"]
@@ -193,6 +199,18 @@ def test_a_run_whose_server_cannot_start_ends_with_the_reason_after_the_second_t
     supervisor.add(EnvServer(1, held_port(), tmp_path / "none.yaml", tmp_path))
     with pytest.raises(Fault, match=r"server 1 cannot start, it failed twice in the same way: exit code 2; .*none"):
         supervisor.wait("environment")
+    assert len(notes) == 1
+
+
+def test_a_server_whose_environment_fails_while_it_loads_was_never_ready(broken: EnvServer):
+    notes: list[str] = []
+    supervisor = Supervisor(notes.append, SupervisionSection())
+    supervisor.add(broken)
+    try:
+        with pytest.raises(Fault, match=r"server 0 cannot start, it failed twice in the same way: .*no such dragon"):
+            supervisor.wait("environment")
+    finally:
+        supervisor.stop()
     assert len(notes) == 1
 
 

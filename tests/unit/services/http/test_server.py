@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import logging
 import re
+import socket
 from pathlib import Path
 
 import pytest
 
 from services.errors import UserError
 from services.http import server
-from services.http.server import LINES_A_MINUTE, BoundedLog, bind
+from services.http.server import LINES_A_MINUTE, BoundedLog, bind, listen, reserve
 
 ROOT = Path(__file__).parents[4]
 
@@ -69,6 +70,16 @@ def test_a_mistake_of_ours_keeps_its_traceback(logger):
 def test_a_port_that_there_is_not_is_one_line(port: int):
     with pytest.raises(UserError, match=f"there is no port {port}; choose a --port"):
         bind("127.0.0.1", port)
+
+
+def test_a_reserved_address_refuses_connections_until_its_server_listens():
+    with reserve("127.0.0.1", 0) as first, reserve("127.0.0.1", first.getsockname()[1]) as second:
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(first.getsockname(), 60)
+        listen(first)
+        socket.create_connection(first.getsockname(), 60).close()
+        with pytest.raises(UserError, match=f"listen on 127.0.0.1:{first.getsockname()[1]}: .* in use; choose another"):
+            listen(second)
 
 
 @pytest.mark.attack
