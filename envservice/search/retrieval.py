@@ -56,6 +56,7 @@ class IndexRetriever:
 class HttpRetriever:
     """Asks retrieval servers by turns, and the next one after a failure. `urls` are those of POST /retrieve.
 
+    Each has its share of the deadline to answer, so that one that hangs leaves time for the others.
     The request has the fields of both servers in use, verl-agent's `query` and Search-R1's `queries`. Each server
     reads its own field and ignores the other. Both return
     {"result": [[{"document": {"contents": str}, "score": float}, ...]]}.
@@ -66,7 +67,7 @@ class HttpRetriever:
         if not urls:
             raise ValueError("a retriever needs the URL of at least one server")
         self._urls = itertools.cycle(urls)
-        self._deadline_s = deadline_s
+        self._deadline_s, self._share_s = deadline_s, deadline_s / len(urls)
         self._http = httpx.Client(trust_env=False, timeout=deadline_s)
 
     def search(self, query: str, topk: int) -> list[str]:
@@ -77,7 +78,7 @@ class HttpRetriever:
         while (left := deadline - time.monotonic()) > 0:  # a pause may end late
             url = next(self._urls)
             try:
-                response = self._http.post(url, json=body, timeout=left)
+                response = self._http.post(url, json=body, timeout=min(left, self._share_s))
                 failure = f"{url} answered {response.status_code}: {response.text[:200]}"
                 if response.status_code == 200:
                     return _contents(response, url)[:topk]
