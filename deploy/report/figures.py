@@ -120,7 +120,7 @@ def save(plt: Any, figure: Any, path: Path) -> Path:
 
     figure.tight_layout()
     with io.BytesIO() as drawn:
-        figure.savefig(drawn, dpi=DPI, format="png")
+        figure.savefig(drawn, dpi=DPI, format="png", bbox_inches="tight")  # a title may be wider than its axes
         Image.open(drawn).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
     plt.close(figure)
     return path

@@ -1,6 +1,8 @@
 """The axes of the figures: what the runs did has to fill them, however wide the interval over a few seeds is."""
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from deploy.report import figures
 from deploy.report.arms import Arm
@@ -37,3 +39,13 @@ def test_the_interval_of_held_out_success_ends_at_0_and_1_and_the_title_says_whi
     figures._heldout(ax, {"gagpo": [0.6, 0.9]}, {"gagpo": ARM}, "held-out (heldout, T=0.4)")
     assert ax.get_title() == "Success, held-out (heldout, T=0.4): runs, mean, 95% interval"
     assert ax.get_xlim() == (-0.02, 1.02)
+
+
+def test_a_title_beside_long_names_is_whole(ax, tmp_path):
+    """Long names leave little room to the axes, over whose middle the title stands: its end was cut off."""
+    name = "an estimator with a long name, with admissible actions, nothing changed stays"
+    figures._heldout(ax, {name: [0.5, 0.6]}, {name: Arm(title=name, colour="#0072b2", overrides={})}, "held-out")
+    ax.figure.set_size_inches(6.2, 3.8)
+    pixels = np.asarray(Image.open(figures.save(figures.pyplot(), ax.figure, tmp_path / "heldout.png")).convert("L"))
+    for edge in (pixels[:, 0], pixels[:, -1], pixels[0], pixels[-1]):
+        assert (edge > 250).all()
