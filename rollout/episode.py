@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from envservice.base import Outcome, ParsedAction, Turn
-from envservice.client.client import EnvClient, EpisodeHandle, Result
+from envservice.client.client import EnvClient, EpisodeHandle
+from envservice.client.results import Result
 from rollout.judge import Judge
 from rollout.prompt_renderer import PromptRenderer
 from services.errors import EnvFault, ReplayDiverged

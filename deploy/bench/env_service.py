@@ -30,7 +30,8 @@ from deploy.bench.figures import Figure, Tell, silent
 from deploy.bench.served import served
 from deploy.launch.ray_cluster import private_ray
 from envservice.base import Outcome
-from envservice.client.client import EnvClient, Result
+from envservice.client.client import EnvClient
+from envservice.client.results import Result
 from envservice.registry import open_holding
 from services.config.tree import EnvSection
 

@@ -108,7 +108,7 @@ OVERVIEW = Board(name="overview", title="gagpo", rows=(
 
 ENVIRONMENTS = Board(name="environments", title="gagpo: environments", rows=(
     BoardRow(title="Work", panels=(
-        ENV_STEPS, panel("Resets", "Episodes started per second.", rate("env_resets_total"), unit="ops"),
+        ENV_STEPS, panel("Resets", "Resets answered per second.", rate("env_resets_total"), unit="ops"),
         panel("Requests", "Answered per second: each carries many steps.",
               rate("env_request_seconds_count", "route"), unit="ops"))),
     BoardRow(title="Latency", panels=(

@@ -5,10 +5,12 @@
        └──────── result, typed error, or a fault: try again here or on another ◀──────────────┘
 
 If a server has lost a session that cannot be rebuilt from its actions, it asks for the results so far, and gets them.
-Retries are safe because the API is idempotent: a repeated step gives its recorded result, or its session is rebuilt.
+Retries are safe because the API is idempotent: a repeated reset or step gives its recorded result, or its session is
+rebuilt.
 The rendezvous hash of an episode's id chooses its first replica. The episode stays there until that replica fails.
 A request without an answer is sent again on another connection after some seconds, because a connection can be dead
-without a sign; but no reset of a live environment is, because it acts on the world.
+without a sign. A reset of a live environment acts on the world: it is sent again only after its server's whole time for
+an answer, and to the same server, which may hold the session.
 A replica that failed or is full gets no requests for a while; the next one in the episode's ranking serves meanwhile.
 If that one cannot rebuild the session, because the environment is live, the episode waits for its own replica.
 While all replicas are away or full, calls wait, and nothing counts against an episode.
@@ -20,27 +22,27 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
 
 import httpx
 import msgspec
 
-from envservice.base import Outcome
 from envservice.client.request_batching import (
     BACKOFF_S,
     SHARE,
     ElementReply,
     Full,
+    NotSent,
     Replica,
     Unreachable,
     first_answer,
 )
+from envservice.client.results import Result, result_of
 from envservice.wire.schemas import MAX_ACTION, Info, TaskList
-from services.errors import EnvFault, ReplayDiverged, UnknownTask
+from services.errors import EnvFault
 from services.telemetry.tracing import span, traceparent
 
 CONNECT_S = 5.0
@@ -53,13 +55,6 @@ T = TypeVar("T")
 
 class HeldElsewhere(Unreachable):
     """The session is live, and another replica holds it. Only that replica may go on with the episode."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result(Outcome):
-    """An outcome with the digest of the game so far."""
-
-    digest: str
 
 
 class EnvClient:
@@ -82,7 +77,8 @@ class EnvClient:
         timeout = httpx.Timeout(self._answer_s, connect=min(CONNECT_S, self._answer_s))
         # Proxies of the environment are ignored: servers are on this machine or in the cluster.
         self._http = httpx.AsyncClient(headers=headers, timeout=timeout, trust_env=False)
-        self._live = False
+        self.live = False
+        """Whether the environment acts on the world, once `info` has been asked."""
         self._replicas = [self._replica(url.rstrip("/")) for url in urls]
         self._timeout_s = timeout_s
         self._outage_s = timeout_s if outage_s is None else max(outage_s, timeout_s)
@@ -103,7 +99,7 @@ class EnvClient:
     async def info(self) -> Info:
         """Returns the environment that the servers play."""
         info = Info.model_validate_json(await self._get("/v1/info"))
-        self._live = info.replay == "live"
+        self.live = info.replay == "live"
         return info
 
     async def tasks(self, split: str) -> TaskList:
@@ -122,7 +118,7 @@ class EnvClient:
             self._replicas = [known.get(url) or self._replica(url) for url in wanted]
 
     def _replica(self, url: str) -> Replica:
-        return Replica(self._http, url, lambda: self._live, self._answer_s)
+        return Replica(self._http, url, lambda: self.live, self._answer_s)
 
     def ranking(self, key: str, home: Replica | None = None) -> list[Replica]:
         """Ranks replicas by rendezvous hash: all clients rank alike, and a lost replica moves only its episodes.
@@ -206,6 +202,7 @@ class EpisodeHandle:
         """Number of times that the session was rebuilt, on another server or after a restart."""
         self._client = client
         self._home: Replica | None = None
+        self._unsure: set[Replica] = set()  # they have not answered a reset, and may hold its session
         self._actions: list[str] = []
         self._results: list[Result] = []
         self._digest = ""
@@ -230,11 +227,17 @@ class EpisodeHandle:
         return result
 
     async def close(self) -> None:
-        """Frees the session. It asks once: a server that is away or full frees the session when its lease ends."""
+        """Frees the session, also one that a reset without an answer has opened.
+
+        It asks once: a server that is away or full frees the session when its lease ends.
+        """
         element = msgspec.json.encode({"episode_id": self.episode_id})
-        if self._home is not None:
+
+        async def free(replica: Replica) -> None:
             with suppress(Unreachable, Full):
-                await self._home.ask("close", element)
+                await replica.ask("close", element)
+
+        await asyncio.gather(*map(free, self._unsure | ({self._home} if self._home else set())))
 
     async def _ask(self, verb: str, element: dict[str, Any]) -> Result:
         body = msgspec.json.encode(element)
@@ -247,7 +250,15 @@ class EpisodeHandle:
         async def ask(replica: Replica) -> ElementReply:
             nonlocal waits_for_home
             parent = traceparent()
-            reply = await replica.ask(verb, body, parent)
+            if verb == "reset":
+                self._unsure.add(replica)
+            try:
+                reply = await replica.ask(verb, body, parent)
+            except Unreachable as error:
+                if verb == "reset" and self._client.live and not isinstance(error, NotSent):
+                    self._home, waits_for_home = replica, True
+                raise
+            self._unsure.discard(replica)
             if reply.element.get("type") == "session_lost" and replica is not self._home and ranking()[0] is self._home:
                 waits_for_home = True
                 raise HeldElsewhere(f"{replica.url} does not hold this live session")
@@ -264,7 +275,7 @@ class EpisodeHandle:
                 told.set(server=replica.url, rebuilt=reply.rebuilt)
         self._home = replica
         self.replays += reply.rebuilt
-        return _result(reply.element, f"{self.task} at step {len(self._actions)} on {replica.url}")
+        return result_of(reply.element, f"{self.task} at step {len(self._actions)} on {replica.url}")
 
 
 async def _first_open(ranking: Callable[[], list[Replica]], shut: dict[Replica, float]) -> Replica:
@@ -275,18 +286,3 @@ async def _first_open(ranking: Callable[[], list[Replica]], shut: dict[Replica, 
             if open_at <= now:
                 return replica
         await asyncio.sleep(min(LOOK_S, min(opens.values()) - now))
-
-
-FAULTS: Mapping[str, type[EnvFault]] = {
-    "replay_diverged": ReplayDiverged, "engine_mismatch": ReplayDiverged, "unknown_task": UnknownTask}
-"""Maps the type of a problem to its fault. All others are an EnvFault."""
-
-
-def _result(element: dict[str, Any], where: str) -> Result:
-    if "type" in element:
-        kind = element["type"]
-        raise FAULTS.get(kind, EnvFault)(f"{kind}: {element.get('message')} ({where})")
-    try:
-        return msgspec.convert(element, Result)
-    except msgspec.ValidationError as error:
-        raise EnvFault(f"the answer is not a result: {error} ({where})") from error

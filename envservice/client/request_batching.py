@@ -1,7 +1,8 @@
 """Request batching without a timer: all elements that queue up during one request go together in the next.
 
 There is one batcher for each verb of each replica. It keeps IN_FLIGHT requests going, so that the server works on one
-batch while the client handles the results of the other. A batch takes all queued elements, within bounds.
+batch while the client handles the results of the other. A batch takes all queued elements, within bounds. A reset may
+take seconds, so each goes alone: a batch of them would need one deadline for all, and be answered after the last one.
 """
 
 from __future__ import annotations
@@ -37,6 +38,10 @@ BACKOFF_S = (0.05, 2.0)
 
 class Unreachable(Exception):
     """No answer came, so nobody knows whether the request was carried out. Ask again, here or elsewhere."""
+
+
+class NotSent(Unreachable):
+    """No connection came about, so the request was not carried out."""
 
 
 class Full(Exception):
@@ -81,8 +86,9 @@ class Replica:
         self._pause = 0.0
         """The pause after its last failure. 0: it has answered since."""
         self._batchers = {
-            verb: RequestBatcher(self, http, f"{url}/v1/episodes:{verb}", once=live if verb == "reset" else _never)
-            for verb in ("reset", "step", "close")}
+            "reset": RequestBatcher(self, http, f"{url}/v1/episodes:reset", once=live, most=1),
+            **{verb: RequestBatcher(self, http, f"{url}/v1/episodes:{verb}", once=_never, most=BATCH)
+               for verb in ("step", "close")}}
 
     async def ask(self, verb: str, element: bytes, parent: str = "") -> ElementReply:
         """Sends one element with others. Raises Unreachable, Full, or EnvFault if no retry helps.
@@ -118,10 +124,13 @@ class Replica:
 
 
 class RequestBatcher:
-    """Sends the elements of one verb to one replica, in batches. While `once()`, no request is sent twice."""
+    """Sends the elements of one verb to one replica, at most `most` in a request. While `once()`, no copies are sent.
+    """
 
-    def __init__(self, replica: Replica, http: httpx.AsyncClient, url: str, once: Callable[[], bool]) -> None:
+    def __init__(self, replica: Replica, http: httpx.AsyncClient, url: str, *, once: Callable[[], bool],
+                 most: int) -> None:
         self._once = once
+        self._most = most
         self._replica = replica
         self._http = http
         self._url = url
@@ -153,7 +162,9 @@ class RequestBatcher:
     def _take(self) -> list[_Queued]:
         batch: list[_Queued] = []
         size = 0
-        while self._queue and len(batch) < BATCH and (not batch or size + len(self._queue[0].element) <= BATCH_BYTES):
+        while self._queue and len(batch) < self._most:
+            if batch and size + len(self._queue[0].element) > BATCH_BYTES:
+                break
             asked = self._queue.popleft()
             if not asked.future.done():  # the caller may have been cancelled
                 batch.append(asked)
@@ -166,7 +177,7 @@ class RequestBatcher:
             replies = list(await self._post(batch))
             self._replica.answered()
         except Unreachable as error:
-            replies = [Unreachable(str(error)) for _ in batch]
+            replies = [type(error)(str(error)) for _ in batch]
         except Exception as error:
             replies = [error] * len(batch)
         except BaseException:
@@ -190,7 +201,8 @@ class RequestBatcher:
                 lambda: self._http.post(self._url, content=content, headers=headers), once=self._once(),
                 within_s=self._replica.answer_s)
         except httpx.HTTPError as error:
-            raise self._failed(f"{self._url}: {type(error).__name__} {error}") from error
+            kind = NotSent if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout) else Unreachable
+            raise self._failed(f"{self._url}: {type(error).__name__} {error}", kind) from error
         if response.status_code != 200:
             raise self._replica.refused(response)
         try:
@@ -202,9 +214,9 @@ class RequestBatcher:
         rebuilt = {int(place) for place in response.headers.get(REPLAYS_HEADER, "").split(",") if place}
         return [ElementReply(result, place in rebuilt) for place, result in enumerate(results)]
 
-    def _failed(self, text: str) -> Unreachable:
+    def _failed(self, text: str, kind: type[Unreachable] = Unreachable) -> Unreachable:
         self._replica.failed()
-        return Unreachable(text)
+        return kind(text)
 
 
 async def first_answer(
@@ -214,9 +226,9 @@ async def first_answer(
 
     All copies together have `within_s`: each has its own deadline too, but later ones would end ever later.
 
-    A connection may be dead without a sign, and the server may also be slow. It carries out a step once, however often
-    it is asked. A server that is about to end refuses a copy and answers the request all the same, so an error counts
-    when nothing else is under way. Raises httpx.HTTPError.
+    A connection may be dead without a sign, and the server may also be slow. It carries out a reset or a step once,
+    however often it is asked. A server that is about to end refuses a copy and answers the request all the same, so an
+    error counts when nothing else is under way. Raises httpx.HTTPError.
     """
     copies: set[asyncio.Task[httpx.Response]] = set()
     pause = None if once else AGAIN_S

@@ -118,7 +118,10 @@ def _episodes(batches: Batches, metrics: ServerMetrics) -> APIRouter:
 
     @router.post("/episodes:reset", **_documented(ResetRequest, StepResult))
     async def reset(request: Request) -> Response:
-        """Start episodes from their first observation, whatever their state."""
+        """Start episodes from their first observation, whatever their state.
+
+        Repeating a reset gives its recorded result while the episode has taken no step.
+        """
         return await answer(request, batches.reset)
 
     @router.post("/episodes:step", **_documented(StepRequest, StepResult))

@@ -15,6 +15,8 @@ If the environment is live, the first two are session_lost: the client's episode
 that would act on the world. If the environment is pure, a replay takes the actions again. If it is not (`replay:
 transcript`), the replay uses the results that the client has kept, and the digest proves that they are those that the
 server gave. That finds mistakes, not lies: a client that may step an episode may also invent one.
+
+A repeated reset gets the recorded result too, as long as the session has no actions.
 """
 
 from __future__ import annotations
@@ -104,10 +106,10 @@ class SessionStore:
         return len(self._live)
 
     def reset(self, episode_id: str, task: str, client: str = "") -> Answer:
-        """Starts the episode anew, in whatever state it is. If the task is unknown, the old session goes on."""
+        """Starts the episode anew, unless no action has been taken. If the task is unknown, the old session goes on."""
         content = self._content(task)
-        self._take(episode_id)  # first, because a session may be a whole process
-        live = self._open(task, content, client)
+        live = self._take_new(episode_id, task) or self._open(task, content, client)
+        live.client = client
         self._keep(episode_id, live)
         return live.answers[0]
 
@@ -259,6 +261,11 @@ class SessionStore:
         live = self._live.pop(episode_id, None)
         self._held -= 0 if live is None else live.recorded
         return live
+
+    def _take_new(self, episode_id: str, task: str) -> _Live | None:
+        """Takes the session, and frees it, as it may be a whole process, unless it is one of `task` without actions."""
+        live = self._take(episode_id)
+        return live if live is not None and live.task == task and not live.actions else None
 
     def _keep(self, episode_id: str, live: _Live) -> None:
         live.expires = self._clock() + self._lease_s

@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import Field
 from starlette.exceptions import HTTPException
 
-from envservice.client.client import Result
+from envservice.client.results import Result
 from envservice.tool_calls import Tool
 from envservice.wire.schemas import WireModel
 from rollout.agents.completions import ChatRequest, chunks, reply

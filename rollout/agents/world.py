@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from envservice.client.client import EpisodeHandle, Result
+from envservice.client.client import EpisodeHandle
+from envservice.client.results import Result
 from envservice.tool_calls import Tool, ToolCall, written_call
 from rollout.agents.session import AgentSession, EpisodeOver
 from services.errors import EnvFault

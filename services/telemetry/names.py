@@ -53,7 +53,7 @@ def _histogram(role: Role, name: str, buckets: tuple[float, ...], text: str, /,
 
 
 ENVIRONMENT = (
-    _declare("environment", "counter", "env_resets_total", "Episodes started."),
+    _declare("environment", "counter", "env_resets_total", "Resets answered, repeated ones included."),
     _declare("environment", "counter", "env_steps_total", "Steps answered, repeated ones included."),
     _declare("environment", "counter", "env_replays_total", "Sessions rebuilt from their actions."),
     _declare("environment", "counter", "env_errors_total", "Refused requests and elements.", type=32),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from session_calls import TASK, play, refused, request
 from toy_environment import ToyEnvironment, solution
 
+from envservice.base import Replay
 from envservice.server.sessions import SessionStore
 from envservice.wire.problems import Problem
 from envservice.wire.schemas import StepResult
@@ -63,6 +64,28 @@ def test_a_repeated_step_gives_the_recorded_result_without_another_step():
         again = store.step(request(["go on"] * index, "go on", answers[index].digest))
         assert again == answers[index + 1]
     assert store.step(request(["go on"] * 2, "go back", answers[2].digest)).digest != answers[2].digest
+
+
+@pytest.mark.parametrize("replay", ["pure", "live"])
+def test_a_repeated_reset_gives_the_recorded_result_and_opens_nothing_until_an_action_was_taken(replay: Replay):
+    class Counting(ToyEnvironment):
+        opened = 0
+
+        def open(self, task: str) -> Any:
+            self.opened += 1
+            return super().open(task)
+
+    environment = Counting()
+    environment.replay = replay
+    store = SessionStore(environment)
+    first = store.reset("e", TASK)
+    assert store.reset("e", TASK) is first
+    assert environment.opened == 1
+    store.step(request([], "go on", first.digest))
+    assert store.reset("e", TASK) == first
+    assert environment.opened == 2
+    assert store.reset("e", "toy/train/01") != first
+    assert (environment.opened, len(store)) == (3, 1)
 
 
 def test_the_same_index_with_another_action_is_a_conflict_and_the_session_lives_on():
