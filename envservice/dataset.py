@@ -12,16 +12,17 @@ pyarrow reads them all; the package `datasets` is not needed.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from envservice.base import Environment, PromptTemplate, Replay, Session
+from envservice.data_digest import digest_of, with_data
 from envservice.gymnasium_text import plays_twice
 from envservice.plain_prompts import PLAIN
 from envservice.spec import LONGEST, EnvironmentSpec, opens
@@ -40,7 +41,7 @@ SPLIT = "split"
 FILE_BYTES = 4 << 30
 """Largest .jsonl file that is read, and the most that the rows of a .parquet file may take in memory."""
 BATCH_ROWS = 1024
-"""Rows of a .parquet file that are decoded at once."""
+"""Rows that are decoded at once."""
 _NUMBER = re.compile("[0-9]{8}")
 _SHARD = re.compile(r"(.+?)(?:-\d+-of-(\d+)(?:-[0-9a-f]{16})?)?\.(jsonl|parquet)")
 """Name of a file: its split, the number of files that the split has, and the suffix. The hub once added a hash."""
@@ -48,6 +49,8 @@ _SHARD = re.compile(r"(.+?)(?:-\d+-of-(\d+)(?:-[0-9a-f]{16})?)?\.(jsonl|parquet)
 
 class DatasetEnvironment:
     """An environment whose tasks are rows. `make` returns a fresh session of a row.
+
+    Its version is the author's, and then the digest of the rows that runs use: a task's id is the number of its row.
 
     `splits` names the splits to train on, to choose the best checkpoint by, and to report on. Raises UserError for
     data that is missing, cannot be read, or lacks one of these splits.
@@ -58,11 +61,12 @@ class DatasetEnvironment:
     def __init__(self, make: Callable[[Row], Session], data: Path, *, name: str, version: str,
                  splits: tuple[str, str, str] = PUBLISHED, task_type: Callable[[Row], str] | None = None,
                  replayable: bool = True) -> None:
-        self.name, self.version = name, version
+        self.name, self._own_version = name, version
         self.replay: Replay = "pure" if replayable else "live"
         self._make, self._type = make, task_type
         self._tables = read_splits(data)
         self._training = splits
+        self._digests: dict[str, str] = {}
         for split in splits:
             if not self._tables.get(split):
                 more = ("name each row's split in a column `split`, or give more rows, or " if data.is_file() else
@@ -70,6 +74,7 @@ class DatasetEnvironment:
                 raise UserError(f"{data} has no rows of the split {split!r}, but of "
                                 f"{', '.join(name for name, rows in self._tables.items() if len(rows)) or 'none'}",
                                 f"{more}give dataset_spec(splits=...) the names of three splits that it has")
+        self.version = with_data(version, digest_of(map(self.digest, splits)))
 
     def splits(self) -> list[str]:
         return list(self._tables)
@@ -87,12 +92,14 @@ class DatasetEnvironment:
         return self.name if self._type is None else self._type(row)
 
     def digest(self, split: str) -> str:
-        """Covers the version, and each row with its number."""
+        """Covers the version that the author gives, and each row with its number."""
         self.tasks(split)
-        return _digest(self.version, *(_written(row) for row in self._tables[split].to_pylist()))
+        if split not in self._digests:
+            self._digests[split] = digest_of(chain([self._own_version], map(_written, _rows_of(self._tables[split]))))
+        return self._digests[split]
 
     def task_digest(self, task: str) -> str:
-        return _digest(self.version, _written(self._row(task)))
+        return digest_of([self._own_version, _written(self._row(task))])
 
     def open(self, task: str) -> Session:
         row = self._row(task)
@@ -277,13 +284,15 @@ def _cut(table: pa.Table, file: Path) -> dict[str, pa.Table]:
 
 
 def _drawn(row: Row) -> str:
-    draw = int(_digest(_written(row)), 16) % 10
+    draw = int(digest_of([_written(row)]), 16) % 10
     return TRAIN if draw < 8 else VALIDATION if draw == 8 else TEST
+
+
+def _rows_of(table: pa.Table) -> Iterator[Row]:
+    """Yields the rows. All of them at once take several times the memory of the table."""
+    for batch in table.to_batches(BATCH_ROWS):
+        yield from batch.to_pylist()
 
 
 def _written(row: Row) -> str:
     return msgspec.json.encode(row, order="deterministic").decode()
-
-
-def _digest(*parts: str) -> str:
-    return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()

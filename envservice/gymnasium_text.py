@@ -8,13 +8,13 @@ The code of a game has no digest of its own; `version` stands for it.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from operator import index
 from typing import Any, Protocol, SupportsFloat, cast
 
 from envservice.base import Environment, Outcome, PromptTemplate, Replay, Session, outcome_of
+from envservice.data_digest import digest_of
 from envservice.plain_prompts import PLAIN
 from envservice.spec import LONGEST, EnvironmentSpec, opens
 from services.errors import EnvFault, UserError
@@ -97,10 +97,10 @@ class TextEnvironment:
         return self.name
 
     def digest(self, split: str) -> str:
-        return _digest(self.version, *self.tasks(split))
+        return digest_of([self.version, *self.tasks(split)])
 
     def task_digest(self, task: str) -> str:
-        return _digest(self.version, f"{self.name}/{self._seed(task)}")
+        return digest_of([self.version, f"{self.name}/{self._seed(task)}"])
 
     def open(self, task: str) -> Session:
         return TextSession(self._make(), self._seed(task))
@@ -192,7 +192,3 @@ def _admissible(info: Mapping[str, Any]) -> list[str]:
     if isinstance(listed, str) or not isinstance(listed, Iterable):
         raise EnvFault(f"its admissible_actions are {_shown(listed)}, and not a list of texts")
     return [str(action) for action in cast("Iterable[object]", listed)]
-
-
-def _digest(*parts: str) -> str:
-    return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()

@@ -71,7 +71,8 @@ def until_answered(check: Callable[[], None], seconds: float, tell: Tell) -> Non
 def check_versions(urls: Sequence[str], *, env: str, engine: str, token: str | None = None) -> None:
     """Raises UserError if a running server plays another environment or version than the results would name.
 
-    `engine`: the name that `engine_name` returns. Data is not compared: a task that a server lacks fails at run time.
+    `engine`: the name that `engine_name` returns. It names the data if a task's id does not decide its content. The
+    lists of tasks are not compared: a task that a server lacks fails at run time.
     """
     headers = {} if token is None else {"authorization": f"Bearer {token}"}
     for url in urls:
@@ -86,7 +87,8 @@ def check_versions(urls: Sequence[str], *, env: str, engine: str, token: str | N
                              "start it with `gagpo serve-env` of this version") from None
         theirs, ours = f"{info.name} by {info.engine} {info.version}", f"{env} by {engine}"
         if theirs != ours:
-            raise UserError(f"{url} plays {theirs}, and this config {ours}", "give both the same settings and packages")
+            raise UserError(f"{url} plays {theirs}, and this config {ours}",
+                            "give both the same data, settings and packages")
 
 
 def _answer(urls: Sequence[str]) -> None:

@@ -17,6 +17,7 @@ import msgspec
 
 from deploy.runs.configs import load_config
 from deploy.runs.hub import origin
+from envservice.data_digest import agrees
 from learner.checkpoints.mirrored import MIRROR
 from services.config.file import as_yaml, dump_config, flatten
 from services.config.tree import Config
@@ -163,7 +164,7 @@ def open_run(config: Config, *, games: str, resume: bool) -> tuple[RunFolder, st
     check_run(config, resume=resume)
     known = folder.known()
     _make(config)
-    if known and known.games != games:
+    if known and not agrees(known.games, games):
         raise UserError(f"{config.run_dir} was played on {known.games}, and now there is {games}",
                         "give this run another name (name=...), or the data and settings that it had")
     # The config first, so that a folder with an identity always has a config.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from envservice.base import RecordedSession, Replay
+from envservice.data_digest import with_data
 from envservice.search.questions import SPLITS, Question, Questions, Split
 from envservice.search.retrieval import Retriever
 from envservice.search.session import SearchSession
@@ -24,10 +25,13 @@ class SearchEnvironment:
 
     def __init__(
         self, name: str, questions: Questions, retriever: Retriever, *, turns: int = TURNS, topk: int = TOPK,
+        data: str = "",
     ) -> None:
-        """The environment. `name` is `search`, or `search-gen` for the invented world."""
+        """The environment. `name` is `search`, or `search-gen` for the invented world, which has no `data`: the digest
+        of the user's questions and documents."""
         self.name = name
-        self.version = f"{VERSION}-{turns}-{topk}"
+        version = f"{VERSION}-{turns}-{topk}"
+        self.version = with_data(version, data) if data else version
         self._questions = questions
         self._retriever = retriever
         self._turns = turns

@@ -15,6 +15,7 @@ from typing import Literal, get_args
 
 import msgspec
 
+from envservice.data_digest import digest_of
 from services.errors import UserError
 from services.files import NOT_JSON, without_mark
 
@@ -84,6 +85,11 @@ def read_questions(folder: Path) -> Questions:
                 raise UserError(f"{row.question!r} is in {seen[row.question]}.jsonl and in {split}.jsonl",
                                 "keep each question in one split")
     return questions
+
+
+def questions_digest(questions: Questions) -> str:
+    """Returns blake2b over all questions with their splits, in order."""
+    return digest_of(f"{split} {row.content.decode()}" for split in SPLITS for row in questions[split])
 
 
 def read_documents(path: Path) -> list[tuple[str, str]]:

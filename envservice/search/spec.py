@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from envservice.base import Environment
+from envservice.data_digest import digest_of
 from envservice.search.prompts import SearchCompactTemplate, SearchFullTemplate
 from envservice.search.teacher import TEACHER
 from envservice.spec import EnvironmentSpec
@@ -27,20 +28,22 @@ def open_environment(env: EnvSection) -> Environment:
     """
     from envservice.search.environment import SearchEnvironment
     from envservice.search.facts import world
-    from envservice.search.questions import read_questions
+    from envservice.search.questions import questions_digest, read_questions
     from envservice.search.retrieval import HttpRetriever, IndexRetriever
 
-    data = env.data
-    questions = read_questions(data) if data else world().questions()
-    if env.search.url:
-        retriever: Retriever = HttpRetriever(env.search.url)
-    else:
-        retriever = _embedded(data) if data else IndexRetriever(world().documents())
-    return SearchEnvironment(
-        "search" if data else "search-gen", questions, retriever, turns=env.search.turns, topk=env.search.topk)
+    turns, topk = env.search.turns, env.search.topk
+    remote = HttpRetriever(env.search.url) if env.search.url else None
+    if env.data is None:
+        return SearchEnvironment("search-gen", world().questions(), remote or IndexRetriever(world().documents()),
+                                 turns=turns, topk=topk)
+    questions = read_questions(env.data)
+    retriever, documents = (remote, "") if remote else _embedded(env.data)
+    return SearchEnvironment("search", questions, retriever, turns=turns, topk=topk,
+                             data=digest_of([questions_digest(questions), documents]))
 
 
-def _embedded(data: Path) -> Retriever:
+def _embedded(data: Path) -> tuple[Retriever, str]:
+    """Returns the index of the folder's documents, and the digest of their file."""
     from envservice.bm25.build import IN_MEMORY, cache_folder
     from envservice.search.questions import read_documents
     from envservice.search.retrieval import IndexRetriever
@@ -49,11 +52,11 @@ def _embedded(data: Path) -> Retriever:
     if not file.is_file():
         raise UserError(f"{data} has no documents.jsonl to search in", "add it, or set env.search.url to a retriever")
     documents = read_documents(file)
-    if len(documents) <= IN_MEMORY:
-        return IndexRetriever(documents)
     with file.open("rb") as source:
         digest = hashlib.file_digest(source, "blake2b").hexdigest()
-    return IndexRetriever(documents, cache_folder("search", digest), digest=digest)
+    if len(documents) <= IN_MEMORY:
+        return IndexRetriever(documents), digest
+    return IndexRetriever(documents, cache_folder("search", digest), digest=digest), digest
 
 
 def describe(env: EnvSection) -> str:

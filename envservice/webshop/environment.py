@@ -10,6 +10,7 @@ from pathlib import Path
 from envservice.base import Replay, Session
 from envservice.bm25.build import IN_MEMORY, build, cache_folder, open_or_build
 from envservice.bm25.index import Index
+from envservice.data_digest import with_data
 from envservice.webshop import catalogue, files, splits
 from envservice.webshop.goals import SEED, Goals, ShoppingGoal
 from envservice.webshop.nouns import Tagger, find_tagger
@@ -110,14 +111,15 @@ def open_webshop(data: Path | None, settings: WebshopSection) -> WebshopEnvironm
 
 
 def _version(stock: Stock, settings: WebshopSection, tagger: str) -> str:
-    """Returns the version, such as `1+catalogue+endings-1`."""
+    """Returns the version, such as `1+catalogue+endings-1`. It names official data: a task's id is only an index."""
     parts = [VERSION, stock.source, tagger]
     parts += [settings.goals] if settings.goals != "synthetic" else []
     parts += [settings.observation] if settings.observation != "text" else []
     chosen = {
         "attributes": settings.show_attributes, "strict-options": settings.strict_options,
         "train-on-rest": settings.train_on_rest, "verl-compat": settings.verl_compat}
-    return "+".join([*parts, *(name for name, on in chosen.items() if on)])
+    version = "+".join([*parts, *(name for name, on in chosen.items() if on)])
+    return with_data(version, stock.digest) if stock.source == "official" else version
 
 
 def _index(stock: Stock) -> Index:

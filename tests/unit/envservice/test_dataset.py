@@ -80,9 +80,21 @@ def test_every_form_gives_the_same_tasks_with_the_same_digests(tmp_path, write):
     assert quiz.tasks("train")[3] == "quiz/train/00000003"
     assert (quiz.task_type("quiz/train/00000003"), quiz.task_type("quiz/test/00000000")) == ("easy", "hard")
     assert quiz.digest("train") == "b104fe564d5a622f781ac8549d660762"
+    assert quiz.version == "1+data-8489b280"
     session = quiz.open("quiz/train/00000003")
     assert session.reset().observation == "3 + 1?"
     assert [session.step(action).reward for action in ("5", "4")] == [-0.25, 1.0]
+
+
+def test_the_version_covers_the_rows_that_a_run_uses(tmp_path):
+    """Two files of as many rows have the same task ids, and a run must not go on from one to the other."""
+    as_json_lines(tmp_path / "before")
+    as_json_lines(tmp_path / "corrected")
+    lines(tmp_path / "corrected" / "test.jsonl", [ROWS[6], ROWS[7] | {"answer": "eight"}])
+    as_json_lines(tmp_path / "more")
+    lines(tmp_path / "more" / "hard.jsonl", ROWS[8:])
+    before, corrected, more = (opened(tmp_path / name) for name in ("before", "corrected", "more"))
+    assert corrected.version != before.version == more.version
 
 
 def test_fewer_than_three_splits_are_refused():

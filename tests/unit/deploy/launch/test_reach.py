@@ -1,6 +1,7 @@
 """A run that goes on waits for its servers. A new run, or one with another address, waits for a short time only."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
@@ -9,7 +10,10 @@ import pytest
 from ports import held_port
 
 from deploy.launch import reach
+from deploy.launch.planning.task_sets import open_task_sets
+from deploy.members.env_server import EnvServer
 from deploy.runs.configs import load_config
+from services.config.file import dump_config
 from services.config.tree import Config
 from services.errors import Unanswered, UserError
 from services.store.redis_server import RedisServer, find_redis
@@ -113,3 +117,31 @@ def test_the_wait_ends_with_the_last_refusal():
     with pytest.raises(Unanswered, match="no answer; start it"):
         reach.until_answered(never, 0.01, told.append)
     assert told == ["no answer; waiting for it for up to 0.01 s"]
+
+
+def test_a_server_with_other_rows_of_as_many_tasks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Only the rows differ: their number and the ids of the tasks are the same."""
+    (tmp_path / "quiz.py").write_text("from envservice.dataset import dataset_spec\n"
+                                      "SPEC = dataset_spec(dict, name='quiz')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+
+    def asking(name: str) -> Config:
+        file = tmp_path / f"{name}.jsonl"
+        file.write_text("".join(f'{{"question": "{name} {row}?", "split": "{split}"}}\n'
+                                for split in ("train", "validation", "test") for row in range(8)))
+        return config("env.name=quiz:SPEC", f"env.data={file}", "eval.episodes=8", "eval.panel=8")
+
+    ours, other = asking("ours"), asking("other")
+    sets = open_task_sets(ours)
+    assert sets.games != open_task_sets(other).games
+    for played, refused in ((ours, False), (other, True)):
+        dump_config(played, tmp_path / "config.yaml")
+        server = EnvServer(0, held_port(), tmp_path / "config.yaml", tmp_path)
+        server.start()
+        try:
+            server.wait()
+            with pytest.raises(UserError, match="give both the same data") if refused else nullcontext():
+                reach.check_versions([server.url], env=sets.env_name, engine=sets.engine)
+        finally:
+            server.stop()

@@ -105,6 +105,7 @@ def test_servers_that_play_another_version_than_results_would_name_are_refused(p
         f"{url} asks for another token; set {ENV_TOKEN_VARIABLE} or env.token_file to the server's token")
     reach.check_versions([url], env="toy", engine="corridor 1", token="secret")
     assert refusal(engine="corridor 2") == (
-        f"{url} plays toy by corridor 1, and this config toy by corridor 2; give both the same settings and packages")
+        f"{url} plays toy by corridor 1, and this config toy by corridor 2; "
+        "give both the same data, settings and packages")
     assert refusal(f"{url}/elsewhere").startswith(f"{url}/elsewhere does not say what it plays (HTTPStatusError)")
     assert refusal(f"http://127.0.0.1:{held_port()}").endswith("start it with `gagpo serve-env` of this version")

@@ -95,6 +95,26 @@ def test_tasks_are_rows_and_nothing_else():
         found.tasks("valid")
 
 
+def test_the_version_covers_the_questions_and_documents_of_the_user(tmp_path: Path):
+    """Task ids are rows: with corrected answers, or with other documents, they are the same."""
+    def version(name: str, *, answer: str = "1950", contents: str = "Ann was born in 1950.", url: str = "") -> str:
+        folder = tmp_path / name
+        folder.mkdir()
+        for split in SPLITS:
+            (folder / f"{split}.jsonl").write_text(f'{{"question": "{split}?", "golden_answers": "{answer}"}}\n')
+        (folder / "documents.jsonl").write_text(f'{{"id": "1", "contents": "{contents}"}}\n')
+        env = EnvSection(name="search", data=folder, search=SearchSection(url=(url,) if url else ()))
+        return find_spec("search").open(env).version
+
+    first = version("first")
+    assert first.startswith("1-4-3+data-")
+    assert version("copy") == first
+    assert len({first, version("corrected", answer="1951"), version("other", contents="Ann was born in 1951.")}) == 3
+    asked = version("asked", url="http://127.0.0.1:9/retrieve")
+    assert version("asked-too", url="http://127.0.0.1:9/retrieve", contents="Not read.") == asked != first
+    assert find_spec("search").open(EnvSection(name="search")).version == "1-4-3"
+
+
 def test_splits_of_the_invented_world_share_no_question_and_nobody_asked_about():
     questions = world().questions()
     texts = {split: {row.question for row in questions[split]} for split in SPLITS}

@@ -18,8 +18,9 @@ def shop_of(**settings) -> WebshopEnvironment:
     return WebshopEnvironment(stock(), WebshopSection(**settings), tagger=("endings-1", fallback))
 
 
-def test_the_version_names_whatever_a_score_depends_on(shop):
-    assert (shop.name, shop.version) == ("webshop", "1+official+endings-1")
+def test_the_version_names_whatever_a_score_depends_on(shop, files):
+    assert shop.name == "webshop"
+    assert shop.version == f"1+official+endings-1+data-{load_stock(files.write()).digest[:8]}"
     other = shop_of(strict_options=True, verl_compat=True, observation="text_rich", show_attributes=True)
     assert other.name == "webshop-catalogue"
     assert other.version == "1+catalogue+endings-1+text_rich+attributes+strict-options+verl-compat"
@@ -32,6 +33,7 @@ def test_digests_follow_products_and_goals(files, shop, catalogue_shop):
     after = WebshopEnvironment(load_stock(files.write()), tagger=("endings-1", fallback))
     assert after.task_digest("webshop/train/0") != before
     assert after.digest("train") != shop.digest("train")
+    assert after.version != shop.version
 
 
 def test_nothing_depends_on_the_process():
