@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from typing import cast
 
 from envservice.base import RecordedSession, Replay
 from envservice.data_digest import with_data
@@ -78,5 +79,4 @@ class SearchEnvironment:
         return rows[number]
 
     def _rows(self, split: str) -> tuple[Question, ...] | None:
-        found: Split | None = next((known for known in SPLITS if known == split), None)
-        return None if found is None else self._questions[found]
+        return self._questions.get(cast("Split", split))  # or any other text, which no question has
