@@ -48,8 +48,14 @@ async def play(
 async def test_many_games_at_once_go_in_few_requests(start: Start):
     server = start()
     tasks = [f"toy/train/{n:02d}" for n in range(20)]
+    all_have_begun = asyncio.Barrier(80)  # each reset goes alone
+
+    async def at(step: int) -> None:
+        if step == 0:
+            await all_have_begun.wait()
+
     async with EnvClient([server.url]) as client:
-        games = await asyncio.gather(*(play(client, f"{task}.{i}", task) for task in tasks for i in range(4)))
+        games = await asyncio.gather(*(play(client, f"{task}.{i}", task, at) for task in tasks for i in range(4)))
         assert [game for game, _ in games] == [expected(task) for task in tasks for _ in range(4)]
         assert sum(replays for _, replays in games) == 0
         async with httpx.AsyncClient(timeout=60) as http:
