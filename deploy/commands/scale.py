@@ -25,7 +25,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
         help="change the number of workers and servers of a run",
         description="Changes how many rollout workers and environment servers a run has. A run that goes on follows\n"
         "within seconds, without a restart; another one starts with these numbers. Workers that leave finish their\n"
-        "episodes first. The sessions of servers that leave are rebuilt on others. Without numbers it prints them.",
+        "episodes first. The sessions of servers that leave are rebuilt on others, except those of a live\n"
+        "environment. Without numbers it prints them.",
         epilog="examples:\n  gagpo scale alfworld-tiny\n  gagpo scale runs/alfworld-tiny rollout=3 env=2",
     )
     parser.add_argument("run_folder", metavar="RUN", type=run_path, help="a run's folder, or its name in runs/")

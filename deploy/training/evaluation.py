@@ -84,6 +84,7 @@ def evaluate(config: Config, policy: PlayablePolicy, *, split: str | None, file:
 
 
 def _play(config: Config, model: Path, split: str | None, lines: StatusLines) -> dict[str, Any]:
+    from deploy.launch.checks.games import check_ends
     from deploy.launch.planning.task_sets import asked_for, engine_name
     from deploy.launch.publishing import publish_folder
     from deploy.launch.reach import check_versions
@@ -94,6 +95,7 @@ def _play(config: Config, model: Path, split: str | None, lines: StatusLines) ->
     from services.controller.tickets import EvalRequest, TaskStream, TrainTickets
 
     environment = open_environment(config.env)
+    check_ends(config, environment)
     engine, token = engine_name(environment), env_token(config.env)
     check_versions(config.env.urls, env=environment.name, engine=engine, token=token)
     chosen, tasks = asked_for(environment, split, config.eval.panel)

@@ -16,7 +16,8 @@ class AutoscaleSection(Section):
     rollout: Bounds | None = None
     """Fewest and most rollout workers, for example [1, 8]. None: no autoscaling."""
     env: Bounds | None = None
-    """Fewest and most environment servers that the run starts. None: no autoscaling."""
+    """Fewest and most environment servers that the run starts. None: no autoscaling. A run of a live environment is
+    refused with it: sessions of a server that leaves cannot be rebuilt."""
     ticket_wait_seconds: float = Field(default=30.0, gt=0)
     """More rollout workers are started if tickets wait for longer than this on average."""
     session_fill: float = Field(default=0.8, gt=0, le=1)

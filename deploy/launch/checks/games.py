@@ -17,6 +17,7 @@ from deploy.launch.planning.task_sets import TaskSets, open_task_sets
 from envservice.base import Environment, ParsedAction, PromptTemplate, outcome_of
 from envservice.registry import BUILT_IN, find_spec, find_teacher, make_template
 from rollout.demonstrations import demonstrate
+from services.config.file import as_yaml, flatten
 from services.config.tree import Config
 from services.errors import UserError
 from services.process.own_code import told
@@ -28,6 +29,8 @@ PROBED_S = 60.0
 """Longest time to begin another of them, for games whose steps take seconds."""
 TRIED_STEPS = 8
 """Steps of a game that the scripted player and the state key are tried on."""
+ENDING = ("env.recycle_hours", "env.recycle_gb", "autoscale.env")
+"""Keys by which a run ends environment servers on purpose."""
 ANSWERS = ("", "\u2603", "<action>", "<think>a thought</think><action>an action</action>")
 """A model writes what it likes: a template has to read each of these."""
 
@@ -38,6 +41,7 @@ def check_games(config: Config, tell: Callable[[str], object]) -> TaskSets:
     task_sets = open_task_sets(config)
     games, environment = len(task_sets.train), task_sets.environment
     check_supply(config, games)
+    check_ends(config, environment)
     own = config.env.name not in BUILT_IN
     _play(config, environment, task_sets.train[::max(1, games // PROBED_GAMES)], tell)
     if own:
@@ -63,6 +67,15 @@ def check_supply(config: Config, games: int) -> None:
         raise UserError(
             f"learner.groups_per_step={config.learner.groups_per_step}, and only {games} games to train on",
             "lower it, or choose more games by the settings in env")
+
+
+def check_ends(config: Config, environment: Environment) -> None:
+    """Raises UserError if servers of a live environment would be ended on purpose. Their episodes would be lost."""
+    chosen = flatten(config)
+    for key in ENDING if environment.replay == "live" else ():
+        if chosen[key] is not None:
+            raise UserError(f"{key}={as_yaml(chosen[key])} ends environment servers, and nobody can rebuild the "
+                            f"sessions of {config.env.name}, which is live", f"leave {key} out")
 
 
 def _play(config: Config, environment: Environment, tasks: tuple[str, ...], tell: Callable[[str], object]) -> None:

@@ -139,6 +139,15 @@ def test_a_game_that_leaves_the_process_is_refused(leaves: str, refused):
         f"def leave(self, action):\n    {leaves}\nGame.step = leave")
 
 
+@pytest.mark.parametrize("key", ["env.recycle_hours=4.0", "env.recycle_gb=8.0", "autoscale.env=[1, 4]"])
+def test_servers_of_a_live_environment_are_not_ended_on_purpose(key: str, refused):
+    """Each such end lost the episodes on the server, and one of three attempts at each."""
+    live = "SPEC = replace(text_spec(Game, name='own', max_steps=8, replayable=False), teacher=teacher())"
+    assert refused(live, "env.prompt=full", key) == (
+        f"{key} ends environment servers, and nobody can rebuild the sessions of own_games:SPEC, which is live; "
+        f"leave {key.partition('=')[0]} out")
+
+
 def test_slow_games_are_not_all_played_before_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr("deploy.launch.checks.games.PROBED_S", 0.0)
     (tmp_path / "slow_games.py").write_text(MODULE)
