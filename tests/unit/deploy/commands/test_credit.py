@@ -28,15 +28,8 @@ def test_json_has_the_fixed_form(monkeypatch, capsys):
     assert out["values"]["M"] == [5.0, 2]
     assert out["advantages"][0] == pytest.approx([1.0346, -0.2593, 1.3647], abs=5e-5)
     assert [len(row) for row in out["deltas"]] == [3, 4]
-
-
-@pytest.mark.parametrize("estimator", ["gagpo_boot", "gagpo_loo", "gagpo_graph"])
-def test_json_has_the_values_that_the_advantages_are_made_from(monkeypatch, capsys, estimator):
-    """They are those of the table, and not the means of the states."""
-    command = (monkeypatch, capsys, group(EX2), "--estimator", estimator)
-    told, table = json.loads(run(*command))["baselines"], run(*command, "--table")
-    shown = [row.split()[4] for row in table.splitlines()[1:] if row.split()[0].isdecimal()]
-    assert [f"{value:.4f}" for episode in told for value in episode] == shown
+    own = json.loads(run(monkeypatch, capsys, group(EX2), "--estimator", "gagpo_boot"))["baselines"]
+    assert [own[0][1], own[1][1]] == [4.75, 4.75]  # U and W are worth what follows them, and not their own returns
 
 
 def test_options_reach_the_estimator(monkeypatch, capsys):
