@@ -93,7 +93,7 @@ def test_an_estimator_that_lacks_what_it_needs_is_refused(
 
 @pytest.mark.parametrize(("overrides", "expected"), [
     (("sft.file=shown.jsonl", "sft.enabled=false"), "sft.file=shown.jsonl would not be read, because sft.enabled is f"),
-    (("learner.credit.estimator=rlvmr", "env.prompt=compact-meta", "agent.name=m:a"), "that agent.name=m:a gets are not"),
+    (("learner.credit.estimator=rlvmr", "env.prompt=meta", "agent.name=rollout.agents.conversation:agent"), "gets are"),
     (("learner.credit.estimator=rlvmr",), "env.prompt=memory asks for none; set env.prompt to one of meta, compact-m"),
     (("sft.file=shown.jsonl", "sft.judgements=0.1"), "sft.judgements=0.1 shows none of the trajectories in shown"),
     (("learner.judge.questions=1", "learner.judge.correction=true", "sft.judgements=0.1", "rollout.exact=true"),
