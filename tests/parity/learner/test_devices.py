@@ -78,7 +78,8 @@ def test_steps_on_a_gpu_mix_no_devices_and_equal_those_on_a_cpu(model_path, gang
         assert one.metrics == pytest.approx(other.metrics, rel=1e-3, abs=1e-5, nan_ok=True)
     for name, value in on_cpu.items():
         assert not isinstance(parked[name], OnCard), name
-        torch.testing.assert_close(parked[name], value)
+        # Each update moves a weight by up to the learning rate, also by a gradient that is hardly more than rounding.
+        torch.testing.assert_close(parked[name], value, rtol=1e-5, atol=config.learner.lr / 10)
 
 
 def test_the_stand_in_refuses_what_cuda_refuses(monkeypatch):
