@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from learner.credit.types import ZERO
 from services.config.tree import Config
 from services.errors import DeadlineExceeded
-from services.records import Drop, Episode
+from services.records import Episode
 from services.store.archive import EpisodeArchive
 from services.store.lease import Lease
 from services.store.step_log import Supply, whole
@@ -153,12 +153,10 @@ class GroupCollector:
         """
         if not reasons:
             return
-        dropped: dict[Drop, list[Episode]] = {}
-        for group, reason in reasons.items():
-            task, episodes = self.store.task_of(group), self.store.episodes(group)
-            dropped[Drop.of(episodes, group=group, task=task, reason=reason)] = episodes
-            self.pulse.meters("gagpo_groups_dropped_total", reason=reason_class(reason)).inc()
-            trace_drop(group, self.config.learner.group_size, reason)
-            tell("group dropped", group=group, task=task, reason=reason)
+        dropped = self.store.to_drop(reasons)
+        for drop in dropped:
+            self.pulse.meters("gagpo_groups_dropped_total", reason=reason_class(drop.reason)).inc()
+            trace_drop(drop.group, self.config.learner.group_size, drop.reason)
+            tell("group dropped", group=drop.group, task=drop.task, reason=drop.reason)
         self.archive.write_dropped(dropped)
         self.store.drop(self.lease, *dropped)

@@ -17,8 +17,8 @@ import zstandard
 
 TicketKind = Literal["train", "eval"]
 EpisodeEnd = Literal["won", "lost", "turns", "context"]
+CUT: tuple[EpisodeEnd, ...] = ("turns", "context")  # ends that a budget caused, not the game
 Verdict = Literal["accepted", "refused"]
-
 _ARRAY_EXT = 1
 
 

@@ -139,11 +139,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _json(group: LoggedGroup, credit: Credit) -> str:
-    told = {"id": group.id, "actions": group.actions}
+    told = {"id": group.id, "actions": group.actions, "baselines": credit.baselines}
     return json.dumps({**{name: value for name, value in told.items() if value is not None},
                        **{name: getattr(credit, name)
-                          for name in ("returns", "values", "deltas", "raw_advantages", "advantages")},
-                       **({} if credit.baselines is None else {"baselines": credit.baselines})},
+                          for name in ("returns", "values", "deltas", "raw_advantages", "advantages")}},
                       allow_nan=False)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from deploy.explorer.index import GroupEntry
 from services.config.tree import CreditSection
+from services.records import CUT
 
 CREDIT = ("return", "value", "baseline", "delta", "raw_advantage", "advantage", "state_key")
 """Columns that only turns which were trained on have."""
@@ -89,7 +90,7 @@ class ShownEpisode:
         Then δ of its last turn is r - V̄, whatever the action was.
         """
         last = self.steps[-1]
-        return (self.end in ("turns", "context") and last.delta is not None
+        return (self.end in CUT and last.delta is not None
                 and abs(last.delta - last.reward + (last.value or 0.0)) < 1e-6)
 
     @property
@@ -231,8 +232,6 @@ def _step(row: dict[str, Any], result: str | None) -> StepView:
         judged=row.get("judged"), verdicts=row.get("verdicts"), cut=row.get("cut"))
 
 
-CUT = ("turns", "context")
-"""How an episode ends that is cut."""
 NONE = "<none>"
 """An action that nobody takes."""
 

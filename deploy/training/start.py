@@ -63,7 +63,6 @@ def _run(config: Config, task_sets: TaskSets, *, resume: bool, skip_step: int | 
     from rich.console import Console
 
     from deploy.console.progress import ProgressView
-    from deploy.launch.planning.disk import short_of_disk
     from deploy.launch.planning.warnings import warnings
     from deploy.runs.folder import go_on, open_run
     from deploy.runs.mirroring import Mirroring
@@ -79,7 +78,7 @@ def _run(config: Config, task_sets: TaskSets, *, resume: bool, skip_step: int | 
                        tell=stage.tell) as progress, Mirroring(config, note=progress.note) as mirroring):
         progress.note(f"environment {task_sets.env_name}: {number_of(len(task_sets.train), 'game')} to train on, "
                       f"{len(task_sets.heldout)} held out")
-        for line in (*warnings(config), *short_of_disk(config)):
+        for line in warnings(config):
             progress.note(f"warning: {line}")
         progress.note(f"folder {folder.path.absolute()}{_will_it_stay(config.runs_dir)}")
         training = TrainingRun(config=config, folder=folder, run=run_id, task_sets=task_sets, progress=progress,

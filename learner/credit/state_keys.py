@@ -34,10 +34,8 @@ from services.config.credit import CreditSection
 from services.config.env import Section
 from services.errors import UserError
 from services.process.own_code import made
-from services.records import Episode, Step
+from services.records import CUT, Episode, Step
 
-CUT: tuple[str, ...] = ("turns", "context")
-"""Ends of episodes that a budget caused, not the game."""
 LISTED_KEY = "observation+admissible"
 CLUSTERED = frozenset({"similarity", "embedding"})
 """The keys that compare texts by the threshold `learner.credit.similarity`."""

@@ -28,7 +28,7 @@ from services.config.secrets import env_token
 from services.config.tree import Config
 from services.errors import EngineFault
 from services.http.server import bind, serving_in_thread
-from services.records import Episode, Ticket, Version
+from services.records import CUT, Episode, Ticket, Version
 from services.telemetry.metrics_file import append_row
 
 LOOK_S = 5.0
@@ -193,6 +193,6 @@ def append_episode(out: Path, episode: Episode) -> None:
              for step in episode.steps]
     line: dict[str, Any] = {"task": episode.ticket.task, "won": episode.won, "end": episode.end,
                             "reward": episode.total_reward, "time": time.time(), "steps": steps}
-    if episode.end in ("turns", "context") and episode.final_observation:
+    if episode.end in CUT and episode.final_observation:
         line["final_state"] = episode.final_observation
     append_row(out, line)

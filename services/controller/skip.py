@@ -30,10 +30,7 @@ def skip_step(store: Store, lease: Lease, step: int, *,
     supply = store.supply()
 
     def kept(groups: Sequence[str], reason: str) -> list[Drop]:
-        dropped: dict[Drop, list[Episode]] = {}
-        for group in groups:
-            episodes = store.episodes(group)
-            dropped[Drop.of(episodes, group=group, task=store.task_of(group), reason=reason)] = episodes
+        dropped = store.to_drop(dict.fromkeys(groups, reason))
         keep(dropped)
         return list(dropped)
 

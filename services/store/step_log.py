@@ -6,7 +6,7 @@ restarted learner trains on the same groups in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import msgspec
@@ -151,6 +151,14 @@ class StepLog(RunState):
         """Returns the task of a group, also if no episode of it is finished; "" for an unknown group."""
         first = self._first_ticket(group)
         return first.task if isinstance(first, Ticket) else first
+
+    def to_drop(self, reasons: Mapping[str, str]) -> dict[Drop, list[Episode]]:
+        """Returns the drops of groups, with their finished episodes for the archive. `reasons`: group -> why."""
+        found: dict[Drop, list[Episode]] = {}
+        for group, reason in reasons.items():
+            episodes = self.episodes(group)
+            found[Drop.of(episodes, group=group, task=self.task_of(group), reason=reason)] = episodes
+        return found
 
     def needs(self, group: str) -> int:
         """Returns the step of the oldest weights that may play a group; -1 if it is unknown or out of attempts."""

@@ -34,8 +34,7 @@ class Size:
 
 
 _LOOP = ("steps=3", "env.servers=1", "learner.minibatch_rows=16", "eval.every=0", "checkpoint.every=3",
-         "checkpoint.keep=1",
-         "env.prompt=compact", "env.history=2", "hardware=null")
+         "checkpoint.keep=1", "env.prompt=compact", "env.history=2", "hardware=null")
 GPU = Size(
     device="cuda", dtype="bfloat16",
     shape=QWEN_1_5B,

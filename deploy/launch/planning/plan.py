@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from deploy.launch.planning.cards import cards_of
-from deploy.launch.planning.disk import short_of_disk
 from deploy.launch.planning.gpu_plan import describe as describe_gpus
 from deploy.launch.planning.gpu_plan import gpu_plan
 from deploy.launch.planning.machine import GIB
@@ -169,7 +168,7 @@ def describe(config: Config, *, resume: bool = False, kept: Config | None = None
     lines = [
         f"run           {plan.run_dir}, {number_of(config.steps, 'learner step')}, seed {config.seed}",
         *_folder(kept or config, resume=resume),
-        *(f"warning       {line}" for line in (*warnings(config), *short_of_disk(config))),
+        *(f"warning       {line}" for line in warnings(config)),
         f"model         {plan.model}, {plan.parameters:,} parameters, {config.model.dtype}",
         f"games         {_games(config)}",
         f"each step     {number_of(plan.groups_per_step, 'group')} of {config.learner.group_size}: "

@@ -3,6 +3,7 @@ cold start on answers that the prompt cannot read."""
 
 from __future__ import annotations
 
+from deploy.launch.planning.disk import short_of_disk
 from deploy.launch.planning.idle_keys import idle_keys
 from deploy.launch.planning.model_memory import model_shape
 from envservice.base import PromptTemplate
@@ -23,12 +24,18 @@ HIGHEST_RATE = 1e-4
 def warnings(config: Config) -> list[str]:
     """Returns one line for each warning about a config. If the config names a model, reads its headers."""
     imitates = (*_slow_imitation(config), *unread_answers(config)) if config.sft.enabled else ()
-    return [*idle_keys(config), *_large_rates(config), *imitates]
+    return [*idle_keys(config), *_large_rates(config), *imitates, *short_of_disk(config)]
+
+
+def _large(config: Config) -> int:
+    """Returns the parameters of the model that the config names, 0 for one of a tiny config."""
+    parameters = 0 if config.model.path is None else model_shape(config.model).parameters
+    return parameters if parameters >= LARGE_MODEL else 0
 
 
 def _slow_imitation(config: Config) -> list[str]:
     """Returns a line if a cold start would train a large model: it runs on the CPU, where one update takes minutes."""
-    if config.model.path is None or (parameters := model_shape(config.model).parameters) < LARGE_MODEL:
+    if not (parameters := _large(config)):
         return []
     return [f"sft.enabled trains the {parameters:,} parameters of {config.model.path} on the CPU, where one update of "
             f"{number_of(config.sft.batch_rows, 'row')} takes minutes: imitate with a trainer for GPUs, and give its "
@@ -39,7 +46,7 @@ def _large_rates(config: Config) -> list[str]:
     """Returns a line for each learning rate of a tiny model that would train a large one. Adapters take high rates, but
     a critic has none: all its weights are trained, at ten times their rate unless it has its own."""
     learner, sft = config.learner, config.sft
-    if config.model.path is None or (parameters := model_shape(config.model).parameters) < LARGE_MODEL:
+    if not (parameters := _large(config)):
         return []
     rates = {} if learner.lora.rank else {"learner.lr": (learner.lr, 1e-6)}
     critic = estimator(learner.credit.estimator).needs_critic

@@ -108,6 +108,16 @@ class World:
         self.store.publish_version(self.store.acquire("learner", "toy-learner"), version, "")
         return version
 
+    def take(self, controller: Controller, steps: int) -> None:
+        """Publishes version 0 and lets all take so many learner steps; evaluations that are due are played on the way.
+        """
+        self.publish(0)
+        for _ in range(steps):
+            controller.tick()
+            self.play()
+            controller.tick()
+            self.train()
+
     def train(self) -> bool:
         """Takes one learner step on the oldest ready groups and publishes. Returns False if there are too few
         groups."""

@@ -44,12 +44,7 @@ def test_steps_that_are_not_due_are_not_evaluated(world):
     """Steps 0, 2 and 4 are evaluated, each at the version of its step."""
     run = world()
     controller = run.controller()
-    run.publish(0)
-    for _ in range(5):
-        controller.tick()
-        run.play()
-        controller.tick()
-        run.train()
+    run.take(controller, 5)
     controller.tick()
     assert [summary["step"] for summary, _ in run.results] == [0, 2, 4]
     assert {t.exact_version.step for t in run.played if t.kind == "eval"} == {0, 2, 4}

@@ -8,12 +8,7 @@ def test_steps_that_are_taken_again_are_evaluated_again(world):
     score of the lost weights."""
     run = world()
     controller = run.controller()
-    run.publish(0)
-    for _ in range(3):
-        controller.tick()
-        run.play()
-        controller.tick()
-        run.train()
+    run.take(controller, 3)
     assert [summary["version"] for summary, _ in run.results] == ["1.0", "1.2"]
     run.incarnation = 2
     run.store.reset_to(run.store.acquire("learner", "toy-learner"), 1, 2)
@@ -34,13 +29,9 @@ def test_an_unfinished_evaluation_of_lost_weights_is_given_up(world):
     """It went on with the weights that workers still held, and its score belonged to no checkpoint."""
     run = world()
     controller = run.controller()
-    run.publish(0)
-    for _ in range(2):
-        controller.tick()
-        run.play()
-        controller.tick()
-        assert run.train()
+    run.take(controller, 2)
     controller.tick()
+    assert run.store.counts().last_step == 2
     assert any(group.startswith("eval/step-2") for group in run.store.outstanding_groups())
     run.incarnation = 2
     run.store.reset_to(run.store.acquire("learner", "toy-learner"), 1, 2)

@@ -45,6 +45,7 @@ def test_too_small_a_disk_is_told_before_and_at_the_start(models, tmp_path, monk
             "checkpoint.keep=2")
     assert short_of_disk(planned) == [line] * short
     assert (f"warning       {line}" in plan.describe(planned)) is short
+    assert plan.as_dict(planned)["warnings"] == [line] * short
 
 
 def test_a_folder_of_another_machine_is_not_judged(models):
