@@ -8,9 +8,11 @@ import threading
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from scripted_member import Scripted
 
-from deploy.training.evaluation import check_results, erased, working_folder
+from deploy.console.plain import StatusLines
+from deploy.training.evaluation import _play, check_results, erased, working_folder
 from services.config.file import default_config
 from services.config.tree import SupervisionSection
 from services.controller.supervise import Supervisor
@@ -164,3 +166,13 @@ def test_a_folder_in_the_place_of_the_results_is_refused_before_the_games(tmp_pa
     with pytest.raises(UserError, match="is a folder; name a file in it with --out"):
         check_results(tmp_path)
     check_results(tmp_path / "new.jsonl")
+
+
+def test_an_evaluation_ends_no_server_of_a_live_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It would lose the episodes that it plays, as a run would."""
+    (tmp_path / "live_game.py").write_text(
+        "from envservice.gymnasium_text import text_spec\nSPEC = text_spec(object, name='live', replayable=False)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    config = default_config(["env.name=live_game:SPEC", "env.recycle_hours=4"])
+    with StatusLines(Console()) as lines, pytest.raises(UserError, match=r"recycle_hours=4\.0 ends environment servers"):
+        _play(config, tmp_path, None, lines)
