@@ -174,5 +174,5 @@ def test_an_evaluation_ends_no_server_of_a_live_environment(tmp_path: Path, monk
         "from envservice.gymnasium_text import text_spec\nSPEC = text_spec(object, name='live', replayable=False)\n")
     monkeypatch.syspath_prepend(tmp_path)
     config = default_config(["env.name=live_game:SPEC", "env.recycle_hours=4"])
-    with StatusLines(Console()) as lines, pytest.raises(UserError, match=r"recycle_hours=4\.0 ends environment servers"):
+    with StatusLines(Console()) as lines, pytest.raises(UserError, match=r"recycle_hours=4\.0 ends environment"):
         _play(config, tmp_path, None, lines)
