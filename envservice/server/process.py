@@ -64,8 +64,8 @@ def serve(
     function, it is called after the port is bound. If the environment is a context manager, it is left at the end.
     `parent` is the id of the process that started this one, if the server ends with it. It is told and not looked up:
     a parent that died while this process was starting could no longer be found.
-    Raises UserError for a port in use, for a host that others can reach without a token, and for an environment that is
-    larger than the settings let the process grow.
+    Raises UserError for a port in use, for a host that others can reach without a token, for an environment that is
+    larger than the settings let the process grow, and for a live one in a process that starts again by itself.
     """
     check_exposure(host, settings.token, ENV_TOKEN_VARIABLE)
     log.info("started", host=socket.gethostname(), pid=os.getpid())
@@ -74,6 +74,7 @@ def serve(
     with contextlib.closing(_inherited() or reserve(host, port)) as listener:
         made = environment() if callable(environment) else environment
         _check_room(settings)
+        _check_ends(made, settings)
         with made if isinstance(made, contextlib.AbstractContextManager) else contextlib.nullcontext():
             listen(listener)
             restart_socket = asyncio.run(_serve(made, listener, settings, parent))
@@ -188,6 +189,12 @@ def _check_room(settings: Settings) -> None:
     if settings.recycle_bytes is not None and taken >= settings.recycle_bytes:
         raise UserError(f"the server takes {taken / GIB:.2f} GiB before its first session, and env.recycle_gb is "
                         f"{settings.recycle_bytes / GIB:.2f}", f"set it to {2 * taken / GIB:.2f} or more")
+
+
+def _check_ends(environment: Environment, settings: Settings) -> None:
+    if environment.replay == "live" and (settings.recycle_s is not None or settings.recycle_bytes is not None):
+        raise UserError(f"{environment.name} is live, so nobody can rebuild the sessions of a server that starts again",
+                        "leave env.recycle_hours and env.recycle_gb out")
 
 
 def _orphaned(parent: int | None) -> bool:

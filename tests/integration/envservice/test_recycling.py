@@ -17,6 +17,9 @@ import pytest
 from toy_environment import ToyEnvironment, solution
 
 from envservice.client.client import EnvClient
+from envservice.server.app import Settings
+from envservice.server.process import serve
+from services.errors import UserError
 
 Start = Callable[..., Any]
 TOY = Path(__file__).parents[2] / "toys" / "toy_environment.py"
@@ -116,6 +119,15 @@ def test_a_limit_below_what_the_environment_alone_takes_is_a_mistake():
     done = subprocess.run([sys.executable, str(TOY), "--recycle-bytes", "1000"], capture_output=True, text=True,
                           timeout=60, check=False)
     assert re.search(r"UserError: the server takes 0\.\d\d GiB .* is 0\.00; set it to 0\.\d\d or more", done.stderr)
+
+
+@pytest.mark.parametrize("limit", [{"recycle_s": 3600.0}, {"recycle_bytes": 2**40}])
+def test_a_server_of_a_live_environment_does_not_start_again(limit: dict[str, Any]):
+    class Live(ToyEnvironment):
+        replay = "live"
+
+    with pytest.raises(UserError, match="toy is live, so nobody can rebuild the sessions of a server that starts ag"):
+        serve(Live, host="127.0.0.1", port=0, settings=Settings(**limit))
 
 
 async def test_an_idle_server_drops_the_sessions_whose_lease_has_ended(start: Start):
