@@ -98,7 +98,7 @@ def engine_arguments(
         "skip_tokenizer_init": True,
         "dtype": dtype,
         "seed": seed,
-        "generation_config": "vllm",
+        "generation_config": "vllm",  # without the sampling parameters of its file, whose end tokens count
         "load_format": "auto" if load else "dummy",
         "max_model_len": length,
         "max_num_seqs": config.slots,

@@ -35,6 +35,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 HERE = Path(__file__).parent
 LONG_S = 240
 """Deadline of a round, longer than any takes on a busy machine."""
+END = 1
 PROMPT = [int(i) for i in np.random.default_rng(3).integers(2, 500, 50)]
 
 
@@ -97,15 +98,15 @@ async def started(way: str, model: Path, folder: Path, engine: Engine):
 
 async def sample(engine: Engine, seed: int):
     """Samples alone, so that the last bits depend on the weights only."""
-    return await engine.sample(PROMPT, temperature=1.0, seed=seed, max_tokens=24, stop_token_ids=[1],
+    return await engine.sample(PROMPT, temperature=1.0, seed=seed, max_tokens=24, stop_token_ids=[END],
                                request_id=f"transfer/{seed}/{engine.version.short}")
 
 
 async def flow(engine: Engine, end: asyncio.Event) -> list:
-    """Samples one long answer after another until `end` is set."""
+    """Samples one long answer after another until `end` is set. A few of many seeds draw END before the last token."""
     found = []
     while not end.is_set():
-        found.append(await engine.sample(PROMPT, temperature=1.0, seed=len(found), max_tokens=120, stop_token_ids=[],
+        found.append(await engine.sample(PROMPT, temperature=1.0, seed=len(found), max_tokens=120, stop_token_ids=[END],
                                          request_id=f"flow/{len(found)}/{engine.version.short}"))
     return found
 
@@ -154,7 +155,7 @@ async def test_each_rank_sends_what_it_has_while_requests_go_on_and_the_engine_e
             end.set()
             answers = await running
             assert answers, "no answer was in flight"
-            assert all(len(answer.ids) == 120 for answer in answers)
+            assert all(len(answer.ids) == 120 or answer.ids[-1] == END for answer in answers)
             assert answers[-1].spans[-1].version == version
             await check_same(sampler, gang, version, tiny_model)
 
