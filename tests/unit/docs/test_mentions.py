@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import subprocess
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from markdown.extensions.toc import slugify
 
+from envservice.spec import EnvironmentSpec
 from learner.credit.registry import ESTIMATORS, option_tables
 from services.config.file import default_config, flatten
 from services.config.keys import config_keys
@@ -124,6 +126,32 @@ def test_every_estimator_and_every_shipped_config_has_its_row():
     rows = (ROOT / "docs/tasks/estimator.md").read_text() + (ROOT / "docs/tasks/config.md").read_text()
     shipped = [file.stem for file in (ROOT / "deploy/configs").glob("*.yaml")]
     assert [name for name in (*ESTIMATORS, *shipped) if f"`{name}`" not in rows] == []
+
+
+def test_every_preset_of_a_paper_is_in_the_row_of_presets():
+    row = (ROOT / "docs/tasks/config.md").read_text().partition("| `paper/")[2].partition("|")[0]
+    named = {Path(name).name for spelled in re.findall(r"[\w.{},/-]{9,}", row) for name in expanded(spelled)}
+    assert named == {file.stem for file in (ROOT / "deploy/configs/paper").glob("*.yaml")}
+
+
+def expanded(text: str) -> list[str]:
+    """Returns what a shell makes of braces."""
+    if not (found := re.search(r"{(.*?)}", text)):
+        return [text]
+    return [name for choice in found[1].split(",") for name in expanded(text.replace(found[0], choice, 1))]
+
+
+def test_every_script_of_the_store_has_its_fence():
+    table = (ROOT / "docs/architecture.md").read_text().partition("| scripts | fence |")[2].partition("\n\n")[0]
+    named = [name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.partition(" | ")[0])]
+    scripts = [file.stem for file in (ROOT / "services/store").rglob("*.lua") if file.stem != "prelude"]
+    assert sorted(named) == sorted(scripts)
+
+
+def test_every_field_of_an_environment_has_its_row():
+    table = (ROOT / "docs/environments.md").read_text().partition("| field | what it is |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == {
+        field.name for field in dataclasses.fields(EnvironmentSpec)}
 
 
 def test_messages_that_are_explained_are_messages_of_the_code():

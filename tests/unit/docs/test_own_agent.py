@@ -9,6 +9,8 @@ import httpx
 import msgspec
 import pytest
 
+from deploy.launch.planning.task_sets import open_task_sets
+from deploy.runs.configs import load_config
 from envservice.alfworld.environment import AlfworldEnvironment
 from envservice.alfworld.tasks import GeneratedGames
 from envservice.alfworld.teacher import TEACHER
@@ -64,3 +66,12 @@ async def test_a_model_that_answers_in_tags_wins_by_the_agent_of_the_page(task: 
     goal = first.observation.partition("Your task is to: ")[2].strip()
     assert all(goal in prompt and "<action>" in prompt for prompt in prompts), "each prompt is all that the model reads"
     assert all(action in prompts[0] for action in first.admissible_actions)
+
+
+def test_the_taskset_of_the_page_has_the_games_that_its_command_asks_for(tmp_path: Path, monkeypatch):
+    code = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    (tmp_path / "hub.py").write_text(next(block for block in code if "SPEC = text_spec(Row" in block))
+    monkeypatch.syspath_prepend(tmp_path)
+    overrides = re.search(r"env\.name=hub:SPEC .*", PAGE)[0].split()
+    games = open_task_sets(load_config("alfworld-1.5b", overrides))
+    assert (len(games.train), len(games.validation), len(games.heldout)) == (800, 100, 0)
