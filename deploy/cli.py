@@ -186,7 +186,8 @@ def _report(error: Exception) -> int:
     log = log_path()
     if log is None and isinstance(cause, OSError) and cause.filename is not None:
         return _say(f"{cause.filename}: {cause.strerror}; give another path, or make room and access for this one", 1)
-    if log is None and isinstance(cause, UnicodeEncodeError) and cause.encoding == sys.getfilesystemencoding():
+    if log is None and isinstance(cause, UnicodeEncodeError) and cause.encoding == sys.getfilesystemencoding() \
+            and "\n" not in cause.object:
         return _say(f"{cause.object!r} cannot name a file where names are {cause.encoding}; set PYTHONUTF8=1", 2)
     if log is None:
         traceback.print_exception(error)

@@ -85,4 +85,4 @@ def open_run(path: Path | str) -> RunResults:
 
 def _words(overrides: Mapping[str, object] | None) -> list[str]:
     """Returns overrides as the command line has them. JSON is YAML."""
-    return [f"{key}={json.dumps(value, default=str)}" for key, value in (overrides or {}).items()]
+    return [f"{key}={json.dumps(value, default=str, ensure_ascii=False)}" for key, value in (overrides or {}).items()]

@@ -41,6 +41,7 @@ from deploy.runs.records import Record, read_records
 from deploy.training.child_runs import ChildFailed, failed
 from services.config.tree import Config
 from services.errors import UserError
+from services.files import write_whole
 
 CONFIG = "credit-experiment"
 FORMAT = 1
@@ -127,11 +128,11 @@ def _report(out: Path, *, as_json: bool) -> int:
         raise UserError(f"{out} holds no finished run", "run the experiment without --report")
     common = json.loads((out / COMMON).read_text()) if (out / COMMON).exists() else {}
     lines = as_lines(records, _cold(common))
-    (out / "table.md").write_text("\n".join(lines) + "\n")
+    write_whole(out / "table.md", "\n".join(lines) + "\n")
     parts = parts_of(records)
     summary = {"format": FORMAT, "parts": {title: summary_of(part, planned(part)) for title, part in parts.items()},
                "planned": [asdict(one) for family in FAMILIES.values() for one in between_arms(records, family)]}
-    (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    write_whole(out / "summary.json", json.dumps(summary, indent=1) + "\n")
     for title, part in parts.items():
         write_figures(out / "figures" / title.lower().replace(" ", "-"), part, arms=ARMS, figures=PAPER)
     print(json.dumps(summary) if as_json else "\n".join(lines))
@@ -141,7 +142,7 @@ def _report(out: Path, *, as_json: bool) -> int:
 def _report_starts(out: Path, starts: Mapping[str, Sequence[Record]], *, as_json: bool) -> int:
     """Writes and prints the planned contrast of the starts whose runs are in folders of `out`."""
     lines = starts_lines(starts) or ["No start has two finished pairs of GAGPO and GiGPO."]
-    (out / "table.md").write_text("\n".join(lines) + "\n")
+    write_whole(out / "table.md", "\n".join(lines) + "\n")
     print(json.dumps([asdict(one) for one in between_starts(starts)]) if as_json else "\n".join(lines))
     return 0
 

@@ -140,7 +140,8 @@ def config_of(run: PlannedRun, config: Config, *, cold_start: str) -> Config:
     """Returns the config of one run. Arms with one seed share tasks and sampling seeds, so they are paired."""
     return lay_over(config, {
         **ARMS[run.arm].overrides, "seed": run.seed, "name": run.name, "runs_dir": str(config.run_dir),
-        "sft.enabled": False, "sft.file": None, "model.path": cold_start, "eval.compare_cold_start": False})
+        "sft.enabled": False, "sft.file": None, "model.path": cold_start, "eval.compare_cold_start": False,
+        "storage.url": None})  # the folder of a run is not kept, and an interrupted one begins again
 
 
 def to_confirm(scores: Mapping[str, Sequence[float]]) -> tuple[str, str]:

@@ -32,6 +32,7 @@ from deploy.experiment.loglinear_table import RATE
 from deploy.runs.policies import check_distinct
 from learner.credit.success import success_credit
 from services.errors import UserError
+from services.files import write_whole
 from services.seeds import seed_for
 
 TASKS = 500
@@ -60,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         name, policies = "loglinear", _loglinear(chosen_arms(args.arms), args.seeds or TASKS)
     lines = [line for policy in policies for line in tables_of(policy)]
     args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / f"{name}.md").write_text("\n".join(["```text", *lines, "```"]) + "\n")
+    write_whole(args.out / f"{name}.md", "\n".join(["```text", *lines, "```"]) + "\n")
     print("\n".join(lines))
     return 0
 

@@ -44,6 +44,7 @@ from learner.credit.types import Credit, CreditStep, Estimator
 from services.config.credit import CreditSection
 from services.config.env import EnvSection
 from services.errors import UserError
+from services.files import write_whole
 from services.seeds import seed_for
 
 SEEDS = 60
@@ -133,7 +134,7 @@ def run(args: argparse.Namespace) -> int:
         _make(file, wanted, args.parallel, 3600 * args.hours if args.hours else float("inf"))
     runs = read_runs(file)
     lines = as_lines(runs)
-    (args.out / "table.md").write_text("\n".join(["```text", *lines, "```"]) + "\n")
+    write_whole(args.out / "table.md", "\n".join(["```text", *lines, "```"]) + "\n")
     print(json.dumps([asdict(one) for one in runs]) if args.json else "\n".join(lines))
     return 0
 

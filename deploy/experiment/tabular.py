@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
         write_whole(file, json.dumps(result) + "\n")
     result = json.loads(file.read_text())
     lines = as_lines(result)
-    (args.out / "tabular.md").write_text("\n".join(["```text", *lines, "```"]) + "\n")
+    write_whole(args.out / "tabular.md", "\n".join(["```text", *lines, "```"]) + "\n")
     draw(result, args.out / "tabular.png")
     print(json.dumps(result) if args.json else "\n".join(lines))
     return 0

@@ -26,6 +26,7 @@ from learner.checkpoints.lora_export import write_adapter
 from services.config.file import dump_config
 from services.config.tree import Config
 from services.errors import UserError
+from services.files import write_whole
 from services.plural import number_of
 from services.telemetry.curve import on_curve
 from services.telemetry.metrics_file import read_evaluations
@@ -57,8 +58,8 @@ def export(run: RunFolder, step: int, model: Path, out: Path) -> None:
         if _has_adapter(config):
             write_adapter(model.parent, temporary / ADAPTER, config.learner.lora, base=_base(config))
         stops, generation = _generation(temporary, config)
-        (temporary / GENERATION).write_text(json.dumps(generation, indent=2) + "\n")
-        (temporary / "README.md").write_text(_card(run, step, config, stops, title=out.name))
+        write_whole(temporary / GENERATION, json.dumps(generation, indent=2) + "\n")
+        write_whole(temporary / "README.md", _card(run, step, config, stops, title=out.name))
         dump_config(config, temporary / EXPORTED_CONFIG, include=PLAYED)
         temporary.rename(out)
     finally:

@@ -75,6 +75,8 @@ def configs(config: Config, variants: Sequence[Variant]) -> dict[str, Config]:
         raise UserError(f"{config.run_dir} holds a single run", "give the sweep another name (name=...)")
     # The policy of more cold start is not in the table, and would double the time.
     shared = {"runs_dir": str(config.run_dir), "eval.compare_cold_start": False}
+    if config.storage.url is not None:  # two sweeps have variants of one name
+        shared["storage.url"] = f"{config.storage.url.rstrip('/')}/{config.name}"
     made: dict[str, Config] = {}
     for variant in variants:
         made[variant.name] = lay_over(config, {**variant.overrides, **shared, "name": variant.name})

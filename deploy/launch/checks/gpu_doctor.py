@@ -88,7 +88,7 @@ def compiler() -> Finding:
         done = subprocess.run([found, "-E", f"-I{sysconfig.get_paths()['include']}", "-x", "c", "-"], text=True,
                               input="#include <Python.h>\n", capture_output=True, timeout=ASK_S, check=False)
         wrong = next((line for line in done.stderr.splitlines() if "error" in line), "")
-    except OSError as error:
+    except (OSError, subprocess.TimeoutExpired) as error:
         wrong = str(error)
     if wrong:
         return Finding(check="compiler", status="error", fix=fix,
@@ -122,9 +122,12 @@ def nccl() -> Finding:
 
 def peers() -> Finding:
     """Checks that every GPU can read the memory of every other GPU directly."""
-    done = subprocess.run([shutil.which("nvidia-smi") or "nvidia-smi", "topo", "-p2p", "r"], capture_output=True,
-                          text=True, timeout=ASK_S, check=False)
-    rows = [line.split() for line in done.stdout.splitlines() if _ROW.match(line)]
+    try:
+        said = subprocess.run([shutil.which("nvidia-smi") or "nvidia-smi", "topo", "-p2p", "r"], capture_output=True,
+                              text=True, timeout=ASK_S, check=False).stdout
+    except subprocess.TimeoutExpired:
+        said = ""
+    rows = [line.split() for line in said.splitlines() if _ROW.match(line)]
     bad = sorted({f"{row[0]}: {state}" for row in rows for state in row[1:] if state not in ("X", "OK")})
     if rows and not bad:
         return Finding(check="peer access", status="ok", detail=f"all {len(rows)} GPUs reach each other")

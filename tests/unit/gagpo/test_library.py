@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 import gagpo
+from deploy.runs.configs import load_config
 from deploy.runs.results import RunResults
+from gagpo.functions import _words
 from gagpo.installation import PACKAGES
 from services.process.packages import OURS
 
@@ -129,3 +131,9 @@ def test_folders_that_hold_no_modules_disturb_nobody(tmp_path: Path):
     (tmp_path / "deploy" / "run.sh").touch()
     done = python("import gagpo; gagpo.UserError", tmp_path, ROOT)
     assert done.returncode == 0, done.stderr
+
+
+def test_overrides_keep_every_character():
+    """YAML does not join the two halves that JSON writes for those beyond U+FFFF."""
+    config = load_config("alfworld-tiny", _words({"model.system_prompt": "Be brief \U0001f600"}))
+    assert config.model.system_prompt == "Be brief \U0001f600"

@@ -1,6 +1,9 @@
 """`gagpo experiment` refuses mistakes before it starts anything, and makes tables from records alone."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,15 @@ def results(tmp_path: Path, three_seeds, record) -> Path:
     for one in [*three_seeds, record("gagpo", 100, 0.6), record("gigpo", 100, 0.5)]:
         records.write(tmp_path / f"{one.arm}-seed{one.seed}.json", one)
     return tmp_path
+
+
+def test_a_locale_without_utf_8_can_write_the_table(results: Path):
+    done = subprocess.run(
+        [sys.executable, "-m", "deploy.cli", "experiment", "credit", "--report", "--json", "--out", str(results)],
+        env=os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, capture_output=True,
+        timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert "±" in (results / "table.md").read_text(encoding="utf-8")
 
 
 def test_generated_games_are_refused(tmp_path: Path, capsys, monkeypatch):

@@ -96,6 +96,12 @@ def test_the_arms_of_one_seed_are_paired(tmp_path: Path):
     assert {config_of(PlannedRun(arm=arm, seed=7), config, cold_start="cold").seed for arm in ARMS} == {7}
 
 
+def test_runs_are_not_copied_to_an_object_store(tmp_path: Path):
+    """Their folders are thrown away, and the copy of an interrupted one would refuse the run that begins again."""
+    config = load_config("credit-experiment", [f"runs_dir={tmp_path}", "storage.url=s3://bucket/runs"])
+    assert config_of(PlannedRun(arm="gagpo", seed=0), config, cold_start="cold").storage.url is None
+
+
 def test_every_compared_arm_exists():
     assert {arm for pair in COMPARISONS for arm in pair} <= set(ARMS)
     assert len({arm.colour for arm in ARMS.values()}) == len(ARMS)

@@ -55,6 +55,13 @@ def test_all_start_from_the_cold_start_that_the_first_makes(config: Config, tmp_
     assert {one.seed for one in made} == {config.seed}
 
 
+def test_each_sweep_has_copies_of_its_own_in_an_object_store(tmp_path: Path):
+    """A run finds its copy by storage.url and its name, and the variants of all sweeps have the same names."""
+    laid = [f"runs_dir={tmp_path}", "name=first", "storage.url=s3://bucket/runs/"]
+    made = sweep.configs(load_config("alfworld-tiny", laid), ABLATIONS)
+    assert {one.storage.url for one in made.values()} == {"s3://bucket/runs/first"}
+
+
 def test_a_given_model_is_where_all_start(tmp_path: Path):
     given = load_config("alfworld-tiny", [f"runs_dir={tmp_path}", "sft.enabled=false", f"model.path={tmp_path}"])
     assert {one.model.path for one in sweep.configs(given, ABLATIONS).values()} == {tmp_path}

@@ -77,6 +77,19 @@ def test_a_machine_without_a_compiler_is_told_so_before_a_run(with_smi, tmp_path
         gpu_checks.check_builds(load_config("alfworld-tiny", ["rollout.gpus=1"]))
 
 
+def test_a_machine_that_does_not_answer_in_time_is_told_of_and_the_other_checks_go_on(
+        with_smi, tmp_path: Path, monkeypatch):
+    with_smi("580.65.06")
+    for name in ("nvidia-smi", "gcc"):
+        (tmp_path / name).write_text("#!/bin/sh\nexec sleep 60\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setattr(gpu_doctor, "ASK_S", 0.1)
+    monkeypatch.setenv("CC", str(tmp_path / "gcc"))
+    assert (gpu_doctor.peers().status, gpu_doctor.peers().detail) == ("warning", "nvidia-smi topo -p2p r says nothing")
+    assert gpu_doctor.compiler().status == "error"
+    assert "timed out after 0.1 seconds" in gpu_doctor.compiler().detail
+
+
 def test_a_compiler_without_the_headers_of_python_is_refused(with_smi, tmp_path: Path, monkeypatch):
     """Triton 3.7.1 includes Python.h in backends/nvidia/driver.c, so the first engine would end there."""
     with_smi("580.65.06")
