@@ -24,6 +24,7 @@ import msgspec
 from envservice.base import Environment, PromptTemplate, Replay, Session
 from envservice.data_digest import digest_of, with_data
 from envservice.gymnasium_text import plays_twice
+from envservice.json_lines import table_of_lines
 from envservice.plain_prompts import PLAIN
 from envservice.spec import LONGEST, EnvironmentSpec, opens
 from services.errors import EnvFault, UserError
@@ -206,7 +207,7 @@ def _read(path: Path) -> pa.Table:
             with parquet.ParquetFile(path) as file:
                 return _valid(pa.Table.from_batches(_bounded(path, file), schema=file.schema_arrow))
         if path.suffix == ".jsonl":
-            return _json_lines(without_mark(read_bounded(path, FILE_BYTES), path))
+            return table_of_lines(without_mark(read_bounded(path, FILE_BYTES), path))
     except (pa.ArrowException, OSError, *NOT_JSON) as error:
         said = (str(error) or type(error).__name__).splitlines()[0]
         raise Damaged(f"{path} cannot be read ({said})", "correct it, or name another file") from None
@@ -221,34 +222,6 @@ def _bounded(path: Path, file: parquet.ParquetFile) -> Iterator[pa.RecordBatch]:
         if size > FILE_BYTES:
             raise Damaged(f"the rows of {path} take more than {FILE_BYTES >> 20} MiB in memory", "give a smaller file")
         yield batch
-
-
-def _json_lines(data: bytes) -> pa.Table:
-    """Reads one object per line. pyarrow's own reader crashes on some broken files, and takes dates for numbers."""
-    import pyarrow as pa
-
-    rows = _rows(data)
-    columns: dict[str, pa.Array] = {}
-    for name in dict.fromkeys(name for row in rows for name in row):
-        try:
-            columns[name] = pa.array([row.get(name) for row in rows])
-        except pa.ArrowException as error:
-            raise pa.ArrowInvalid(f"column {name!r:.40} has values of several types: {error}") from None
-    return pa.table(columns)
-
-
-def _rows(data: bytes) -> list[dict[str, Any]]:
-    """Decodes one object per line. Raises DecodeError with the number of the first line that is none."""
-    decoder = msgspec.json.Decoder(dict[str, Any])
-    try:
-        return decoder.decode_lines(data)
-    except NOT_JSON:
-        for number, line in enumerate(data.split(b"\n"), 1):
-            try:
-                decoder.decode(line if line.strip() else b"{}")
-            except NOT_JSON as error:
-                raise msgspec.DecodeError(f"line {number}: {error}") from None
-        raise
 
 
 def _valid(table: pa.Table) -> pa.Table:

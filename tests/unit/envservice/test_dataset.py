@@ -146,6 +146,8 @@ def test_mistakes_are_one_line(tmp_path):
 @pytest.mark.parametrize(("content", "said"), [
     ('{"a": 1}\n\nnope\n', r"cannot be read \(line 3: JSON is malformed"),
     ('{"a": 1}\n{"a": "x"}\n', r"cannot be read \(column 'a' has values of several types: "), ("", "has no rows; give"),
+    ('{"a": 1}\n{"a": 9223372036854775808}\n',
+     r"cannot be read \(column 'a' has a whole number that does not fit into 64 bits; write it in quotes\)"),
     ('{"a": 1, "split": "train"}\n', r"has no rows of the split 'validation', but of train; name each row's split in"),
     ('{"split": "train"}\n{"split": null}\n', r"row 2 of \S+rows\.jsonl has no split, and others have one; name it")])
 def test_a_mistake_in_a_file_is_told_with_its_place(tmp_path, content, said):
@@ -217,6 +219,18 @@ def test_a_split_is_named_by_a_word_and_leads_nowhere_else(tmp_path):
 def test_a_line_may_lack_a_key_and_dates_stay_text(tmp_path):
     lines(tmp_path / "train.jsonl", [{"a": "2020-01-01"}, {"b": [1]}])
     assert read_splits(tmp_path)["train"].to_pylist() == [{"a": "2020-01-01", "b": None}, {"a": None, "b": [1]}]
+
+
+@pytest.mark.parametrize("values", [[4, 4.5], [4.5, None, 4], [[4, 4.5]], [{"x": [4]}, {"x": [4.5]}], [4.5, True]])
+def test_whole_numbers_stay_whole_or_are_refused(tmp_path, values):
+    """A 4 became 4.0 beside a 4.5, so no answer equalled its text, and a new row changed the hash of others."""
+    for kept in ([4, -5, None], [4.0, 4.5], [{"x": 4, "y": 4.5}], [[4], [5]]):
+        lines(tmp_path / "train.jsonl", [{"answer": value} for value in kept])
+        assert repr(read_splits(tmp_path)["train"]["answer"].to_pylist()) == repr(kept)
+    lines(tmp_path / "train.jsonl", [{"answer": value} for value in values])
+    with pytest.raises(UserError, match=r"column 'answer' has (whole numbers|true or false) and fractions; write them "
+                                        r"as texts, or all as 4\.0"):
+        read_splits(tmp_path)
 
 
 def test_a_byte_order_mark_is_read_over_and_another_coding_is_named(tmp_path):
