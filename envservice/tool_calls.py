@@ -135,11 +135,27 @@ def _tagged(body: str, tools: Sequence[Tool]) -> ToolCall:
     name, inside = function.groups()
     if _PARAMETER.sub("", inside).strip():
         raise msgspec.DecodeError("there is text between the parameters")
-    texts = {parameter for tool in tools if tool["function"]["name"] == name
-             for parameter, schema in _part(_part(tool["function"], "parameters"), "properties").items()
-             if isinstance(schema, Mapping) and cast("Tool", schema).get("type") == "string"}
-    return ToolCall(name, {parameter: value if parameter in texts else _value(value)
-                           for parameter, value in _PARAMETER.findall(inside)})
+    schemas = {parameter: schema for tool in tools if tool["function"]["name"] == name
+               for parameter, schema in _part(_part(tool["function"], "parameters"), "properties").items()}
+    return ToolCall(name, {parameter: _argument(text, schemas.get(parameter))
+                           for parameter, text in _PARAMETER.findall(inside)})
+
+
+def _argument(text: str, schema: object) -> Any:
+    """Returns the value of a parameter, which is its text if the schema allows a text."""
+    if not _allows(schema, "string"):
+        return _value(text)
+    return None if text == "null" and _allows(schema, "null") else text
+
+
+def _allows(schema: object, kind: str) -> bool:
+    """Whether a JSON schema, or one of the choices in it, names this type: an optional text is a choice of two."""
+    if not isinstance(schema, Mapping):
+        return False
+    named, *choices = (cast("Tool", schema).get(key) for key in ("type", "anyOf", "oneOf"))
+    if named == kind or (isinstance(named, list) and kind in named):
+        return True
+    return any(_allows(one, kind) for some in choices if isinstance(some, list) for one in cast("list[object]", some))
 
 
 def _part(schema: Mapping[str, Any], name: str) -> Mapping[str, Any]:

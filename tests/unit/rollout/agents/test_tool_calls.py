@@ -90,6 +90,21 @@ def test_a_tool_with_any_schema_may_be_called(parameters):
     assert parse_calls(said, [offered]).calls == [ToolCall("add", {"a": 7})]
 
 
+@pytest.mark.parametrize(("schema", "text", "value"), [
+    ({"type": "string"}, "2024", "2024"), ({"type": "string"}, "null", "null"),
+    ({"type": ["string", "null"]}, "2024", "2024"), ({"type": ["string", "null"]}, "null", None),
+    ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "2024", "2024"),
+    ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "null", None),
+    ({"oneOf": [{"type": "integer"}, {"type": "string"}]}, "2024", "2024"),
+    ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "2024", 2024), ({"type": ["integer", "null"]}, "null", None),
+    ({"anyOf": "string"}, "2024", 2024), ({"type": {}, "oneOf": [True]}, "2024", 2024)])
+def test_a_parameter_that_may_be_a_text_stays_one(schema, text, value):
+    """An optional text is a choice of types in its schema, and its 2024 became a number."""
+    offered = {"type": "function", "function": {"name": "find", "parameters": {"properties": {"year": schema}}}}
+    said = f"<tool_call><function=find><parameter=year>{text}</parameter></function></tool_call>"
+    assert parse_calls(said, [offered]).calls == [ToolCall("find", {"year": value})]
+
+
 @pytest.mark.parametrize("said", [
     CALL, 'add', '{"name": "add", "parameters": {"a": 7, "b": 3}}',
     '[TOOL_CALLS][{"name": "add", "arguments": {"a": 7, "b": 3}}]'])
