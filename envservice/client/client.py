@@ -83,6 +83,7 @@ class EnvClient:
         self._timeout_s = timeout_s
         self._outage_s = timeout_s if outage_s is None else max(outage_s, timeout_s)
         self._attempts = attempts
+        self._under_way = 0  # calls without an answer so far
 
     async def __aenter__(self) -> EnvClient:
         return self
@@ -146,6 +147,7 @@ class EnvClient:
         failures, answers, held = 0, self._answers(), False
         began = asyncio.get_running_loop().time()
         limit = asyncio.timeout(self._timeout_s)
+        self._under_way += 1
         try:
             async with limit:
                 while failures < self._attempts:
@@ -162,11 +164,19 @@ class EnvClient:
                         shut[replica], last = time.monotonic() + error.retry_after, error
                     limit.reschedule(self._later(began))
         except TimeoutError:
-            waited = asyncio.get_running_loop().time() - began
             outage = limit.when() == began + self._outage_s > began + self._timeout_s
-            key = "env.outage_seconds" if outage else "env.call_seconds"
-            raise EnvFault(f"no answer within {waited:.3g} s ({key}); last: {last}") from last
+            raise self._late(asyncio.get_running_loop().time() - began, last, outage=outage) from last
+        finally:
+            self._under_way -= 1
         raise EnvFault(f"{failures} requests failed; last: {last}") from last
+
+    def _late(self, waited: float, last: Exception | None, *, outage: bool) -> EnvFault:
+        """Makes the fault of a call that ended after `waited` seconds. A server steps one game at a time, so a call may
+        have waited for others alone."""
+        line = "" if outage else (f"; {self._under_way - 1} other calls of this client wait: give more env.servers, "
+                                  "fewer rollout.slots or a larger env.call_seconds")
+        key = "env.outage_seconds" if outage else "env.call_seconds"
+        return EnvFault(f"no answer within {waited:.3g} s ({key}); last: {last or 'no failure'}{line}")
 
     def _answers(self) -> int:
         return sum(replica.answers for replica in self._replicas)

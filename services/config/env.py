@@ -183,8 +183,9 @@ class EnvSection(Section):
     three attempts."""
     call_seconds: float = Field(default=120, gt=0)
     """How long one call to a server may take, with all its retries, while servers answer other calls. A server has a
-    third of it for each answer. Raise it for environments whose steps take minutes: a server whose
-    environment or event loop hangs for so long ends with one line, and is started again."""
+    third of it for each answer. It counts the wait for other games: a server steps one at a time, so slow
+    steps want more servers. Raise it if a single step takes minutes: a server whose environment or event loop hangs for
+    so long ends with one line, and is started again."""
     token_file: Path | None = None
     """File whose first line is the bearer token of the servers in `urls`. None: $GAGPO_ENV_TOKEN, if it is set."""
     max_sessions: int = Field(default=1024, ge=1)

@@ -5,6 +5,7 @@ A live environment acts on the world, so its games are only opened, as its spec'
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ import numpy as np
 
 from deploy.launch.planning.task_sets import TaskSets, open_task_sets
 from envservice.base import Environment, ParsedAction, PromptTemplate, outcome_of
+from envservice.client.request_batching import SHARE
 from envservice.registry import BUILT_IN, find_spec, find_teacher, make_template
 from rollout.demonstrations import demonstrate
 from services.config.file import as_yaml, flatten
@@ -51,6 +53,8 @@ def check_games(config: Config, tell: Callable[[str], object]) -> TaskSets:
         return task_sets
     if own:
         _try_prompt(config, environment, task_sets.train[0])
+    if own and not config.env.urls:  # their names may lead to more servers
+        _time_steps(config, environment, task_sets.train[0], tell)
     if own and config.sft.enabled and config.sft.file is None:
         _try_teacher(config, environment, task_sets.train[0])
     if ":" in config.learner.credit.state_key and environment.replay == "pure":  # others ask services at a step
@@ -120,6 +124,27 @@ def _try_prompt(config: Config, environment: Environment, task: str) -> None:
         text: object = template.render(first, (), first)
     if not isinstance(text, str):
         raise UserError(f"{name} renders {text!r:.60}", "return a text from `render`")
+
+
+def _time_steps(config: Config, environment: Environment, task: str, tell: Callable[[str], object]) -> None:
+    """Tells if a step is so slow that the games of a server, which take turns, may wait longer than an answer may take.
+    The first step may load something, so both of two are slow."""
+    name, rollout, answer_s = config.env.name, config.rollout, config.env.call_seconds * SHARE
+    games = math.ceil(rollout.workers * rollout.slots / config.env.servers)
+    step_s = math.inf
+    with told(f"game {task} is broken", f"fix {name}"):
+        session = environment.open(task)
+        now = outcome_of(session.reset(), "reset")
+        for _ in range(2):
+            if now.done or games * step_s <= answer_s:
+                break
+            start = time.monotonic()
+            now = outcome_of(session.step(next(iter(now.admissible_actions), "")), "step")
+            step_s = min(step_s, time.monotonic() - start)
+    if answer_s < games * step_s < math.inf:
+        tell(f"a step of {name} takes {step_s:.2g} s, so the {games} games of a server wait for "
+             f"{games * step_s:.3g} s, and an answer has {answer_s:g} s; give more env.servers, fewer rollout.slots or "
+             "a larger env.call_seconds")
 
 
 def _try_parser(config: Config) -> None:
