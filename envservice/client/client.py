@@ -43,6 +43,7 @@ from envservice.client.request_batching import (
 from envservice.client.results import Result, result_of
 from envservice.wire.schemas import MAX_ACTION, Info, TaskList
 from services.errors import EnvFault
+from services.plural import number_of
 from services.telemetry.tracing import span, traceparent
 
 CONNECT_S = 5.0
@@ -173,10 +174,10 @@ class EnvClient:
     def _late(self, waited: float, last: Exception | None, *, outage: bool) -> EnvFault:
         """Makes the fault of a call that ended after `waited` seconds. A server steps one game at a time, so a call may
         have waited for others alone."""
-        line = "" if outage else (f"; {self._under_way - 1} other calls of this client wait: give more env.servers, "
-                                  "fewer rollout.slots or a larger env.call_seconds")
-        key = "env.outage_seconds" if outage else "env.call_seconds"
-        return EnvFault(f"no answer within {waited:.3g} s ({key}); last: {last or 'no failure'}{line}")
+        key, others = ("env.outage_seconds", 0) if outage else ("env.call_seconds", self._under_way - 1)
+        line = f"; {number_of(others, 'other call')} waited too: give more env.servers or fewer rollout.slots"
+        said = f"no answer within {waited:.3g} s ({key}); last: {last or 'no failure'}"
+        return EnvFault(said + line if others else said)
 
     def _answers(self) -> int:
         return sum(replica.answers for replica in self._replicas)

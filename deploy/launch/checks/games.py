@@ -132,14 +132,14 @@ def _time_steps(config: Config, environment: Environment, task: str, tell: Calla
     name, rollout, answer_s = config.env.name, config.rollout, config.env.call_seconds * SHARE
     games = math.ceil(rollout.workers * rollout.slots / config.env.servers)
     step_s = math.inf
-    with told(f"game {task} is broken", f"fix {name}"):
+    with told(f"game {task} is broken", f"fix {name}"), _telling_if_long(task, config.env.call_seconds, tell):
         session = environment.open(task)
         now = outcome_of(session.reset(), "reset")
         for _ in range(2):
             if now.done or games * step_s <= answer_s:
                 break
             start = time.monotonic()
-            now = outcome_of(session.step(next(iter(now.admissible_actions), "")), "step")
+            now = outcome_of(session.step(next(iter(now.admissible_actions), "0")), "step")
             step_s = min(step_s, time.monotonic() - start)
     if answer_s < games * step_s < math.inf:
         tell(f"a step of {name} takes {step_s:.2g} s, so the {games} games of a server wait for "
