@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 
 from envservice.base import ParsedAction
+from services.chat import THINK, THINK_END
 
 ACTION_END = "</action>"
 _OPENS, _CLOSES = (re.compile(tag, re.IGNORECASE | re.ASCII) for tag in ("<action>", ACTION_END))
@@ -20,6 +21,14 @@ def has_ideograph(text: str) -> bool:
 def answer(thought: str, action: str) -> str:
     """Writes a well-formed answer."""
     return f"<think>{thought}</think><action>{action}{ACTION_END}"
+
+
+def without_thought(text: str) -> str:
+    """Returns what an answer says after its thought, or "" if the thought does not end.
+
+    The tag that opens the thought may be missing: some chat templates write it at the end of the prompt.
+    """
+    return text.rpartition(THINK_END)[2].partition(THINK)[0].strip()
 
 
 def read_answer(text: str, *, tail: int = 30) -> ParsedAction:

@@ -34,7 +34,7 @@ def ask(state: Play):
 
 
 def act(state: Play):
-    """Carries out the calls of the newest message. A message without calls is an action."""
+    """Carries out the calls of the newest message. A message without calls is an action, after its thought."""
     said, heard, now = state["messages"][-1], [], None
     for call in said.tool_calls:
         now = post("/call", name=call["name"], arguments=call["args"])
@@ -42,7 +42,7 @@ def act(state: Play):
         if now["done"]:
             break
     if now is None:
-        now = post("/step", action=said.text)
+        now = post("/step", action=said.text.rpartition("</think>")[2].strip())
         heard.append(HumanMessage(now["observation"]))
     return {"messages": heard, "done": now["done"]}
 

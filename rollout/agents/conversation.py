@@ -7,6 +7,7 @@ the history as they were written, so most calls continue the one before and trai
 from __future__ import annotations
 
 from envservice.client.results import Result
+from envservice.response_format import without_thought
 from envservice.tool_calls import MISTRAL_CALLS
 from rollout.agents.session import AgentSession, ChatAnswer
 from rollout.agents.world import AgentWorld
@@ -14,7 +15,10 @@ from services.chat import Message
 
 
 async def agent(_task: str, llm: AgentSession, env: AgentWorld) -> None:
-    """Answers until the environment is done: calls of tools are carried out in order, any other text is an action."""
+    """Answers until the environment is done: calls of tools are carried out in order, any other answer is an action.
+
+    The environment gets an action without the thought before it. The history keeps the thought.
+    """
     now = await env.reset()
     said: list[Message] = [{"role": "user", "content": shown(now)}]
     while not now.done:
@@ -27,7 +31,7 @@ async def agent(_task: str, llm: AgentSession, env: AgentWorld) -> None:
             if now.done:
                 return
         if not answer.parsed.calls:
-            now = await env.step(answer.content.strip())
+            now = await env.step(without_thought(answer.content))
             said.append({"role": "user", "content": shown(now)})
 
 

@@ -7,12 +7,14 @@ import json
 
 import numpy as np
 import pytest
+from byte_tokenizer import TEMPLATE, byte_tokenizer
 from scripted_engine import ScriptedEngine
 from third_party import TOKENIZERS
 
+from envservice.plain_prompts import PLAIN
 from learner.rows.batch import assign_credit, rows_of
 from rollout.agents.conversation import agent
-from rollout.prompt_renderer import load_text
+from rollout.prompt_renderer import PromptRenderer, load_text
 from services.config.tree import CreditSection, EnvSection
 from services.errors import EnvFault
 from services.records import decode_episode, encode_episode
@@ -40,6 +42,20 @@ async def test_tools_are_shown_called_and_answered_in_one_conversation(counting,
         "<|end|>[tool]There is no halve with [].<|end|>[assistant]I think<|end|>[user]Call a tool.<|end|>[assistant]")
     assert [step.follows for step in episode.steps] == [None, 0, 1, 2]
     assert not any(step.broke for step in episode.steps)
+
+
+@pytest.mark.parametrize(("opened", "script"), [
+    ("", "<think>\nhm\n</think>\n\ngo"), ("<think>\n", "hm\n</think>\n\ngo"), ("<think>\n\n</think>\n\n", "go")])
+async def test_an_action_lacks_the_thought_that_the_history_keeps(counting, ticket, opened: str, script: str):
+    """Whether the model writes the thought or the template opens it, as Qwen3's does if the model shall not think."""
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = TEMPLATE.replace("[assistant]{% endif %}", f"[assistant]{opened}{{% endif %}}")
+    thinking = PromptRenderer(template=PLAIN["full"](2), tokenizer=tokenizer)
+    async with counting([], agent) as (runner, _):
+        engine = ScriptedEngine(thinking, [script, call("add", n=5)])
+        episode = await dataclasses.replace(runner, text=thinking, engine=engine).play(ticket, 1)
+    assert (episode.steps[0].action, episode.won) == ("go", True)
+    assert f"[assistant]{opened}{script}<|end|>" in tokenizer.decode(episode.steps[1].prompt_ids.tolist())
 
 
 async def test_a_conversation_trains_as_one_sequence_with_the_credit_of_each_call(counting, ticket):

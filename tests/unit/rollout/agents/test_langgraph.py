@@ -18,7 +18,7 @@ from services.http.server import bind
 
 pytestmark = needs_third_party
 GRAPH = str(Path(__file__).parents[4] / "examples" / "langgraph_agent.py")
-ANSWERS = ['<tool_call>{"name": "add", "arguments": {"n": 2}}</tool_call>', "six, please",
+ANSWERS = ['<tool_call>{"name": "add", "arguments": {"n": 2}}</tool_call>', "<think>\nhm\n</think>\n\nsix, please",
            '<tool_call>{"name": "double", "arguments": {}}</tool_call>']
 """The counter goes 1, 3, 3 (a text calls no tool), 6."""
 
@@ -30,6 +30,7 @@ async def test_its_calls_are_the_steps_of_an_episode_of_a_run(counting, ticket):
     assert (episode.won, episode.end, len(episode.steps)) == (True, "won", 3)
     assert [step.reward for step in episode.steps] == pytest.approx([2.5, 0.0, 12.5])
     assert [step.observation for step in episode.steps] == ["The counter is 1. Make it 6.", "3", "Call a tool."]
+    assert episode.steps[1].action == "six, please"
     for step, (prompt, ids) in zip(episode.steps, runner.engine.asked, strict=True):
         assert step.prompt_ids.tolist() == prompt
         assert step.response_ids.tolist() == ids
