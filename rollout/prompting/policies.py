@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from envservice.base import Outcome, ParsedAction, PromptTemplate, Turn
-from envservice.response_format import answer
+from envservice.response_format import answer, without_thought
 from services.chat import Message
 
 _ACTION = re.compile(r"^[ \t>*]*action[ \t*]*(?:\d+[ \t]*)?:[ \t*]*(.+?)[ \t*]*$", re.IGNORECASE | re.MULTILINE)
@@ -88,24 +88,26 @@ class ReAct:
             told[-1] += f"\nAdmissible actions: {'; '.join(trial.now.admissible_actions)}"
         messages: list[Message] = []
         for text, said in zip(told, trial.answers, strict=False):
-            messages += [{"role": "user", "content": text}, {"role": "assistant", "content": before_observation(said)}]
+            messages += [{"role": "user", "content": text}, {"role": "assistant", "content": counted_part(said)}]
         return [*messages, {"role": "user", "content": told[-1]}]
 
     def parse(self, text: str) -> ParsedAction:
-        """The first `Action:` line counts. Without one the last line is the action, and the answer is invalid.
-
-        Models go on with observations of their own making: text from the first `Observation:` line on is ignored.
-        """
-        said = before_observation(text)
+        """The first `Action:` line counts. Without one the last line is the action, and the answer is invalid."""
+        said = counted_part(text)
         found = _ACTION.search(said)
         action = found[1] if found else (said.strip().splitlines() or [""])[-1]
         return ParsedAction(action=self.template.parse(answer("", action)).action, valid=found is not None)
 
 
-def before_observation(text: str) -> str:
-    """Returns an answer up to the observation that the model made up, if it did."""
-    made_up = _OBSERVATION.search(text)
-    return (text if made_up is None else text[: made_up.start()]).rstrip()
+def counted_part(text: str) -> str:
+    """Returns an answer after its thought in tags, up to the first `Observation:` line.
+
+    The thought of a reasoning model may name actions that it decides against, and models go on with observations of
+    their own making.
+    """
+    said = without_thought(text)
+    made_up = _OBSERVATION.search(said)
+    return (said if made_up is None else said[: made_up.start()]).rstrip()
 
 
 def reflection_on(trial: Trial, memory: Sequence[str]) -> list[Message]:

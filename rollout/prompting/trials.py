@@ -13,6 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from envservice.base import Environment, Turn, outcome_of
+from envservice.response_format import without_thought
 from rollout.episode import score_of
 from rollout.prompting.model import AskedModel, ContextFull, ModelAnswer
 from rollout.prompting.policies import PromptingPolicy, Trial, reflection_on
@@ -138,7 +139,7 @@ class TaskPlayer:
 
     async def _reflect(self, trial: Trial, memory: Sequence[str], cost: Cost, task: str, number: int) -> str | None:
         try:
-            return (await self._ask(reflection_on(trial, memory), cost, task, number, -1)).strip()
+            return without_thought(await self._ask(reflection_on(trial, memory), cost, task, number, -1))
         except ContextFull:
             return None  # the next trial has to do without
 

@@ -4,7 +4,7 @@ import pytest
 
 from envservice.alfworld.prompts import AlfworldFullTemplate
 from envservice.base import Outcome, Turn
-from rollout.prompting.policies import Direct, ReAct, Trial, before_observation, make_policy, reflection_on
+from rollout.prompting.policies import Direct, ReAct, Trial, counted_part, make_policy, reflection_on
 
 TEMPLATE = AlfworldFullTemplate(2)
 FIRST = Outcome(observation="You are in a room.\n\nYour task is to: find a Mug.", admissible_actions=["look", "go on"])
@@ -32,6 +32,15 @@ def test_react_is_a_conversation_whose_last_message_lists_the_actions():
     assert now["content"] == "Observation: You see a mug 1.\nAdmissible actions: take mug 1"
 
 
+@pytest.mark.parametrize(("answer", "kept"), [
+    ("<think>\nObservation: so\n</think>\n\nThought: on\nAction: go on", "Thought: on\nAction: go on"),
+    ("<think>\nI go on and", "")])
+def test_the_conversation_of_react_keeps_no_thought_in_tags(answer: str, kept: str):
+    played = trial()
+    played.answers[:] = [answer]
+    assert ReAct(TEMPLATE).messages(played, [])[1] == {"role": "assistant", "content": kept}
+
+
 def test_the_first_turn_of_react_has_rules_memory_observation_and_actions():
     (message,) = ReAct(TEMPLATE).messages(trial(0), ["look first", "then go"])
     parts = message["content"].split("\n\n")
@@ -46,6 +55,11 @@ def test_the_first_turn_of_react_has_rules_memory_observation_and_actions():
     ("> action: look", "look", True),
     ("I will go.\ngo on", "go on", False),
     ("Thought: a\nObservation: you won", "thought: a", False),
+    ("<think>\nMaybe:\nAction: look\nThat wastes a turn.\n</think>\n\nThought: b\nAction: go to oven 1",
+     "go to oven 1", True),
+    ("<think>\nIt showed\nObservation: a mug\n</think>\nAction: look", "look", True),
+    ("Action: wait\n</think>\nAction: look", "look", True),
+    ("<think>\nMaybe:\nAction: look", "", False),
     ("", "", False)])
 def test_react_reads_the_first_action_line(text: str, action: str, valid: bool):
     parsed = ReAct(TEMPLATE).parse(text)
@@ -53,8 +67,8 @@ def test_react_reads_the_first_action_line(text: str, action: str, valid: bool):
 
 
 def test_an_answer_ends_where_the_model_makes_up_an_observation():
-    assert before_observation("Action: a\nObservation: b\nAction: c") == "Action: a"
-    assert before_observation("Thought: an observation: no\nAction: a") == "Thought: an observation: no\nAction: a"
+    assert counted_part("Action: a\nObservation: b\nAction: c") == "Action: a"
+    assert counted_part("Thought: an observation: no\nAction: a") == "Thought: an observation: no\nAction: a"
 
 
 def test_a_reflection_reads_memory_and_the_whole_trial():

@@ -15,14 +15,14 @@ from services.config.prompting import PromptingSection
 
 
 class Planner:
-    """Answers with `plan 1`, `plan 2`, ... and keeps the start of each conversation."""
+    """Thinks, answers with `plan 1`, `plan 2`, ... and keeps the start of each conversation."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
 
     async def ask(self, messages, *, seed: int) -> ModelAnswer:
         self.asked.append(messages[0]["content"])
-        return ModelAnswer(text=f"plan {len(self.asked)}", prompt_tokens=1, answer_tokens=None)
+        return ModelAnswer(text=f"<think>\nhm\n</think>\n\nplan {len(self.asked)}", prompt_tokens=1, answer_tokens=None)
 
 
 async def test_a_trial_reads_the_newest_reflections_alone():
