@@ -105,20 +105,20 @@ class ChatRequest(BaseModel):
 
 
 def templated(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns messages as chat templates expect them: arguments of tool calls as objects, text parts as one text, and
-    `system` for `developer`, OpenAI's newer name of it, which most templates do not know."""
+    """Returns messages as chat templates expect them: arguments of tool calls as objects, text parts as one text,
+    `system` for `developer`, OpenAI's newer name of it, which most templates do not know, and no field without a value:
+    OpenAI's client writes all that it knows, and many templates only ask whether there is a `tool_calls`."""
     return [_templated(message) for message in messages]
 
 
 def _templated(message: dict[str, Any]) -> dict[str, Any]:
-    out = dict(message)
+    out = {name: value for name, value in message.items() if value is not None and (name != "tool_calls" or value)}
     if out.get("role") == "developer":
         out["role"] = "system"
     if isinstance(out.get("content"), list):
         out["content"] = "".join(part.get("text", "") for part in out["content"])
-    if out.get("content") is None:
-        out["content"] = ""
-    if out.get("tool_calls"):
+    out.setdefault("content", "")
+    if "tool_calls" in out:
         out["tool_calls"] = [{**call, "function": {**call["function"], "arguments": _object(call)}}
                              for call in out["tool_calls"]]
     return out

@@ -129,3 +129,13 @@ def test_instructions_of_a_developer_are_those_of_the_system(name: str):
     """OpenAI's clients call them so since its reasoning models; half of the templates drop a role with this name."""
     written = chat(name).text(templated(asking("developer", "user")))
     assert written == chat(name).text([{"role": "system", "content": "developer 0"}, *asking("", "user")[1:]])
+
+
+@pytest.mark.parametrize("calls", [None, []])
+@pytest.mark.parametrize("name", [*WITH_TOOLS, *PLAIN, "deepseekv3"])
+def test_fields_without_a_value_are_as_if_they_were_not_there(name: str, calls: list | None):
+    """OpenAI's client sends its own answer back with each of them. Llama 3.1's template asked how long null is, and
+    DeepSeek V3's left the text out."""
+    told = asking("user", "assistant", "user")
+    sent = [told[0], told[1] | {"tool_calls": calls, "refusal": None, "audio": None, "function_call": None}, told[2]]
+    assert chat(name).text(templated(sent)) == chat(name).text(templated(told))

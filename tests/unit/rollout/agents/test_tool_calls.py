@@ -141,6 +141,9 @@ def test_messages_reach_the_template_as_templates_expect_them():
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     asked = {"role": "assistant", "content": None, "tool_calls": [call]}
     assert templated([{"role": "developer", "content": "x"}]) == [{"role": "system", "content": "x"}]
+    said = {"role": "assistant", "content": "x"}
+    for calls in (None, []):
+        assert templated([{**said, "tool_calls": calls, "refusal": None}]) == [said]
     assert templated([asked, {"role": "user", "content": parts}]) == [
         {"role": "assistant", "content": "", "tool_calls": [
             {"id": "1", "type": "function", "function": {"name": "add", "arguments": {"a": 7}}}]},
