@@ -122,9 +122,8 @@ class ChatFormat:
         Reasoning models read `<think>` at the end of their prompt, or `<think></think>` if they shall not think. The
         answer alone would lack the tag.
         """
-        question = [{"role": "user", "content": "x"}]
-        whole, before = self.text(question), self.text(question, answering=False)
-        begins = whole.removeprefix(before)
+        question = _MARK.format("question")
+        begins = self.prompt(question).rpartition(question)[2]  # a system prompt before it may name the tag
         return begins[begins.index(THINK):] if THINK in begins else ""
 
     def ends(self, known: Sequence[int]) -> tuple[int, ...]:

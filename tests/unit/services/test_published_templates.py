@@ -52,6 +52,13 @@ def test_a_system_prompt_is_read_or_refused(name: str):
         assert told.prompt("x").count("You play a game.") == 1
 
 
+@pytest.mark.parametrize("name", [name for name in (*WITH_TOOLS, *PLAIN) if name != "gemma"])
+def test_a_system_prompt_that_names_the_tags_opens_no_thought(name: str):
+    """Its text came before every answer, and no action was found."""
+    told = chat(name, system="Think in <think></think>. Act in <action></action>.")
+    assert told.opening() == OPENS.get(name, "")
+
+
 def test_qwen3_thinks_unless_it_is_told_not_to():
     assert chat("qwen3", arguments={"enable_thinking": False}).opening() == "<think>\n\n</think>\n\n"
 
