@@ -14,12 +14,14 @@ def load_tokenizer(folder: str | Path) -> Any:
 
     transformers builds some tokenizers anew from the class that tokenizer_config.json names. That of DeepSeek V3 names
     Llama's: its rules know no byte-level BPE, and drop every space. The model was trained with the file, so the file
-    decides where the two differ. Raises the errors of transformers.
+    decides where the two differ. Mistral's own file beside it (tekken.json) is not read: its tokenizer has no chat
+    template. Raises the errors of transformers.
     """
     from tokenizers import Tokenizer
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    made: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    made: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False,
+                                              mistral_format=False)
     file = Path(folder) / "tokenizer.json"
     if not file.exists():
         return made

@@ -13,8 +13,9 @@ from services.weights.headers import read_tokenizer, tensor_shapes
 
 _PARTS = (
     (("config.json",), "config.json"), (("*.safetensors", "*.bin"), "weights"),
-    (("tokenizer.json", "*.model", "vocab.*", "*.tiktoken", "tekken.json"), "tokenizer"))
-"""The parts of a whole folder. One of the patterns of each has to match; tokenizer_config.json alone holds no token."""
+    (("tokenizer.json", "*.model", "vocab.*", "*.tiktoken"), "tokenizer"))
+"""The parts of a whole folder. One of the patterns of each has to match; tokenizer_config.json alone holds no token,
+and Mistral's tekken.json no chat template."""
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 """The number of a layer in the name of a tensor."""
 _INDEX = "model.safetensors.index.json"

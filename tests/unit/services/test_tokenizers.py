@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from importlib.resources import files
 from typing import Any
 
 import numpy as np
@@ -80,6 +81,19 @@ def test_answers_end_where_the_template_ends_them(name: str, tmp_path):
     base = load_text(str(tmp_path), EnvSection(name="alfworld"))
     assert set(base.stop_ids) == {*whole.stop_ids, base.tokenizer.eos_token_id}
     assert whole.stop_ids == (whole.tokenizer.eos_token_id,)
+
+
+def test_mistrals_own_file_of_a_tokenizer_changes_nothing(tmp_path):
+    """transformers chose it, as vLLM's package for it is installed, and that tokenizer has no chat template."""
+    for file in TOKENIZERS["mistral_nemo"].iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "tekken.json").write_bytes((files("mistral_common") / "data" / "tekken_240718.json").read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mistral", "vocab_size": 131072}))
+    both, plain = load_text(str(tmp_path), EnvSection(name="alfworld")), text_of("mistral_nemo")
+    assert both.prompt(FIRST, [], FIRST) == plain.prompt(FIRST, [], FIRST)
+    assert both.stop_ids == plain.stop_ids
+    for text in TEXTS:
+        assert both.decode(ids("mistral_nemo", text)) == text
 
 
 def test_raw_text_begins_as_the_tokenizer_begins_it():

@@ -65,8 +65,10 @@ def test_an_unfinished_download_does_not_pass(model: Path):
         "finish its download, or copy the model again")
 
 
-def test_the_settings_of_a_tokenizer_are_not_the_tokenizer(model: Path):
-    (model / "tokenizer.json").rename(model / "tokenizer_config.json")
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "tekken.json"])
+def test_the_settings_of_a_tokenizer_and_mistrals_own_file_are_not_the_tokenizer(name: str, model: Path):
+    """Mistral's file has neither a chat template nor the special tokens by which answers begin and end."""
+    (model / "tokenizer.json").rename(model / name)
     assert f"the model at {model} has no tokenizer" in refusal(model)
 
 
