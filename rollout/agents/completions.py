@@ -13,6 +13,18 @@ from pydantic import BaseModel, ConfigDict, Field
 from rollout.agents.session import ChatAnswer
 from services.files import NOT_JSON
 
+_CONSTRAINED = "answers are not constrained: a policy would not be what is trained"
+_WHOLE = "each answer is a whole message: leave it out"
+_UNSERVED = {
+    **dict.fromkeys(("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+                    _CONSTRAINED),
+    "continue_final_message": _WHOLE,
+    "functions": "they are the older form of tools: send tools",
+    "documents": "the policy reads messages alone: write them in a message",
+    "chat_template": "it is the run's: set model.chat_template in its config",
+    "chat_template_kwargs": "they are the run's: set model.chat_template_kwargs in its config"}
+"""Maps fields that change an answer or its prompt, most of them vLLM's own, to why they are refused."""
+
 
 class _Part(BaseModel):
     model_config = ConfigDict(extra="allow")
@@ -59,7 +71,6 @@ class ChatRequest(BaseModel):
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = True
-    functions: Any = None
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     n: int | None = Field(default=1, ge=1)
@@ -69,20 +80,20 @@ class ChatRequest(BaseModel):
     logprobs: bool | None = False
     top_logprobs: int | None = None
     response_format: dict[str, Any] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = True
 
     def refusal(self) -> str | None:
         """Returns why this endpoint cannot serve the request, or None."""
         if self.n not in (None, 1):
             return f"n is {self.n}, and each call is one step: ask for one answer"
         if self.response_format is not None and self.response_format.get("type", "text") != "text":
-            return "response_format is set, and answers are not constrained: a policy would not be what is trained"
+            return f"response_format is set, and {_CONSTRAINED}"
         if self.top_logprobs:
             return f"top_logprobs is {self.top_logprobs}, and only sampled tokens have logprobs: leave it out"
-        if self.functions:
-            return "functions is the older form of tools: send tools"
-        if self.chat_template_kwargs:
-            return "chat_template_kwargs is set, and they are the run's: set model.chat_template_kwargs in its config"
+        if sent := [name for name, value in (self.model_extra or {}).items() if value and name in _UNSERVED]:
+            return f"{sent[0]} is set, and {_UNSERVED[sent[0]]}"
+        if self.add_generation_prompt is False:
+            return f"add_generation_prompt is false, and {_WHOLE}"
         if unread := [part.type for message in self.messages for part in message.parts if part.text is None]:
             return f"a message has a part of type {unread[0]}, and the policy reads text alone: leave it out"
         return None

@@ -89,13 +89,29 @@ IMAGE = {"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "im
 @pytest.mark.parametrize(("messages", "named", "refusal"), [
     ([IMAGE], {}, "a message has a part of type image_url, and the policy reads text alone"),
     ([USER], {"logprobs": True, "top_logprobs": 3}, "only sampled tokens have logprobs"),
-    ([USER], {"functions": [TOOLS[0]["function"]]}, "functions is the older form of tools"),
-    ([USER], {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}, "set model.chat_template_kwargs")])
+    ([USER], {"functions": [TOOLS[0]["function"]]}, "functions is set, and they are the older form of tools"),
+    ([USER], {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}, "set model.chat_template_kwargs"),
+    ([USER], {"extra_body": {"structured_outputs": {"choice": ["a"]}}}, "structured_outputs is set, and answers are"),
+    ([USER], {"extra_body": {"guided_choice": ["a"]}}, "guided_choice is set, and answers are not constrained"),
+    ([USER], {"extra_body": {"continue_final_message": True, "add_generation_prompt": False}},
+     "continue_final_message is set, and each answer is a whole message"),
+    ([USER], {"extra_body": {"add_generation_prompt": False}},
+     "add_generation_prompt is false, and each answer is a whole message"),
+    ([USER], {"extra_body": {"chat_template": "x"}}, "chat_template is set, and it is the run's: set model.chat_temp"),
+    ([USER], {"extra_body": {"documents": [{"text": "x"}]}}, "documents is set, .*: write them in a message")])
 async def test_a_field_that_would_do_nothing_is_refused(asked, messages, named, refusal):
     client, llm = asked("so")
     with pytest.raises(openai.BadRequestError, match=refusal):
         await said(client, *messages, **named)
     assert llm.steps == []
+
+
+async def test_a_field_with_the_value_that_it_has_anyway_is_not_refused(asked):
+    """Clients that write out all fields of vLLM send these."""
+    client, _ = asked("so")
+    named = {"structured_outputs": None, "guided_json": None, "guided_decoding_backend": None, "documents": None,
+             "chat_template": None, "continue_final_message": False, "add_generation_prompt": True}
+    assert (await said(client, extra_body=named)).content == "so"
 
 
 async def test_a_prompt_that_is_too_long_may_be_shortened(asked):
