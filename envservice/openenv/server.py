@@ -34,6 +34,7 @@ from services.errors import UserError, utf8
 from services.files import NOT_JSON
 from services.http.server import bind
 from services.process.addresses import check_exposure, host_port
+from services.process.signals import signal_of
 from services.telemetry.logs import get_logger
 
 if TYPE_CHECKING:
@@ -207,7 +208,9 @@ class OpenEnvServer:
             return msgspec.json.encode({"type": "state" if verb == "state" else "observation", "data": told}).decode()
         except OpenEnvError as refused:
             return _error(refused.code, str(refused))
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a game that leaves by `sys.exit` would end the server
+            if signal_of(error) is not None:
+                raise
             log.exception("the engine failed", task=play.task)
             play.session = None
             return _error("EXECUTION_ERROR", f"{type(error).__name__}: {error}")

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import sys
 import threading
 
 import httpx
@@ -84,6 +85,24 @@ def test_an_outcome_that_no_answer_can_hold_is_an_error_and_no_reward_of_zero(fi
         with pytest.raises(EnvFault, match="EXECUTION_ERROR"):
             game.step("go on")
         assert game.reset(seed=0)  # the connection lives
+
+
+def test_a_game_that_leaves_by_sys_exit_loses_its_own_episode_alone():
+    """It ended the server with all its sessions."""
+    class Leaving(ToyEnvironment):
+        def open(self, task):
+            session = super().open(task)
+            session.step = lambda action: sys.exit(3)
+            return session
+
+    with serving(environment=Leaving()) as url:
+        game, other = OpenEnvGame(url, seconds=20), OpenEnvGame(url, seconds=20)
+        for one in (game, other):
+            one.reset(seed=0)
+        with pytest.raises(EnvFault, match=r"SystemExit: 3.*EXECUTION_ERROR"):
+            game.step("go on")
+        assert other.reset(seed=1)
+        assert OpenEnvGame(url, seconds=20).reset(seed=2)
 
 
 def test_each_mistake_of_a_client_is_an_error_and_the_session_goes_on(url):
