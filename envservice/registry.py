@@ -112,3 +112,9 @@ def check_settings(env: EnvSection) -> None:
         raise UserError(f"env.max_steps is {env.max_steps}, but an episode of {env.name} has at most {longest} steps",
                         f"set env.max_steps to {longest} or less")
     make_template(env)
+
+
+def check_tools(env: EnvSection) -> None:
+    """Raises UserError if the tools that the environment offers to agents cannot be listed."""
+    with told(f"the tools of {env.name} cannot be listed", "start the server that offers them, or correct its URL"):
+        find_spec(env.name).tools()

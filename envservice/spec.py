@@ -119,8 +119,9 @@ class EnvironmentSpec:
     """Bytes that each live session takes outside the server's process. Servers hold no more sessions than fit."""
     stops: tuple[str, ...] = (ACTION_END,)
     """Tags that end an answer. Text after the first one is ignored. A model made here has each as one token."""
-    tools: tuple[Tool, ...] = ()
-    """Tools that it offers to agents (docs/tasks/own-agent.md). Its sessions receive a call of one as JSON text."""
+    tools: Callable[[], Sequence[Tool]] = tuple
+    """Returns the tools that it offers to agents (docs/tasks/own-agent.md), of which its sessions receive calls as JSON
+    text. Only an agent's worker asks, so nobody else needs a server that lists them. Raises EnvFault if it is away."""
     says_unchanged: bool = True
     """Whether its outcomes may say that the action changed nothing. If not, `learner.credit.stay` does nothing."""
     teacher: Teacher | None = None

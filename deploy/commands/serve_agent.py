@@ -38,6 +38,7 @@ def run(args: argparse.Namespace) -> None:
     from deploy.launch.checks.preflight import check_policy
     from deploy.runs.policies import resolve_or_default, run_path
     from deploy.training.evaluation import check_results
+    from envservice.registry import check_tools
     from services.process.addresses import check_exposure
     from services.telemetry.logs import adopt_libraries, configure_logs
 
@@ -45,6 +46,8 @@ def run(args: argparse.Namespace) -> None:
     if args.out is not None:
         check_results(args.out)  # rather now than at the end of the first episode
     check_policy(config)
+    if not args.no_env:
+        check_tools(config.env)
     token = token_from(AGENT_TOKEN_VARIABLE)
     check_exposure(args.host, token, AGENT_TOKEN_VARIABLE)
     configure_logs(None, process="agents", show=None)

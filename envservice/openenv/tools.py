@@ -15,7 +15,7 @@ import msgspec
 from envservice.openenv.client import SHOWN, Fields, OpenEnvGame, openenv_spec, seeded
 from envservice.spec import LONGEST, EnvironmentSpec
 from envservice.tool_calls import Tool, read_call
-from services.errors import EnvFault, UserError
+from services.errors import UserError
 
 
 def write_tool_call(action: str) -> Fields:
@@ -48,12 +48,9 @@ def _text_of(part: Fields) -> str:
     return str(text)
 
 
-def server_tools(url: str, *, name: str, seconds: float = 60.0) -> tuple[Tool, ...]:
-    """Asks a server for its tools. Raises UserError if it does not answer with any."""
-    try:
-        observation, _ = OpenEnvGame(url, seconds=seconds).ask("step", {"type": "list_tools"})
-    except EnvFault as fault:
-        raise UserError(str(fault), f"start the OpenEnv server of {name}, or correct its URL") from None
+def server_tools(url: str, seconds: float) -> tuple[Tool, ...]:
+    """Asks a server for its tools. Raises EnvFault if it is away or full, and UserError if it lists none."""
+    observation, _ = OpenEnvGame(url, seconds=seconds).ask("step", {"type": "list_tools"})
     if not observation.get("tools"):
         raise UserError(f"the OpenEnv server {url} offers no tools", "use openenv_spec with `write` and `read`")
     try:
@@ -68,13 +65,13 @@ def openenv_tools_spec(
     max_steps: int = LONGEST, sizes: tuple[int, int, int] = (1000, 100, 300), replayable: bool = False,
     seconds: float = 60.0,
 ) -> EnvironmentSpec:
-    """Makes the EnvironmentSpec of an OpenEnv server with tools. It asks the server for them: start the server first.
+    """Makes the EnvironmentSpec of an OpenEnv server with tools. The server is asked for them by its `tools` alone.
 
-    The arguments are those of `openenv_spec`. Raises UserError if the server does not answer or has no tools.
+    The arguments are those of `openenv_spec`.
     """
     spec = openenv_spec(url, name=name, begin=begin, write=write_tool_call, read=read, max_steps=max_steps, sizes=sizes,
                         replayable=replayable, seconds=seconds)
-    return replace(spec, tools=server_tools(url, name=name, seconds=seconds))
+    return replace(spec, tools=lambda: server_tools(url, seconds))
 
 
 def _tool(told: dict[str, Any]) -> Tool:

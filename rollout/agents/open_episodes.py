@@ -15,7 +15,7 @@ import contextlib
 import hmac
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,7 +60,7 @@ class OpenEpisodes:
     session: Callable[[Ticket], AgentSession]
     env: EnvClient | None
     """None: episodes have no environment, and clients give the rewards."""
-    tools: tuple[Tool, ...]
+    tools: Sequence[Tool]
     engine: str
     """Name and version of the environment's engine, "" without one."""
     temperature: float

@@ -58,15 +58,17 @@ class Endpoint:
 async def agent_runner(config: Config, shared: dict[str, Any], model: Path) -> AsyncIterator[AgentRunner]:
     """Yields the runner of a worker whose config names an agent, and serves the agent's endpoint meanwhile.
 
-    `shared`: the arguments that EpisodeRunner takes. Raises UserError if the model's tokenizer has no chat template.
+    `shared`: the arguments that EpisodeRunner takes. Raises UserError if the model's tokenizer has no chat template,
+    and EnvFault if a server that lists the environment's tools is away: the worker is then started again.
     """
     assert config.agent.name is not None
     check_chat(shared["text"].chat, model)
     _make_room_for(config.rollout.slots)
+    tools = await asyncio.to_thread(find_spec(config.env.name).tools)  # may ask a server
     async with endpoint() as served:
         with telling_if_held(log.error):
             yield AgentRunner(**shared, settings=config.agent, agent=find_agent(config.agent.name), endpoint=served,
-                              tools=find_spec(config.env.name).tools)
+                              tools=tools)
 
 
 def _make_room_for(slots: int) -> None:

@@ -146,16 +146,17 @@ class _Watched:
 async def _episodes(served: ServedPolicy, text: PromptRenderer, engine: Any, env: EnvClient | None) -> OpenEpisodes:
     config, rollout = served.config, served.config.rollout
     info = None if env is None else await env.info()
+    tools = () if env is None else await asyncio.to_thread(find_spec(config.env.name).tools)  # may ask a server
 
     def session(ticket: Ticket) -> AgentSession:
         return AgentSession(ticket=ticket, engine=engine, text=text, prompt_tokens=rollout.max_prompt_tokens,
                             response_tokens=rollout.max_response_tokens, max_calls=config.agent.max_calls)
 
     return OpenEpisodes(
-        session=session, env=env, tools=find_spec(config.env.name).tools if env else (),
-        engine="" if info is None else f"{info.engine} {info.version}", temperature=config.eval.temperature,
-        max_steps=config.env.max_steps, token=served.token, limit=config.env.max_sessions,
-        idle_s=config.agent.seconds, record=lambda episode: served.out and append_episode(served.out, episode))
+        session=session, env=env, tools=tools, engine="" if info is None else f"{info.engine} {info.version}",
+        temperature=config.eval.temperature, max_steps=config.env.max_steps, token=served.token,
+        limit=config.env.max_sessions, idle_s=config.agent.seconds,
+        record=lambda episode: served.out and append_episode(served.out, episode))
 
 
 @contextlib.asynccontextmanager

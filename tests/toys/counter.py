@@ -32,7 +32,7 @@ class Counter:
 
 
 def counter_spec(*, replayable: bool = True):
-    return replace(text_spec(Counter, name="counter", max_steps=8, replayable=replayable), tools=TOOLS)
+    return replace(text_spec(Counter, name="counter", max_steps=8, replayable=replayable), tools=lambda: TOOLS)
 
 
 SPEC = counter_spec()

@@ -97,7 +97,7 @@ def test_its_server_is_an_environment(guessing):
 def test_its_tools_are_those_of_an_environment():
     """Calls that go wrong are answered: by the server, and what is no call by ourselves."""
     with serving("tools.py", lambda url: openenv_tools_spec(url, name="counting")) as spec:
-        (add,) = spec.tools
+        (add,) = spec.tools()
         assert (add["type"], add["function"]["name"], add["function"]["description"]) == (
             "function", "add", "Adds a number to the counter.")
         assert add["function"]["parameters"]["properties"]["n"]["type"] == "integer"

@@ -13,11 +13,12 @@ from websockets.sync.server import serve
 
 from deploy.training.prompting import make_plan
 from envservice.openenv.client import OpenEnvGame, openenv_spec
-from envservice.openenv.tools import server_tools
+from envservice.openenv.tools import openenv_tools_spec
 from services.config.env import EnvSection
 from services.config.file import default_config
 from services.errors import EnvFault, UserError
 
+FULL = {"type": "error", "data": {"message": "1/1 sessions active", "code": "CAPACITY_REACHED"}}
 GOOD = {"observation": {"text": "Hello."}, "reward": 0.0, "done": False}
 
 
@@ -92,8 +93,7 @@ def test_an_answer_that_is_no_json_is_shown(answer, shown):
 
 def test_a_full_server_names_the_settings_that_help():
     """OpenEnv serves one session by default, so all games but one failed, without a word of how to change that."""
-    full = {"type": "error", "data": {"message": "1/1 sessions active", "code": "CAPACITY_REACHED"}}
-    with answering(GOOD, reset=full) as url, pytest.raises(EnvFault, match=r"by env.max_sessions or p"):
+    with answering(GOOD, reset=FULL) as url, pytest.raises(EnvFault, match=r"by env.max_sessions or p"):
         step(url)
 
 
@@ -119,7 +119,16 @@ def test_an_action_that_json_cannot_hold_names_write():
 def test_a_list_of_tools_of_another_form_is_shown(tools):
     with answering(GOOD | {"observation": {"tools": tools}}) as url, \
             pytest.raises(UserError, match=r"lists its tools as .*look.*; each needs a name"):
-        server_tools(url, name="bad")
+        openenv_tools_spec(url, name="bad").tools()
+
+
+def test_a_full_tool_server_is_no_mistake_of_the_user_in_a_worker():
+    """Its games held all sessions when a worker started again, which ended the run by advice to start the server."""
+    with answering(FULL, reset=FULL) as url:
+        spec = openenv_tools_spec(url, name="full")
+        assert spec.prompts["full"](2).chat
+        with pytest.raises(EnvFault, match="CAPACITY_REACHED"):
+            spec.tools()
 
 
 def test_a_url_of_websockets_is_one_too():

@@ -41,7 +41,7 @@ def counting(text):
                 yield AgentRunner(
                     worker="w", agent=agent, engine=engine, env=client, env_engine="counter 1", text=text,
                     limits=Limits(prompt_tokens=4096, response_tokens=256, reward_scale=10.0), endpoint=Endpoint(),
-                    settings=AgentSection(name="x:y", seconds=60), tools=SPEC.tools), app.state.batches
+                    settings=AgentSection(name="x:y", seconds=60), tools=SPEC.tools()), app.state.batches
     return made
 
 

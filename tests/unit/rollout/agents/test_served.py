@@ -6,27 +6,43 @@ import asyncio
 import threading
 from pathlib import Path
 
+import pytest
 from scripted_engine import ScriptedEngine
 
 from envservice.client.client import EnvClient
+from envservice.openenv.tools import openenv_tools_spec
 from rollout.agents.served import agent_runner
 from rollout.episode import Limits
 from services.config.file import default_config
+from services.errors import EnvFault
+
+AWAY = openenv_tools_spec("http://127.0.0.1:1", name="away")
+
+
+def shared_of(env, text):
+    return {"worker": "w", "engine": ScriptedEngine(text, []), "env": env, "env_engine": "none 1", "text": text,
+            "limits": Limits(prompt_tokens=64, response_tokens=8, reward_scale=1.0)}
 
 
 async def test_agents_that_wait_in_threads_leave_some_to_the_worker(text):
     """As blocking frameworks do: each waits for answers of this loop, which needs threads of its own to give them."""
     config = default_config(["agent.name=rollout.agents.conversation:agent", "rollout.slots=40"])
     answered = threading.Event()
+    async with EnvClient(["http://127.0.0.1:1"]) as env, agent_runner(config, shared_of(env, text), Path("model")):
+        agents = [asyncio.create_task(asyncio.to_thread(answered.wait)) for _ in range(config.rollout.slots)]
+        await asyncio.sleep(0)  # until each has asked for a thread
+        try:
+            async with asyncio.timeout(5):
+                assert await asyncio.to_thread(int) == 0
+        finally:
+            answered.set()
+            await asyncio.gather(*agents)
+
+
+async def test_a_worker_whose_tool_server_is_away_has_a_fault_and_is_started_again(text):
+    """A mistake of the user would end the run."""
+    config = default_config(["agent.name=rollout.agents.conversation:agent", f"env.name={__name__}:AWAY"])
     async with EnvClient(["http://127.0.0.1:1"]) as env:
-        shared = {"worker": "w", "engine": ScriptedEngine(text, []), "env": env, "env_engine": "none 1", "text": text,
-                  "limits": Limits(prompt_tokens=64, response_tokens=8, reward_scale=1.0)}
-        async with agent_runner(config, shared, Path("model")):
-            agents = [asyncio.create_task(asyncio.to_thread(answered.wait)) for _ in range(config.rollout.slots)]
-            await asyncio.sleep(0)  # until each has asked for a thread
-            try:
-                async with asyncio.timeout(5):
-                    assert await asyncio.to_thread(int) == 0
-            finally:
-                answered.set()
-                await asyncio.gather(*agents)
+        with pytest.raises(EnvFault, match="ConnectionRefusedError"):
+            async with agent_runner(config, shared_of(env, text), Path("model")):
+                pass
