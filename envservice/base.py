@@ -112,7 +112,8 @@ def _around_placeholder(listed: str) -> tuple[str, str]:
 
 
 class Session(Protocol):
-    """One live game."""
+    """One live game. It is dropped without a call, also after a fault: release what it holds by `weakref.finalize`,
+    whose function may run in any thread."""
 
     def reset(self) -> Outcome: ...
 

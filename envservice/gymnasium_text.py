@@ -9,6 +9,7 @@ The code of a game has no digest of its own; `version` stands for it.
 from __future__ import annotations
 
 import re
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from operator import index
 from typing import Any, Protocol, SupportsFloat, cast
@@ -18,7 +19,10 @@ from envservice.data_digest import digest_of
 from envservice.plain_prompts import PLAIN
 from envservice.spec import LONGEST, EnvironmentSpec, opens
 from services.errors import EnvFault, UserError
+from services.process.signals import signal_of
+from services.telemetry.logs import get_logger
 
+log = get_logger("games")
 _PROBED_STEPS = 8
 _SEED = re.compile("[0-9]{8}")
 MOST_TASKS = 10**8
@@ -36,7 +40,7 @@ class TextGame(Protocol):
 
     Of `info` four keys are read: `admissible_actions`, a list of texts; `won`, by default whether the game terminated
     with a reward; `state_id`, the game's own name of its state, a text or a whole number; `unchanged`, whether the
-    action changed nothing.
+    action changed nothing. A method `close`, if it has one, is called once when its session has been dropped.
     """
 
     def reset(self, *, seed: int) -> tuple[str, dict[str, Any]]: ...
@@ -50,6 +54,8 @@ class TextSession:
     def __init__(self, game: TextGame, seed: int) -> None:
         self._game = game
         self._seed = seed
+        if callable(close := getattr(game, "close", None)):
+            weakref.finalize(self, _close, close).atexit = False  # a process that ends waits for no game
 
     def reset(self) -> Outcome:
         text, info = _parts(self._game.reset(seed=self._seed), _RESET)
@@ -165,6 +171,16 @@ def _parts(returned: Any, wanted: Mapping[str, Any]) -> Any:
         if not isinstance(part, kind):
             raise EnvFault(f"its {verb} returned {_shown(part)} as {name}, in {form}")
     return returned
+
+
+def _close(close: Callable[[], object]) -> None:
+    """Closes a game whose session has been dropped. Nobody could catch what it raises, so that is logged."""
+    try:
+        close()
+    except (Exception, SystemExit) as error:
+        if signal_of(error) is not None:
+            raise
+        log.exception("a game failed to close")
 
 
 def _verdict(name: str, value: Any) -> bool:

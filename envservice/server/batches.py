@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -149,7 +150,11 @@ class Batches:
 
     def _inside(self, call: Callable[[], T]) -> T:
         with self._store.activity:
-            return call()
+            try:
+                return call()
+            except Problem as problem:
+                _release(problem)
+                raise
 
     def _reset(self, element: ResetRequest, client: str) -> tuple[bytes, bool]:
         since = time.perf_counter()
@@ -165,6 +170,13 @@ class Batches:
 
     def _close(self, element: CloseRequest, _client: str) -> tuple[bytes, bool]:
         return (b'{"closed":true}' if self._store.close(element.episode_id) else b'{"closed":false}'), False
+
+
+def _release(problem: Problem) -> None:
+    """Frees what the frames of a failure hold. A session that failed ends now, in the thread that has played it: the
+    problem itself lives until Python collects cycles, in any thread."""
+    for error in filter(None, (problem, problem.__cause__)):
+        traceback.clear_frames(error.__traceback__)
 
 
 def _split(body: bytes) -> list[bytes]:

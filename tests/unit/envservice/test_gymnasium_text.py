@@ -1,14 +1,21 @@
 """Games with Gymnasium's reset and step as environments, and the check that they are pure."""
 
+import gc
 import random
+import threading
 
+import msgspec
 import numpy as np
 import pytest
 
 from envservice.gymnasium_text import TextEnvironment, plays_twice, text_spec
 from envservice.registry import make_template
+from envservice.server.batches import Batches
+from envservice.server.metrics import ServerMetrics
+from envservice.server.sessions import SessionStore
 from services.config.tree import EnvSection
 from services.errors import EnvFault, UserError
+from services.telemetry.logs import configure_logs
 
 
 class Dice:
@@ -165,3 +172,79 @@ def test_a_game_that_returns_something_else_is_told_so_in_one_line(reset, step, 
     with pytest.raises(EnvFault, match=said) as caught:
         plays_twice(games, "given/train/00000000")
     assert "\n" not in str(caught.value)
+
+
+class Browser:
+    """A game that holds something outside; it keeps the thread of each close in `closed`."""
+
+    def __init__(self, closed, closes_by):
+        self._closed, self._closes_by = closed, closes_by
+
+    def reset(self, *, seed):
+        return "A page.", {}
+
+    def step(self, action):
+        if action == "crash":
+            raise RuntimeError("the page crashed")
+        return "A page.", 0.0, False, False, {}
+
+    def close(self):
+        self._closed.append(threading.current_thread().name.partition("_")[0])
+        self._closes_by()
+
+
+@pytest.fixture
+def log(tmp_path):
+    """Yields the log's file. Cycles of objects stay meanwhile: a game must not wait for their collection."""
+    configure_logs(tmp_path, show=None)
+    gc.disable()
+    yield tmp_path / "log.jsonl"
+    gc.enable()
+
+
+def browsers(closed, closes_by=int):
+    return TextEnvironment(lambda: Browser(closed, closes_by), name="browser", version="1", sizes=(4, 1, 1))
+
+
+@pytest.mark.parametrize("end", ["close", "crash", "expire", "clear"])
+async def test_a_game_is_closed_once_when_its_session_is_dropped(end, log):
+    closed, now = [], [0.0]
+    store = SessionStore(browsers(closed), lease_s=10, clock=lambda: now[0])
+    batches = Batches(store, ServerMetrics("browser", store), threaded=True)
+
+    async def told(verb, **fields):
+        reply = await batches.answer(verb, msgspec.json.encode([{"episode_id": "e", **fields}]), "")
+        return msgspec.json.decode(reply.body)[0]
+
+    task = "browser/train/00000000"
+    first = await told(batches.reset, task=task)
+    assert not closed
+    if end == "close":
+        await told(batches.close)
+    elif end == "crash":
+        broken = await told(batches.step, task=task, actions=[], action="crash", digest=first["digest"])
+        assert "the page crashed" in str(broken)
+    elif end == "expire":
+        now[0] = 11.0
+        await batches.expire()
+    else:
+        batches.drop_all()
+    assert closed == ["MainThread" if end == "clear" else "engine"]
+
+
+def leaves():
+    raise SystemExit(3)
+
+
+def fails():
+    raise OSError("no such process")
+
+
+@pytest.mark.parametrize("closes_by", [leaves, fails])
+def test_a_game_that_fails_to_close_is_told_in_the_log_and_fails_nobody(closes_by, log):
+    closed = []
+    session = browsers(closed, closes_by).open("browser/train/00000000")
+    session.reset()
+    del session
+    assert closed == ["MainThread"]
+    assert "a game failed to close" in log.read_text()
