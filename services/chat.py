@@ -39,7 +39,7 @@ class ChatFormat:
     tags: frozenset[str] = frozenset((THINK, THINK_END))
     """Texts that stay tokens in messages if they are special ones: prompts name them, and answers hold them."""
     _complete: set[tuple[object, ...]] = field(default_factory=set[tuple[object, ...]], init=False, compare=False)
-    """Orders of roles of which the template was seen to write every message, so that it is looked at once."""
+    """Places of messages that the template was seen to write (_places), so that it is looked at once."""
     _control: list[re.Pattern[str] | None] = field(default_factory=list["re.Pattern[str] | None"], init=False,
                                                    compare=False)
     """The pattern of the control tokens, once it is known."""
@@ -98,8 +98,8 @@ class ChatFormat:
         """
         looked = {place: _MARK.format(place) for place, message in enumerate(told) if _called(message) or (
                   message["role"] not in ("user", "assistant") and isinstance(message.get("content"), str))}
-        form = (bool(tools), *((message["role"], _called(message), not message.get("content")) for message in told))
-        if not looked or form in self._complete:
+        places = {found for place, found in enumerate(_places(told, tools)) if place in looked}
+        if places <= self._complete:
             return
         marked = self._written([_marked(message, looked[place]) if place in looked else message
                                 for place, message in enumerate(told)], tools, answering=False)
@@ -110,7 +110,7 @@ class ChatFormat:
             if mark not in marked:
                 raise ChatRefused(f"it leaves out message {place + 1}, of the role {told[place]['role']}: say it in a "
                                   "user's message, or set model.chat_template to a template that shows it")
-        self._complete.add(form)
+        self._complete.update(places)
 
     def prompt(self, text: str) -> str:
         """Returns one user message as the model reads it."""
@@ -148,6 +148,21 @@ class ChatFormat:
 def _called(message: Message) -> bool | None:
     """Returns whether a message of the assistant calls tools, or None for one of another role."""
     return bool(message.get("tool_calls")) if message["role"] == "assistant" else None
+
+
+def _places(told: Sequence[Message], tools: object) -> list[tuple[object, ...]]:
+    """Returns for each message what decides whether a template writes it: its neighbours, whether its role comes
+    before and after, whether a question follows, and the last message. Mistral's leaves the system message out if the
+    last is no question. Whole orders of roles would be without number: an agent with tools makes new ones for ever."""
+    kinds = [(message["role"], _called(message), not message.get("content")) for message in told]
+    last = {role: place for place, (role, *_) in enumerate(kinds)}
+    earlier, found = set[object](), list[tuple[object, ...]]()
+    for place, (before, kind, after) in enumerate(zip([None, *kinds], kinds, [*kinds[1:], None], strict=False)):
+        role = kind[0]
+        found.append((bool(tools), before, kind, after, role in earlier, place < last[role],
+                      place < last.get("user", -1), kinds[-1]))
+        earlier.add(role)
+    return found
 
 
 def _marked(message: Message, mark: str) -> Message:
