@@ -219,17 +219,29 @@ def _held(path: Path) -> set[str]:
     return {entry.name for entry in path.iterdir() if not is_draft(entry.name)}
 
 
+def _others(path: Path) -> set[str]:
+    """Names of what lies in a folder and is no run's. A run's folder has none, even if the fetch of the run was
+    interrupted."""
+    held = _held(path)
+    return set() if held & {RunFolder(path).identity_file.name, FETCHING} else held - OWN
+
+
+def is_run(path: Path) -> bool:
+    """Whether the path is a run's folder, and no other one with a config.yaml, such as an environment's source."""
+    return RunFolder(path).config_file.exists() and not _others(path)
+
+
 def check_folder(path: Path) -> None:
     """Raises UserError if the path holds something other than a run, so that its files are never changed or deleted."""
     try:
-        held = _held(path)
+        others = _others(path)
     except FileNotFoundError:
         return
     except OSError as error:
         raise UserError(f"{path} is not a folder that a run can use ({error.strerror})",
                         "give another name=... or runs_dir=...") from None
-    if held - OWN and not held & {RunFolder(path).identity_file.name, FETCHING}:  # an interrupted fetch leaves files
-        raise UserError(f"{path} holds other files than a run's, such as {min(held - OWN)}", "give another name=...")
+    if others:
+        raise UserError(f"{path} holds other files than a run's, such as {min(others)}", "give another name=...")
 
 
 def check_run(config: Config, *, resume: bool) -> None:

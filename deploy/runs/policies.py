@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deploy.runs.configs import default_config, load_config
-from deploy.runs.folder import RunFolder
+from deploy.runs.folder import RunFolder, is_run
 from services.config.tree import Config
 from services.errors import UserError
 
@@ -43,7 +43,7 @@ def find_policy(path: Path, which: str | None = None) -> PlayablePolicy:
     latest checkpoint of a run that has not finished. Raises UserError if there is no such model.
     """
     run = RunFolder(path)
-    if not run.config_file.exists():
+    if not is_run(path):
         if which is not None:
             raise UserError(f"{path} is no run's folder, so it has no checkpoint {which!r}", "leave --which out")
         policy = PlayablePolicy(folder=path, title=str(path), name=path.resolve().name, step=None)
@@ -132,9 +132,15 @@ def _config_beside(path: Path) -> Path | None:
 
 
 def run_path(text: str) -> Path:
-    """Returns the folder that a command line names: a path, or the bare name of a run in ./runs. Checks no content."""
+    """Returns the folder that a command line names: a path, or the bare name of a run in ./runs.
+
+    A run or a model at the path goes before, and no other folder does: an environment's source and its run may have one
+    name.
+    """
     path, named = Path(text), RUNS / text
-    return named if not path.exists() and named.exists() else path
+    if is_run(path) or (path / "config.json").exists():
+        return path
+    return named if is_run(named) or (named.exists() and not path.exists()) else path
 
 
 def check_distinct(paths: Sequence[Path]) -> None:
@@ -145,14 +151,18 @@ def check_distinct(paths: Sequence[Path]) -> None:
 
 def find_run(path: Path) -> RunFolder:
     """Returns the folder of an existing run. Raises UserError that names the nearest run, or lists those that exist."""
-    folder = RunFolder(path)
-    if folder.config_file.exists():
-        return folder
-    runs = sorted(path.glob("*/config.yaml")) or sorted(RUNS.glob("*/config.yaml"))  # a sweep's folder has its runs
-    known = {found.parent.name: found.parent for found in runs}
+    if is_run(path):
+        return RunFolder(path)
+    known = _runs_in(path) or _runs_in(RUNS)  # a sweep's folder has its runs
     near = difflib.get_close_matches(path.name, known, n=1)
     if not known:
         raise UserError(f"{path} is not the folder of a run, and {RUNS.absolute()} has none",
                         "give the path of a run, or start in the folder that holds runs/")
     raise UserError(f"{path} is not the folder of a run", f"did you mean {known[near[0]]}?" if near else
                     f"give one of {', '.join(map(str, known.values()))}")
+
+
+def _runs_in(folder: Path) -> dict[str, Path]:
+    """Returns name -> folder of the runs that lie in a folder."""
+    found = [file.parent for file in sorted(folder.glob("*/config.yaml"))]
+    return {path.name: path for path in found if is_run(path)}

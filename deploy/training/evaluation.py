@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deploy.launch.ray_address import ray_address
+from deploy.runs.folder import is_run
 from deploy.runs.policies import PlayablePolicy
 from services.config.file import dump_config, load_config
 from services.config.redis import RedisSection
@@ -46,7 +47,7 @@ def results_file(path: Path) -> Path:
     beside the model's folder. That folder itself is never changed, because its digest is part of records.
     """
     path = path.resolve()
-    return path / "eval.jsonl" if (path / "config.yaml").exists() else path.with_name(f"{path.name}.eval.jsonl")
+    return path / "eval.jsonl" if is_run(path) else path.with_name(f"{path.name}.eval.jsonl")
 
 
 def check_results(file: Path) -> None:

@@ -147,6 +147,7 @@ def folder(tmp_path) -> RunFolder:
     path = tmp_path / "runs/a"
     path.mkdir(parents=True)
     dump_config(load_config("alfworld-tiny", ()), path / "config.yaml")
+    (path / "run.json").write_text("{}")
     return RunFolder(path)
 
 

@@ -48,6 +48,7 @@ def a_run(tmp_path: Path, tied_folder: Path):
                                         "learner": {"groups_per_step": 2, "group_size": 2}})
         folder.mkdir()
         dump_config(config, folder / "config.yaml")
+        (folder / "run.json").write_text("{}")
         groups = episodes(config)
         with EpisodeArchive(folder / "episodes") as archive:
             archive.write(1, [ArchiveRow(episode=one, outcome="trained") for group in groups for one in group])

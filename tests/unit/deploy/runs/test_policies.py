@@ -6,6 +6,7 @@ import pytest
 
 from deploy import cli
 from deploy.runs.policies import EXPORTED_CONFIG, find_policy, find_run, resolve, run_path
+from deploy.training.evaluation import results_file
 from learner.checkpoints.checkpoint import Checkpoints, Position
 from services.config.file import dump_config
 from services.config.tree import Config
@@ -18,9 +19,15 @@ def model_at(folder: Path) -> Path:
     return folder
 
 
+def run_at(folder: Path, **config: object) -> Path:
+    dump_config(Config(**{"name": "mine", "steps": 7, **config}), folder / "config.yaml")
+    (folder / "run.json").write_text("{}")
+    return folder
+
+
 def test_a_run_stands_for_its_trained_model_and_its_config(tmp_path: Path):
     model = model_at(tmp_path / "run" / "model")
-    dump_config(Config(name="mine", steps=7), tmp_path / "run" / "config.yaml")
+    run_at(tmp_path / "run")
     config, found = resolve(tmp_path / "run", None, {"eval.temperature": 0.7, "env.max_steps": None})
     assert (found.folder, config.name, config.eval.temperature) == (model, "mine", 0.7)
     assert found.title == f"the trained model of {tmp_path / 'run'}"
@@ -49,8 +56,7 @@ def checkpoint(run: Path, step: int) -> None:
 
 
 def test_a_run_that_goes_on_stands_for_its_latest_checkpoint_and_a_checkpoint_can_be_chosen(tmp_path: Path):
-    run = tmp_path / "run"
-    dump_config(Config(name="mine", steps=7), run / "config.yaml")
+    run = run_at(tmp_path / "run")
     with pytest.raises(UserError, match="has no checkpoints"):
         find_policy(run)
     for step in (1, 2, 3):
@@ -72,8 +78,7 @@ def test_a_run_that_goes_on_stands_for_its_latest_checkpoint_and_a_checkpoint_ca
 
 def test_a_run_before_its_first_checkpoint_has_none_and_a_trained_model_needs_none(tmp_path: Path):
     """Training makes the folder when it starts, and a user may empty it when it has ended."""
-    run = tmp_path / "run"
-    dump_config(Config(name="mine", steps=7), run / "config.yaml")
+    run = run_at(tmp_path / "run")
     Checkpoints(run / "checkpoints", keep=1)
     for which in (None, "latest", "best", "3"):
         with pytest.raises(UserError, match="has no checkpoints"):
@@ -84,8 +89,7 @@ def test_a_run_before_its_first_checkpoint_has_none_and_a_trained_model_needs_no
 
 def test_the_weights_of_each_step_have_a_name_of_their_own(tmp_path: Path):
     """Kept trials are told apart by it. The folder of every checkpoint's model has the same name."""
-    run = tmp_path / "mine"
-    dump_config(Config(name="mine", steps=20), run / "config.yaml")
+    run = run_at(tmp_path / "mine", steps=20)
     checkpoint(run, 10)
     checkpoint(run, 20)
     assert [find_policy(run, which).name for which in ("10", "20", "latest")] == [
@@ -108,11 +112,50 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dump_config(Config(name="mine", steps=7), Path("runs/mine/config.yaml"))
 
 
-def test_a_bare_name_is_a_run_in_runs_and_a_path_that_exists_stays(mine):
+def test_a_bare_name_is_a_run_in_runs_unless_a_run_or_a_model_is_here(mine):
     assert run_path("mine") == run_path("runs/mine") == Path("runs/mine")
     assert run_path("other") == Path("other")
     Path("mine").mkdir()
+    assert run_path("mine") == Path("runs/mine")
+    model_at(Path("mine/inside")).rename("other")
+    Path("runs/mine").rename("runs/other")
+    assert run_path("other") == Path("other")
+    dump_config(Config(name="mine", steps=7), Path("mine/config.yaml"))
     assert run_path("mine") == Path("mine")
+
+
+@pytest.fixture
+def safe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Provides the source folder ./safe of an environment, as `gagpo new-env` makes it, with a config."""
+    monkeypatch.chdir(tmp_path)
+    dump_config(Config(name="safe", steps=7), Path("safe/config.yaml"))
+    Path("safe/game.py").write_text("")
+    return Path("safe")
+
+
+def test_the_source_folder_of_an_environment_is_not_its_run_of_the_same_name(safe: Path):
+    (run_at(Path("runs/safe"), name="safe") / "metrics.jsonl").write_text("")
+    assert run_path("safe") == Path("runs/safe")
+    with pytest.raises(UserError, match=r"^safe is not the folder of a run; did you mean runs/safe\?"):
+        find_run(safe)
+
+
+def test_the_source_folder_of_an_environment_without_a_run_is_no_run(safe: Path, capsys: pytest.CaptureFixture[str]):
+    before = sorted(safe.iterdir())
+    for argv in (["status", "safe"], ["report", "safe"], ["train", "--resume", "safe", "--dry-run"]):
+        assert cli.main(argv) == 2
+        assert "safe is not the folder of a run" in capsys.readouterr().err
+    assert cli.main(["eval", "safe"]) == 2
+    assert "safe holds no model" in capsys.readouterr().err
+    assert sorted(safe.iterdir()) == before
+    with pytest.raises(UserError, match="and .*/runs has none"):
+        find_run(Path())
+
+
+def test_a_model_beside_which_a_config_of_others_lies_is_a_model(safe: Path):
+    model_at(safe / "inside").joinpath("config.json").rename(safe / "config.json")
+    assert find_policy(safe).folder == safe
+    assert results_file(safe) == safe.resolve().with_name("safe.eval.jsonl")
 
 
 def test_a_wrong_run_name_is_told_the_nearest_run_or_all_runs(mine):

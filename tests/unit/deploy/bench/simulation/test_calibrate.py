@@ -28,6 +28,7 @@ def a_run(folder: Path, played: dict[int, list[int]] = LENGTHS, **learner: objec
         "name": "a", "steps": 6, "eval": {"every": 4}, "rollout": {"slots": 2}, "checkpoint": {"every": 3},
         "learner": {"groups_per_step": 1, "group_size": 2, "ranks": 2} | learner})
     dump_config(config, folder / "config.yaml")
+    (folder / "run.json").write_text("{}")
     (folder / "episodes").mkdir()
     for step, lengths in played.items():
         turns, slow = sum(lengths), 100.0 if step in (1, 5) else 0.0
