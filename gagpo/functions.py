@@ -46,10 +46,11 @@ def train(config: Path | str, overrides: Mapping[str, object] | None = None, *, 
     to stderr. Raises UserError for a user's mistake, before anything starts, and Fault for a failure.
     """
     from deploy.runs.configs import load_config
+    from deploy.runs.hub import with_local_model
     from deploy.runs.results import RunResults
     from deploy.training.start import start
 
-    chosen = load_config(config, _words(overrides))
+    chosen = with_local_model(load_config(config, _words(overrides)))
     start(chosen, resume=resume, quiet=True)
     return RunResults(chosen.run_dir)
 

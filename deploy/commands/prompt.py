@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deploy.commands.arguments import add_env_arguments, env_from, optional_config_from, positive
+from deploy.runs.hub import with_local_model
 from deploy.runs.policies import resolve, run_path
 from services.config.tree import Config
 from services.errors import UserError
@@ -81,7 +82,7 @@ def _config_and_model(args: argparse.Namespace) -> tuple[Config, Path | None]:
     if args.agent is not None:
         config, policy = resolve(args.agent, args.config, {"env.name": args.env}, args.overrides)
         return config, policy.folder
-    config = optional_config_from(args)
+    config = with_local_model(optional_config_from(args))
     config = config.model_copy(update={"env": env_from(args)})
     return config, config.model.path
 

@@ -11,6 +11,7 @@ from deploy.commands.arguments import add_config_arguments, config_from
 from deploy.console.plain import StatusLines
 from deploy.launch.planning.machine import check_writable
 from deploy.runs.configs import lay_over
+from deploy.runs.hub import with_local_model
 from deploy.training.cold_start import cold_start
 from services.errors import UserError
 
@@ -39,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     from deploy.launch.checks.preflight import check_scratch
     from deploy.launch.planning.warnings import unread_answers
 
-    config = config_from(args)
+    config = with_local_model(config_from(args))
     check_writable(args.out, f"--out {args.out}", "give another folder")
     if args.out.exists() and any(args.out.iterdir()):
         raise UserError(f"{args.out} is not empty", "give a new folder with --out")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from deploy.commands.arguments import add_config_arguments, config_from, is_setting, positive
 from deploy.runs.configs import load_config
+from deploy.runs.hub import with_local_model
 from deploy.runs.policies import find_run, run_path
 from deploy.training.paper_tables import SWEEPS
 from services.config.storage import folder_url
@@ -58,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     from deploy.launch.planning import plan
     from deploy.training.start import start
 
-    config = with_gpu(_config(args), partial(print, file=sys.stderr))
+    config = with_gpu(with_local_model(_config(args)), partial(print, file=sys.stderr))
     resume = bool(args.resume)
     if args.skip_step is not None and (args.sweep or not resume):
         raise UserError("--skip-step is for one interrupted run", "give --resume with it, and no --sweep")

@@ -37,6 +37,7 @@ from deploy.experiment.tables import as_lines, parts_of, planned, starts_lines
 from deploy.report.tables import by_seed, measures, summary_of
 from deploy.runs.comparison import COLD
 from deploy.runs.configs import lay_over, load_config
+from deploy.runs.hub import with_local_model
 from deploy.runs.records import Record, read_records
 from deploy.training.child_runs import ChildFailed, failed
 from services.config.tree import Config
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     """Makes the runs that are missing, then the tables. Raises UserError before anything heavy starts."""
     if args.report:
         return _report(args.out, as_json=args.json)
-    config = load_config(args.config or CONFIG, args.overrides)
+    config = with_local_model(load_config(args.config or CONFIG, args.overrides))
     wanted = _wanted(args)
     require_official(config)
     check_settings(config)

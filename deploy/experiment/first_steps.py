@@ -21,6 +21,7 @@ from deploy.experiment.design import ARMS
 from deploy.launch.planning.machine import GIB, available_memory
 from deploy.runs.configs import lay_over, load_config
 from deploy.runs.folder import RunFolder
+from deploy.runs.hub import with_local_model
 from deploy.runs.records import folder_digest
 from deploy.runs.results import RunResults
 from learner.credit.success import success_credit
@@ -90,7 +91,7 @@ def first_step(run: Path, overrides: Sequence[str] = ()) -> FirstStep:
     groups = episodes_of(results.episodes(step=1).to_pylist())
     if not groups:
         raise UserError(f"{run} has no groups of a first learner step", "give a run that has trained")
-    config = load_config(RunFolder(results.path).config_file, overrides)
+    config = with_local_model(load_config(RunFolder(results.path).config_file, overrides))
     given, made = config.model.path, RunFolder(results.path).cold_model  # a cold start may begin with model.path
     return FirstStep(run=results.path, config=config, groups=groups,
                      policy=made if config.sft.enabled or given is None else given)

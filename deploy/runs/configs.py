@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from deploy.runs.hub import with_local_model
 from services.config import file as config_file
 from services.config.tree import Config
 
@@ -17,12 +16,11 @@ SHIPPED = Path(__file__).resolve().parents[1] / "configs"
 
 
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
-    """Reads a config file or a shipped config. A model of the hub becomes its folder in the cache.
+    """Reads a config file or a shipped config. What trains or plays its model finds that by deploy/runs/hub.py first.
 
-    Raises UserError as services.config.file.load_config does, for an unknown estimator or option, and if a model that
-    shall be fetched cannot be.
+    Raises UserError as services.config.file.load_config does, and for an unknown estimator or option.
     """
-    return with_local_model(_with_options(config_file.load_config(path, overrides, shipped_in=SHIPPED)))
+    return _with_options(config_file.load_config(path, overrides, shipped_in=SHIPPED))
 
 
 def default_config(overrides: Sequence[str] = ()) -> Config:

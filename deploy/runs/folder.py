@@ -139,18 +139,24 @@ def differences(before: Config, now: Config) -> list[str]:
     nothing without one.
 
     An option of `learner.credit` that one config lacks is left out: it does nothing there, or belongs to another
-    estimator or state key, which is named itself. Models of the hub are compared by their commit, wherever their cache
-    is.
+    estimator or state key, which is named itself.
     """
     from learner.credit.registry import estimator
 
-    mine, theirs = flatten(now), flatten(before)
-    if (commit := origin(now.model.path)) and commit == origin(before.model.path):
-        mine = {key: value for key, value in mine.items() if key not in ("model.path", "model.revision")}
+    theirs, mine = compared(before, now)
     if not estimator(now.learner.credit.estimator).needs_critic:
         mine = {key: value for key, value in mine.items() if not key.startswith("learner.critic.")}
     return [f"{key} is {as_yaml(theirs[key])} there and {as_yaml(mine[key])} here" for key in mine
             if key in theirs and mine[key] != theirs[key] and not MAY_CHANGE.fullmatch(key)]
+
+
+def compared(before: Config, now: Config) -> tuple[dict[str, object], dict[str, object]]:
+    """Returns both configs by dotted key, without a model of the hub that is of one commit, wherever its cache is."""
+    theirs, mine = flatten(before), flatten(now)
+    if (commit := origin(now.model.path)) and commit == origin(before.model.path):
+        for keys in (theirs, mine):
+            del keys["model.path"], keys["model.revision"]
+    return theirs, mine
 
 
 def open_run(config: Config, *, games: str, resume: bool) -> tuple[RunFolder, str]:

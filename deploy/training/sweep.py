@@ -20,9 +20,9 @@ from typing import Any
 from deploy.console.plain import going_on
 from deploy.runs.comparison import judged_by
 from deploy.runs.configs import lay_over, load_config
-from deploy.runs.folder import RunFolder, check_run
+from deploy.runs.folder import RunFolder, check_run, compared
 from deploy.training.child_runs import FAILURES_IN_A_ROW, ChildFailed, run_child
-from services.config.file import dump_config, flatten
+from services.config.file import dump_config
 from services.config.tree import Config
 from services.errors import UserError
 from services.files import write_whole
@@ -102,7 +102,10 @@ def _check_variant(variant: Variant, config: Config) -> None:
 def is_finished(config: Config) -> bool:
     """Whether a run of exactly this config has finished: its summary exists. Files have no password of redis.url."""
     folder = RunFolder(config.run_dir)
-    return folder.summary.exists() and flatten(load_config(folder.config_file)) == flatten(config)
+    if not folder.summary.exists():
+        return False
+    theirs, mine = compared(load_config(folder.config_file), config)
+    return theirs == mine
 
 
 def check_folders(config: Config, made: Mapping[str, Config], *, resume: bool) -> None:

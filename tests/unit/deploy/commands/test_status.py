@@ -20,7 +20,7 @@ from prometheus_client import start_http_server
 from deploy import cli
 from deploy.commands.status import read_status, summary, table
 from deploy.launch.monitoring import target_groups
-from deploy.runs.configs import load_config
+from deploy.runs.configs import lay_over, load_config
 from deploy.runs.folder import RunFolder
 from deploy.runs.live_status import Seen, look
 from deploy.runs.stage import Stage, StageRecord, read_stage
@@ -149,6 +149,19 @@ def folder(tmp_path) -> RunFolder:
     dump_config(load_config("alfworld-tiny", ()), path / "config.yaml")
     (path / "run.json").write_text("{}")
     return RunFolder(path)
+
+
+@pytest.mark.parametrize("command", ["status", "scale", "audit"])
+def test_a_run_is_told_of_without_its_model_which_another_machine_or_user_has(folder, monkeypatch, capsys, command):
+    """It was fetched from the hub: gigabytes for a line of status, and an error without a network."""
+    def fetch(*_: object, **__: object) -> None:
+        pytest.fail("the model is asked for")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
+    cached = f"/nowhere/hub/models--acme--tiny/snapshots/{'0' * 40}"
+    config = lay_over(load_config(folder.config_file), {"model.path": cached, "model.download": True})
+    dump_config(config, folder.config_file)
+    assert cli.main([command, str(folder.path)]) == 0, capsys.readouterr().err
 
 
 def test_environment_servers_have_a_line_each_whatever_proxy_the_shell_names(folder, monkeypatch):

@@ -15,7 +15,8 @@ import pytest
 
 from deploy.runs.configs import load_config
 from deploy.runs.folder import open_run
-from deploy.runs.hub import origin, push
+from deploy.runs.hub import origin, push, with_local_model
+from deploy.training.sweep import is_finished
 from services.errors import UserError
 
 ROOT = Path(__file__).parents[4]
@@ -37,7 +38,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def config(*overrides):
-    return load_config("alfworld-tiny", overrides)
+    return with_local_model(load_config("alfworld-tiny", overrides))
 
 
 def test_a_name_is_its_folder_in_the_cache_and_run_json_has_the_commit(cache, tmp_path):
@@ -61,13 +62,15 @@ def test_a_run_goes_on_with_the_same_commit_from_another_cache(gone: bool, cache
     words = ("model.path=acme/tiny", f"runs_dir={tmp_path / 'runs'}")
     folder, _ = open_run(config(*words, "model.download=false"), games="", resume=False)
     other = second_cache(cache, tmp_path / "other", monkeypatch)
+    folder.summary.write_text("{}")
     if gone:
         shutil.rmtree(cache / "models--acme--tiny")
     for again in (config(*words), config(*words, "model.revision=main")):
         assert again.model.path == other / "snapshots" / COMMIT
+        assert is_finished(again), "a sweep leaves it out"
         assert open_run(again, games="", resume=True)[0] == folder
     if gone:
-        assert load_config(folder.config_file).model.path == other / "snapshots" / COMMIT
+        assert with_local_model(load_config(folder.config_file)).model.path == other / "snapshots" / COMMIT
 
 
 def test_a_run_does_not_go_on_with_another_commit(cache, tmp_path):

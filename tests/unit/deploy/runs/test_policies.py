@@ -148,7 +148,7 @@ def test_the_source_folder_of_an_environment_without_a_run_is_no_run(safe: Path,
     assert cli.main(["eval", "safe"]) == 2
     assert "safe holds no model" in capsys.readouterr().err
     assert sorted(safe.iterdir()) == before
-    with pytest.raises(UserError, match="and .*/runs has none"):
+    with pytest.raises(UserError, match=r"and .*/runs has none"):
         find_run(Path())
 
 
