@@ -35,8 +35,9 @@ MAY_CHANGE = re.compile(
 LOCK = ".lock"
 FETCHING = ".fetching"
 """Folder in a run's folder into which deploy/runs/mirror.py fetches the run."""
-OWN = frozenset({LOCK, FETCHING, MIRROR, "config.yaml", "log.jsonl", "evaluations.jsonl"})
-"""Files that may be in a folder without run.json: its start was interrupted, or a sweep gave it evaluations."""
+OWN = frozenset({LOCK, FETCHING, MIRROR, "config.yaml", "log.jsonl", "evaluations.jsonl", "wanted.json"})
+"""Files that may be in a folder without run.json: its start was interrupted, a sweep gave it evaluations, or `gagpo
+scale` came before it."""
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,8 @@ from folder_holder import held_folder
 from safetensors.torch import save_file
 
 from deploy.runs.configs import lay_over, load_config
-from deploy.runs.folder import check_run, differences, locked, open_run, standing
+from deploy.runs.folder import RunFolder, check_run, differences, locked, open_run, standing
+from deploy.runs.wanted import WantedNumbers, read_wanted, write_wanted
 from learner.checkpoints.mirrored import MIRROR
 from learner.credit.registry import ESTIMATORS
 from services.config.tree import Config
@@ -161,6 +162,13 @@ def test_a_folder_with_other_files_than_a_runs_is_never_written_to(tmp_path: Pat
         with pytest.raises(UserError, match=r"holds other files than a run's, such as thesis.tex; give another name"):
             enter()
     assert [path.name for path in (tmp_path / "r").iterdir()] == ["thesis.tex"]
+
+
+def test_a_run_that_was_scaled_before_it_had_begun_can_begin(tmp_path: Path):
+    (tmp_path / "r").mkdir()
+    write_wanted(RunFolder(tmp_path / "r"), WantedNumbers(rollout=2))
+    open_run(config(tmp_path), games=GAMES, resume=False)
+    assert read_wanted(RunFolder(tmp_path / "r")).rollout == 2
 
 
 def test_the_second_process_learns_that_the_folder_is_taken_before_it_writes(tmp_path: Path):
