@@ -11,6 +11,7 @@ from pathlib import Path
 
 from services.config.tree import Config
 from services.errors import UserError, described
+from services.weights.headers import OF_MISTRAL
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
@@ -66,7 +67,7 @@ def _snapshot(name: str, revision: str | None, *, download: bool) -> Path | None
 
     try:
         return Path(str(snapshot_download(name, revision=revision, local_files_only=not download,
-                                          allow_patterns=WANTED)))
+                                          allow_patterns=WANTED, ignore_patterns=OF_MISTRAL)))
     except Exception as error:
         if isinstance(error, LocalEntryNotFoundError) and not download:
             return None

@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 
 from learner.model.family import caps_scores
 from services.errors import UserError
+from services.weights.headers import weight_files
 
 Read = Callable[[str], Tensor]
 """Reads the tensor of a name from the files, on the CPU and in the files' number format."""
@@ -114,7 +115,7 @@ def _reader(folder: Path, names: Set[str]) -> Read:
     the whole model once, in the files' number format.
     """
     places: dict[str, Any] = {}
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in weight_files(folder):
         opened = safe_open(file, framework="pt")
         places |= dict.fromkeys(opened.keys(), opened)
     if names <= places.keys():

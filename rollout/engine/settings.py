@@ -99,7 +99,7 @@ def engine_arguments(
         "dtype": dtype,
         "seed": seed,
         "generation_config": "vllm",  # without the sampling parameters of its file, whose end tokens count
-        "load_format": "auto" if load else "dummy",
+        "config_format": "hf", "load_format": "hf" if load else "dummy",  # as the learner: "auto" prefers Mistral's own
         "max_model_len": length,
         "max_num_seqs": config.slots,
         # A cached prefix changes the shapes of the prefill and so the last bits.

@@ -11,10 +11,13 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from services.files import Damaged, read_bounded
+from services.files import Damaged, read_bounded, read_json
 
 HEADER_BYTES = 100 << 20
 """Largest header that the safetensors format allows."""
+INDEX = "model.safetensors.index.json"
+OF_MISTRAL = "consolidated*"
+"""Files that hold the weights once more, in Mistral's own format, beside those in the format of transformers."""
 TOKENIZER_BYTES = 256 << 20
 BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U64": 64, "U32": 32,
         "U16": 16, "U8": 8, "BOOL": 8, "F8_E4M3": 8, "F8_E5M2": 8}
@@ -40,10 +43,21 @@ def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """Returns the safetensors files of the model in `folder` that are there: those that its index names, or without an
+    index all but Mistral's own. Raises Damaged if the index cannot be read."""
+    files = sorted(folder.glob("*.safetensors"))
+    named = read_json(folder / INDEX, dict[str, Any]).get("weight_map") if (folder / INDEX).exists() else None
+    if isinstance(named, dict):
+        names = set(map(str, named.values()))
+        return [file for file in files if file.name in names]
+    return [file for file in files if not file.match(OF_MISTRAL)]
+
+
 def folder_parameters(folder: Path) -> int:
     """Returns the number of weights of the model in `folder`; weights in *.bin files are taken to have two bytes."""
     half_precision = sum(file.stat().st_size // 2 for file in folder.glob("*.bin"))
-    tensors = (shape for file in folder.glob("*.safetensors") for shape in tensor_shapes(file).values())
+    tensors = (shape for file in weight_files(folder) for shape in tensor_shapes(file).values())
     return sum(prod(shape) for shape in tensors) or half_precision
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from services.errors import UserError
 from services.files import read_json
-from services.weights.headers import read_tokenizer, tensor_shapes
+from services.weights.headers import INDEX, OF_MISTRAL, read_tokenizer, tensor_shapes, weight_files
 
 _PARTS = (
     (("config.json",), "config.json"), (("*.safetensors", "*.bin"), "weights"),
@@ -18,7 +18,6 @@ _PARTS = (
 and Mistral's tekken.json no chat template."""
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 """The number of a layer in the name of a tensor."""
-_INDEX = "model.safetensors.index.json"
 
 
 def check_model(path: Path) -> None:
@@ -27,13 +26,13 @@ def check_model(path: Path) -> None:
         raise UserError(f"the model at {path} has no config.json: it is the folder of a run",
                         f"set model.path to a model in it, such as {path / 'model'}, or to what `gagpo export` wrote")
     for patterns, what in _PARTS:
-        if not any(file for pattern in patterns for file in path.glob(pattern)):
+        if not any(file for pattern in patterns for file in path.glob(pattern) if not file.match(OF_MISTRAL)):
             raise UserError(f"the model at {path} has no {what}", "set model.path to a complete Hugging Face folder")
-    if not (path / _INDEX).exists():
+    if not (path / INDEX).exists():
         return
-    files = read_json(path / _INDEX, dict[str, Any]).get("weight_map")
+    files = read_json(path / INDEX, dict[str, Any]).get("weight_map")
     if not isinstance(files, dict):
-        raise UserError(f"{path / _INDEX} is broken (weight_map is {files!r:.40})", "copy the model again")
+        raise UserError(f"{path / INDEX} is broken (weight_map is {files!r:.40})", "copy the model again")
     if missing := sorted({str(name) for name in files.values() if not (path / str(name)).is_file()}):
         raise UserError(f"the model at {path} lacks {len(missing)} of the files of its weights, such as {missing[0]}",
                         "finish its download, or copy the model again")
@@ -56,7 +55,7 @@ def check_weights(path: Path) -> None:
     """Checks that the weights have the shapes and the layers that config.json names, and that the tokenizer can be
     read. Of the weights it reads the headers."""
     sizes, names = described_sizes(path), set[str]()
-    for file in path.glob("*.safetensors"):
+    for file in weight_files(path):
         shapes = tensor_shapes(file)
         names |= shapes.keys()
         for name, shape in shapes.items():

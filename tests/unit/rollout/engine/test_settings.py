@@ -49,6 +49,12 @@ def test_a_gpu_is_asked_for_its_memory_only_if_the_cache_is_a_share_of_it():
     assert done.stdout == "[0, 0] False\n"
 
 
+def test_the_engine_reads_the_files_that_the_learner_reads():
+    """By itself vLLM reads Mistral's own config and weights (params.json, consolidated.safetensors) if it can."""
+    loaded = engine_arguments(Path("model"), RolloutSection(), dtype="bfloat16", seed=3, kv_bytes=GIB)
+    assert (loaded["config_format"], loaded["load_format"]) == ("hf", "hf")
+
+
 def test_a_gpu_batch_holds_the_longest_row():
     assert arguments(gpus=1, max_prompt_tokens=30_000)["max_num_batched_tokens"] == 30_512
     assert arguments(max_prompt_tokens=6_000)["max_num_batched_tokens"] == 6_512

@@ -78,6 +78,11 @@ def test_a_model_folder_must_be_whole(name: str, model: Path):
     assert f"the model at {model} has no " in refusal(model)
 
 
+def test_weights_in_mistrals_own_format_alone_are_none(model: Path):
+    (model / "model.safetensors").rename(model / "consolidated.safetensors")
+    assert f"the model at {model} has no weights" in refusal(model)
+
+
 def test_the_folder_of_a_run_is_told_where_its_models_are(tmp_path: Path):
     for name in ("config.yaml", "run.json"):
         (tmp_path / name).write_text("{}")
