@@ -22,6 +22,7 @@ from deploy.launch.planning.task_sets import asked_for, engine_name
 from deploy.runs.policies import PlayablePolicy
 from envservice.base import Environment
 from envservice.registry import find_spec, make_template, open_environment
+from envservice.response_format import without_thought
 from rollout.prompting.endpoint import EndpointModel, endpoint_client
 from rollout.prompting.model import AskedModel
 from rollout.prompting.policies import make_policy
@@ -243,7 +244,7 @@ def summarise(plan: PromptingPlan, settings: Mapping[str, Any], by_task: Mapping
         "prompt_tokens": sum(trial.prompt_tokens for trial in played),
         "answer_tokens": sum(trial.answer_tokens for trial in played),
         "uncounted_calls": sum(trial.uncounted for trial in played),
-        "empty_answers": sum(not step.answer for step in steps),
+        "empty_answers": sum(not without_thought(step.answer) for step in steps),
         "context_full": sum(trial.end == "context" for trial in played),
     }
 
