@@ -49,12 +49,13 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
         """Returns whether the driver still runs."""
         if self.ended:
             return False
-        if self.host != this_host():
-            return time.time() - self.at < SILENT_S
-        try:
-            return _start(self.pid) == self.born
-        except (ProcessLookupError, FileNotFoundError, psutil.NoSuchProcess):
-            return False
+        if self.host == this_host():
+            try:
+                return _start(self.pid) == self.born
+            except (ProcessLookupError, FileNotFoundError, psutil.NoSuchProcess, PermissionError):
+                if not _of_another_user(self.pid):
+                    return False
+        return time.time() - self.at < SILENT_S
 
 
 def this_host() -> str:
@@ -79,6 +80,17 @@ def _start(pid: int) -> float:
         return psutil.Process(pid).create_time()
     after_name = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2]  # a name may hold spaces and brackets
     return float(after_name.split()[19])  # field 22 of proc(5), and this begins with field 3
+
+
+def _of_another_user(pid: int) -> bool:
+    """Whether a process exists that this user may not touch. A /proc with the option hidepid does not show it."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return False
 
 
 def read_stage(path: Path) -> Stage | None:

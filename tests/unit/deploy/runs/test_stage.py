@@ -130,3 +130,26 @@ def test_reading_the_stage_of_another_machine_writes_nothing(tmp_path: Path):
     path = tmp_path / "stage.json"
     path.write_bytes(msgspec.json.encode(stage(host="elsewhere")))
     assert subprocess.run([sys.executable, "-c", READS, str(path)], check=True, capture_output=True).stdout == b""
+
+
+HIDDEN = """
+import os, sys
+from pathlib import Path
+
+from deploy.runs.stage import read_stage
+
+found = read_stage(Path(sys.argv[1]))
+os.setgid(65534), os.setuid(65534)
+assert not Path(f"/proc/{found.pid}").exists()
+print(found.alive)
+"""
+
+
+@pytest.mark.skipif(subprocess.run("unshare -m true", shell=True, capture_output=True, check=False).returncode != 0,
+                    reason="needs the right to mount")
+def test_the_driver_of_another_user_is_seen_alive_where_processes_of_others_are_hidden(tmp_path: Path):
+    script = f"mount -t proc -o hidepid=2 proc /proc && exec {sys.executable} -c \"$0\" \"$1\""
+    with StageRecord(tmp_path / "stage.json"):
+        done = subprocess.run(["unshare", "-m", "sh", "-c", script, HIDDEN, tmp_path / "stage.json"],
+                              capture_output=True, text=True, timeout=120, check=False)
+    assert (done.stdout, done.stderr) == ("True\n", "")
