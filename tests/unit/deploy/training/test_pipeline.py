@@ -89,6 +89,7 @@ def test_a_score_that_cannot_be_written_in_time_names_its_file_and_the_key(train
 
 def test_evaluations_and_the_summary_say_which_version_of_which_environment_played(training: TrainingRun):
     training.folder.config_file.write_text("name: t\n")
+    training.folder.identity_file.write_text("{}")
     training.keep_evaluation(dict(ROW), [], EpisodeArchive(training.folder.path / "episodes"))
     (kept,) = read_evaluations(training.folder.evaluations)
     assert (kept["env"], kept["engine"]) == ("toy", "corridor 1")
@@ -110,6 +111,7 @@ def test_more_cold_start_is_compared_only_after_a_cold_start(training: TrainingR
 
 def test_a_reader_finds_the_whole_old_summary_or_the_whole_new_one(training: TrainingRun):
     training.folder.config_file.write_text("name: t\n")
+    training.folder.identity_file.write_text("{}")
     training.folder.summary.write_text("the old one")
     with training.folder.summary.open() as reader:
         training.report()
