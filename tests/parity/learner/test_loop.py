@@ -228,6 +228,7 @@ def test_export_gives_the_learners_weights(uninterrupted, tmp_path, capsys):
     folder, _, learner, _, _ = uninterrupted
     config = Config(name="mine", steps=4, env={"prompt": "compact"}, rollout={"max_response_tokens": 17})
     dump_config(config, folder / "config.yaml")
+    (folder / "run.json").write_text("{}")
     append_row(folder / "evaluations.jsonl", {
         "label": "panel-trained", "step": 4, "version": "1.4", "split": "heldout", "temperature": 0.4, "tasks": 8,
         "success_rate": 0.75, "success_low": 0.41, "success_high": 0.93, "env": "toy"})
