@@ -86,10 +86,8 @@ def _of_another_user(pid: int) -> bool:
     """Whether a process exists that this user may not touch. A /proc with the option hidepid does not show it."""
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
+    except OSError as error:
+        return isinstance(error, PermissionError)
     return False
 
 
