@@ -95,12 +95,12 @@ class Learner:
             reference = (initial_policy(policy) if section.lora.rank else
                          frozen_reference(model_path, mesh, layout=self.layout, half=half))
         grid = needs_grid(policy.hf) or not takes_varlen(gang.device, half=half)
-        self._stepper = Stepper(
+        self.stepper = Stepper(
             policy=Trainee(policy, section, lr=section.lr), reference=reference,
             critic=make_critic(config, model_path, gang, self.layout) if needs_critic else None, gang=gang,
             section=section, whole=self.layout.whole and gang.world > 1, grid=grid,
             probe=Probe(gang=gang, token_budget=section.token_budget, half=half, grid=grid) if probed else None)
-        trainees = self._stepper.trainees
+        trainees = self.stepper.trainees
         self._parking = Parking(
             gang.device, [trainee.model for trainee in trainees] + [reference] * isinstance(reference, Policy),
             [trainee.optimizer for trainee in trainees])
@@ -108,7 +108,7 @@ class Learner:
     @property
     def policy(self) -> Policy:
         """The model that is trained."""
-        return self._stepper.policy.model
+        return self.stepper.policy.model
 
     def train(self, groups: Groups, *, incarnation: int = 0) -> StepReport:
         """Takes one learner step on complete groups, in the given order. After a LearnerFault the step is not taken.
@@ -135,7 +135,7 @@ class Learner:
                           utilization=self._utilization(rows, timer.seconds["forward_backward"]))
 
     def _utilization(self, rows: Rows, seconds: float) -> float | None:
-        stepper = self._stepper
+        stepper = self.stepper
         flops = forward_flops(stepper.policy.model, rows) * passes(
             reference=stepper.reference is not None, critic=stepper.critic is not None,
             adapters=self.config.learner.lora.rank > 0)
@@ -264,12 +264,12 @@ class Learner:
             self._saving.result(self.config.learner.collective_s)
 
     def _train(self, rows: Rows, timer: Timer) -> Taken:
-        taken = self._stepper.take(rows, timer)
+        taken = self.stepper.take(rows, timer)
         self.step += 1
         return taken
 
     def _state(self) -> dict[str, Any]:
-        stepper = self._stepper
+        stepper = self.stepper
         skipped = [trainee.skipped_in_a_row for trainee in stepper.trainees]
         state = {**stepper.policy.state(), "random": torch.get_rng_state(), "step": torch.tensor([self.step, *skipped])}
         if stepper.critic is not None:
@@ -284,7 +284,7 @@ class Learner:
         return self._saving
 
     def _load(self, folder: Path) -> None:
-        stepper, state = self._stepper, self._state()
+        stepper, state = self.stepper, self._state()
         load_state(state, folder)
         stepper.policy.load(state)
         if stepper.critic is not None:

@@ -23,7 +23,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
         help="make a policy to start from, by imitating a scripted player",
         description="Plays demonstrations on the training games, makes a tokenizer and a small model from scratch\n"
         "(or takes model.path), trains, and writes a Hugging Face folder with sft.json. If sft.file names\n"
-        "trajectories, these are imitated instead.",
+        "trajectories, these are imitated instead. A model at model.path is trained by the learner's ranks if\n"
+        "the config gives the learner GPUs or several ranks.",
         epilog="example:\n  gagpo sft --config alfworld-tiny sft.minutes=3 --out models/cold",
     )
     add_config_arguments(parser)
@@ -36,6 +37,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
 def run(args: argparse.Namespace) -> int:
     """Trains and prints where the model is."""
     from deploy.launch.checks.chat_template import check_template
+    from deploy.launch.checks.gpu_checks import check_ranks
     from deploy.launch.checks.model_folder import check_model, check_weights
     from deploy.launch.checks.preflight import check_scratch
     from deploy.launch.planning.warnings import unread_answers
@@ -52,6 +54,8 @@ def run(args: argparse.Namespace) -> int:
         check_model(begins)
         check_weights(begins)
         check_template(lay_over(config, {"model.path": begins}))
+    if config.imitates_on_ranks:
+        check_ranks(config)
     with StatusLines(Console(stderr=args.json)) as lines:
         for line in unread_answers(config):
             lines.note(f"warning: {line}")

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deploy.console.plain import Pace, span
+from deploy.console.plain import span
+from deploy.training.demonstrations import Report, shown_to
 from services.chat import chat_format
 from services.config.tree import Config
-from services.errors import EnvFault, UserError, described
+from services.errors import UserError
 from services.files import open_as_folder, sync_tree, write_whole
 from services.patience import while_folder_away
 from services.plural import number_of
@@ -25,40 +25,22 @@ from services.tokenizer import load_tokenizer
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from envservice.base import Environment, PromptTemplate
-    from envservice.spec import EnvironmentSpec, Teacher
+    from envservice.spec import EnvironmentSpec
     from learner.cold_start.sft import Budget, SftProgress
-    from learner.cold_start.sft_data import Example
-    from rollout.demonstrations import Demonstration
+    from learner.cold_start.sft_data import Example, TokenRow
 
 FORMAT = 1
 TOKENIZER_TEXTS = 20_000
 """Number of prompts and answers that train the tokenizer. Its vocabulary stops growing well before that number."""
-_REPORT_SECONDS = 5.0
-
-Report = Callable[[str], object]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Demonstrations:
-    """Examples to train on, and their counts. They are of the scripted player on the training games, or of a file."""
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """The rows to learn, how long, and the seed of their order."""
 
-    examples: list[Example]
-    split: str
-    """`file` for the trajectories of sft.file."""
-    digest: str
-    """Digest over the contents of the split's games, or of the file."""
-    games: int
-    episodes: int
-    won: int
-    seconds: float
-    failed: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Games that could not be shown, with the reason. They are left out."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Returns the counts that sft.json records."""
-        return {"split": self.split, "digest": self.digest, "games": self.games, "episodes": self.episodes,
-                "won": self.won, "rows": len(self.examples), "seconds": round(self.seconds, 1)}
+    rows: Sequence[TokenRow]
+    budget: Budget
+    seed: int
 
 
 def cold_start(
@@ -76,7 +58,7 @@ def cold_start(
     """
     from envservice.registry import find_spec, make_template
     from envservice.tool_calls import TAGS
-    from learner.cold_start.sft import Budget, train
+    from learner.cold_start.sft import Budget, SftProgress
     from learner.cold_start.sft_data import encode
 
     passing = passing or report
@@ -85,55 +67,30 @@ def cold_start(
         raise UserError(f"{path} holds no model", "give model.path a Hugging Face folder")
     seed = seed_for(config.seed, "sft", "start" if continue_from is None else "more")
     spec, template = find_spec(config.env.name), make_template(config.env)
-    shown = _shown(config, spec, template, seed=seed, report=report, passing=passing)
-    model, tokenizer = _start(config, path, shown.examples, spec, report)
+    shown = shown_to(config, spec, template, seed=seed, report=report, passing=passing)
+    tokenizer = _tokenizer(config, path, shown.examples, spec, report)
     max_tokens = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
     chat = chat_format(tokenizer, config.model, {*TAGS, *spec.stops}) if template.chat else None
     rows = encode(tokenizer, shown.examples, chat=chat, max_tokens=max_tokens, stops=spec.stops)
     _check_length(len(rows), len(shown.examples), max_tokens, report)
     budget = Budget(minutes=minutes) if epochs is None else \
         Budget(updates=epochs * math.ceil(len(rows) / config.sft.batch_rows))
-    report(f"training {sum(w.numel() for w in model.parameters()):,} weights for {_whole(budget)} "
-           f"on {number_of(len(rows), 'demonstrated step')} of {sum(len(r.ids) for r in rows) / len(rows):.0f} tokens")
-    with _threads(config.learner.threads):
-        progress = train(
-            model, rows, config.sft, budget=budget, pad_id=_pad_id(tokenizer), seed=seed,
-            muon=config.model.path is None, report=lambda now: _tell(passing, now, budget))
-    _tell(report, progress, budget)
+    report(f"training for {_whole(budget)} on {number_of(len(rows), 'demonstrated step')} of "
+           f"{sum(len(r.ids) for r in rows) / len(rows):.0f} tokens")
+    lesson, tell = Lesson(rows, budget, seed), lambda now: _tell(passing, now, budget)
+    if path is not None and config.imitates_on_ranks:
+        made = _on_ranks(config, path, out, lesson, report=report, tell=tell)
+    else:
+        made = _here(config, path, tokenizer, out, lesson, report=report, tell=tell)
+    _tell(report, SftProgress(**made["training"]), budget)
     facts = {
         "format": FORMAT, "minutes": minutes, "epochs": epochs,
         "continued_from": str(continue_from) if continue_from else None,
-        "vocabulary": len(tokenizer), "parameters": sum(w.numel() for w in model.parameters()),
-        "demonstrations": shown.as_dict(), "training": progress.as_dict(),
+        "vocabulary": len(tokenizer), "demonstrations": shown.as_dict(), **made,
     }
-    while_folder_away(partial(_save, model, tokenizer, facts, out), seconds=config.learner.collective_s,
-                      what=f"{out} could not be written", note=report)
+    while_folder_away(lambda: write_whole(out / "sft.json", json.dumps(facts, indent=1) + "\n"),
+                      seconds=config.learner.collective_s, what=f"{out} could not be written", note=report)
     return out
-
-
-def _shown(config: Config, spec: EnvironmentSpec, template: PromptTemplate, *, seed: int, report: Report,
-           passing: Report) -> Demonstrations:
-    """Returns the examples of sft.file, or new demonstrations without one. Raises UserError if there are none."""
-    from envservice.registry import find_teacher
-    from learner.cold_start.trajectories import read_trajectories
-
-    if config.sft.file is None:
-        shown = demonstrations(config, spec.open(config.env), find_teacher(config.env), template, seed=seed,
-                               report=passing)
-        report(f"demonstrations: {number_of(shown.episodes, 'episode')} on {number_of(shown.games, 'training game')}, "
-               f"{shown.won / max(1, shown.episodes):.0%} won, {shown.seconds:.0f} s")
-        for task, reason in list(shown.failed.items())[:1]:
-            report(f"left out: {number_of(len(shown.failed), 'game')} that failed, such as {task} ({reason})")
-        if not shown.examples:
-            raise UserError(f"there is nothing to imitate: the scripted player of {config.env.name} won {shown.won} of "
-                            f"{shown.episodes} episodes, and only steps of won ones are shown",
-                            "raise env.max_steps, lower sft.noise, or correct the player; or set sft.file")
-        return shown
-    found = read_trajectories(config.sft.file, chat=template.chat)
-    report(f"demonstrations: {number_of(found.episodes, 'episode')} with {number_of(len(found.examples), 'answer')} in "
-           f"{config.sft.file}")
-    return Demonstrations(examples=found.examples, split="file", digest=found.digest, games=0, episodes=found.episodes,
-                          won=0, seconds=0.0)
 
 
 def _check_length(kept: int, examples: int, max_tokens: int, report: Report) -> None:
@@ -146,97 +103,68 @@ def _check_length(kept: int, examples: int, max_tokens: int, report: Report) -> 
                "tokens (rollout.max_prompt_tokens and max_response_tokens)")
 
 
-def demonstrations(
-    config: Config, environment: Environment, teacher: Teacher, template: PromptTemplate, *, seed: int, report: Report
-) -> Demonstrations:
-    """Plays sft.demos_per_game episodes of every training game. Examples are the steps of won episodes without noise,
-    and the judgements that these episodes show.
-
-    A game that fails is left out, as RL leaves it out. Every second episode is played in disguise (other names for
-    objects), if the environment's teacher offers that. Raises UserError, and EnvFault if all games fail.
-    """
+def _tokenizer(config: Config, path: Path | None, examples: Sequence[Example], spec: EnvironmentSpec,
+               report: Report) -> PreTrainedTokenizerBase:
+    """Returns the tokenizer of the model at `path`, or a new one if `path` is None."""
     from envservice.registry import find_spec
-    from rollout.demonstrations import demonstrate
-
-    stops = find_spec(config.env.name).stops
-    start = reported = time.monotonic()
-    pace = Pace()
-    split = environment.training_splits()[0]
-    tasks = environment.tasks(split)
-    examples: list[Example] = []
-    failed: dict[str, str] = {}
-    episodes = won = 0
-    for task in tasks:
-        for k in range(config.sft.demos_per_game):
-            try:
-                shown = demonstrate(environment, task, teacher=teacher, template=template, seed=seed_for(seed, k),
-                                    sft=config.sft, max_steps=config.env.max_steps, disguised=k % 2 == 1)
-            except UserError:
-                raise
-            except Exception as error:  # the code of an environment of the user's own may raise anything
-                failed[task] = str(error) if isinstance(error, EnvFault) else described(error)
-                break
-            episodes, won = episodes + 1, won + shown.won
-            examples.extend(_examples(shown, template, stops))
-            if time.monotonic() - reported > _REPORT_SECONDS:
-                reported = time.monotonic()
-                report(pace.at("demonstrations:", episodes, config.sft.demos_per_game * len(tasks), "episodes"))
-    if not episodes:
-        raise EnvFault(f"none of the {len(tasks)} games could be shown: {failed[tasks[0]]}")
-    return Demonstrations(examples=examples, split=split, digest=environment.digest(split),
-                          games=len(tasks) - len(failed), episodes=episodes, won=won,
-                          seconds=time.monotonic() - start, failed=failed)
-
-
-def _examples(shown: Demonstration, template: PromptTemplate, stops: Sequence[str]) -> list[Example]:
-    from learner.cold_start.sft_data import Example
-    from rollout.judge_prompt import question, shown_answer
-    from services.records import verdict_of
-
-    if not shown.won:
-        return []
-    chat = template.chat
-    acted = [Example(prompt=step.prompt_text, response=step.response_text) for step in shown.steps if step.train]
-    judged = [(step.prompt_text, *step.judged) for step in shown.steps if step.judged]
-    return acted + [Example(prompt=question(prompt, action, chat=chat, stops=stops),
-                            response=shown_answer(verdict_of(good), chat=chat, stops=stops))
-                    for prompt, action, good in judged]
-
-
-def _start(
-    config: Config, path: Path | None, examples: list[Example], spec: EnvironmentSpec, report: Report
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Returns the model to train and its tokenizer: those at `path`, or new ones if `path` is None."""
-    from transformers.utils.logging import disable_progress_bar
-
-    from envservice.registry import find_spec
-    from learner.cold_start.scratch_model import scratch_model
     from learner.cold_start.tokenizer import train_tokenizer
-    from learner.model.loading import plain_model
 
-    disable_progress_bar()
     if path is not None:
-        return plain_model(path, "float32"), load_tokenizer(path)
+        return load_tokenizer(path)
     stride = max(1, 2 * len(examples) // TOKENIZER_TEXTS)
     texts = (str(text) for one in examples[::stride] for text in (one.prompt, one.response))
     teacher = find_spec(config.env.name).teacher
     tokenizer = train_tokenizer(texts, spec.stops, "words" if teacher is None else teacher.names)
     report(f"tokenizer: {len(tokenizer)} tokens")
+    return tokenizer
+
+
+def _here(config: Config, path: Path | None, tokenizer: Any, out: Path, lesson: Lesson, *, report: Report,
+          tell: Callable[[SftProgress], object]) -> dict[str, Any]:
+    """Trains the model at `path`, or a new one if `path` is None, in this process on the CPU, and writes it."""
+    from transformers.utils.logging import disable_progress_bar
+
+    from learner.cold_start.scratch_model import scratch_model
+    from learner.cold_start.sft import train
+    from learner.model.loading import plain_model
+
+    disable_progress_bar()
     positions = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
-    seed = seed_for(config.seed, "weights")
-    return scratch_model(config.model, tokenizer, max_positions=positions, seed=seed), tokenizer
+    model = plain_model(path, "float32") if path is not None else scratch_model(
+        config.model, tokenizer, max_positions=positions, seed=seed_for(config.seed, "weights"))
+    parameters = sum(weight.numel() for weight in model.parameters())
+    report(f"model: {parameters:,} weights")
+    with _threads(config.learner.threads):
+        made = train(model, lesson.rows, config.sft, budget=lesson.budget, pad_id=_pad_id(tokenizer), seed=lesson.seed,
+                     muon=config.model.path is None, report=tell)
+    while_folder_away(partial(_save, model, tokenizer, out), seconds=config.learner.collective_s,
+                      what=f"{out} could not be written", note=report)
+    return {"training": made.as_dict(), "parameters": parameters}
 
 
-def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, facts: Mapping[str, Any], out: Path) -> None:
-    """Writes the model, the tokenizer and, last, sft.json. Raises OSError, and can then be called again."""
+def _on_ranks(config: Config, path: Path, out: Path, lesson: Lesson, *, report: Report,
+              tell: Callable[[SftProgress], object]) -> dict[str, Any]:
+    """Lets the learner's ranks train the model at `path`, and write it."""
+    from deploy.training.rank_imitation import imitate
+    from learner.cold_start.sft_data import ROWS, save_rows
+
+    def hand_over() -> None:
+        out.mkdir(parents=True, exist_ok=True)
+        save_rows(lesson.rows, out / ROWS)
+
+    while_folder_away(hand_over, seconds=config.learner.collective_s, what=f"{out} could not be written", note=report)
+    return imitate(config, path, out, budget=lesson.budget, seed=lesson.seed, note=report, tell=tell)
+
+
+def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, out: Path) -> None:
+    """Writes the model and the tokenizer. Raises OSError, and can then be called again."""
     from learner.checkpoints.export import disk_errors
 
     with disk_errors():
         model.save_pretrained(out)
     tokenizer.save_pretrained(out)
     open_as_folder(out)
-    sync_tree(out)  # sft.json says that all of it is there, also after a power loss
-    write_whole(out / "sft.json", json.dumps(facts, indent=1) + "\n")
+    sync_tree(out)  # sft.json will say that all of it is there, also after a power loss
 
 
 @contextmanager

@@ -27,8 +27,9 @@ MUON_LR = 0.02
 WARMUP_UPDATES = 50
 FINAL_LR = 0.05
 """Share of the learning rate that is left at the end of the cosine."""
-_REPORT_SECONDS = 10.0
-_RECENT = 100
+REPORT_SECONDS = 10.0
+"""Time between two reports of the progress."""
+RECENT = 100
 """Number of updates over which the reported losses are averaged."""
 
 
@@ -42,8 +43,8 @@ class SftProgress:
     seconds: float
     loss_response: float
     """Nats per whole response."""
-    loss_prompt: float
-    """Nats per prompt token."""
+    loss_prompt: float | None
+    """Nats per prompt token. None if prompts are not read for that."""
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the values that sft.json records."""
@@ -101,7 +102,7 @@ def losses(model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Te
 
 def train(
     model: PreTrainedModel, rows: Sequence[TokenRow], section: SftSection, *, budget: Budget, pad_id: int, seed: int,
-    muon: bool = True, report: Callable[[SftProgress], None] | None = None,
+    muon: bool = True, report: Callable[[SftProgress], object] | None = None,
 ) -> SftProgress:
     """Trains in place on mean nats per response token + section.prompt_loss x mean nats per prompt token.
 
@@ -112,7 +113,7 @@ def train(
     response_tokens = sum(len(row.ids) - row.prompt_tokens for row in rows) / len(rows)
     made = optimizers(model, lr=section.lr, muon=muon)
     base = [[group["lr"] for group in optimizer.param_groups] for optimizer in made]
-    recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)
+    recent: deque[tuple[float, float]] = deque(maxlen=RECENT)
     stream = batches(rows, batch_rows=section.batch_rows, pad_id=pad_id, seed=seed)
     start = reported = time.monotonic()
     updates = seen = 0
@@ -124,11 +125,11 @@ def train(
         _update(made, base, loss, lr_factor(updates, spent))
         updates, seen = updates + 1, seen + len(batch.ids)
         recent.append((response.item(), prompt.item()))
-        if report is not None and time.monotonic() - reported >= _REPORT_SECONDS:
+        if report is not None and time.monotonic() - reported >= REPORT_SECONDS:
             reported = time.monotonic()
-            report(_progress(recent, updates, seen, len(rows), reported - start))
+            report(progress_of(recent, updates, seen, len(rows), reported - start))
     model.eval()
-    return _progress(recent, updates, seen, len(rows), time.monotonic() - start)
+    return progress_of(recent, updates, seen, len(rows), time.monotonic() - start)
 
 
 def _update(made: list[torch.optim.Optimizer], base: list[list[float]], loss: torch.Tensor, factor: float) -> None:
@@ -142,9 +143,13 @@ def _update(made: list[torch.optim.Optimizer], base: list[list[float]], loss: to
         optimizer.zero_grad(set_to_none=True)
 
 
-def _progress(
-    recent: deque[tuple[float, float]], updates: int, seen: int, total: int, seconds: float
+def progress_of(
+    recent: Sequence[tuple[float, float]], updates: int, seen: int, total: int, seconds: float
 ) -> SftProgress:
+    """Returns the progress after `updates` updates, which saw `seen` rows of `total` different ones.
+
+    `recent`: losses (response, prompt) of the last updates, with NaN for prompts that were not read.
+    """
     response, prompt = (sum(values) / len(values) for values in zip(*recent, strict=True))
-    return SftProgress(updates=updates, rows=seen, epochs=seen / total, seconds=seconds,
-                    loss_response=response, loss_prompt=prompt)
+    return SftProgress(updates=updates, rows=seen, epochs=seen / total, seconds=seconds, loss_response=response,
+                       loss_prompt=None if math.isnan(prompt) else prompt)

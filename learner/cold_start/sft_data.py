@@ -5,8 +5,9 @@ Legend: P prompt tokens, R response tokens, L = P + R, B rows of a batch, T long
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,12 +16,17 @@ from learner.cold_start.tokenizer import STOP
 from services.chat import THINK, THINK_END, ChatFormat, ChatRefused, Message
 from services.control_tokens import CUT, tokens
 from services.errors import UserError
+from services.files import replacing
 from services.tokenizer import first_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 IGNORE = -100
+ROWS = ".rows.npz"
+"""The rows that the learner's ranks train on, in the folder that becomes the model's. No mirror copies hidden files."""
+PROGRESS = ".progress.json"
+"""Heartbeats and progress of rank 0, there too."""
 _WINDOW = 32
 """Number of batches within which rows are sorted by length: enough for little padding, few enough to stay random."""
 
@@ -112,6 +118,11 @@ def _ids(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]
 
 
 def batches(rows: Sequence[TokenRow], *, batch_rows: int, pad_id: int, seed: int) -> Iterator[Batch]:
+    """Yields the batches of `drawn`, padded."""
+    return (_pad(part, pad_id) for part in drawn(rows, batch_rows=batch_rows, seed=seed))
+
+
+def drawn(rows: Sequence[TokenRow], *, batch_rows: int, seed: int) -> Iterator[list[TokenRow]]:
     """Yields batches without end, each of similar lengths. An epoch visits every row once, in an order from `seed`."""
     random = np.random.default_rng(seed)
     lengths = np.asarray([len(row.ids) for row in rows])
@@ -123,11 +134,25 @@ def batches(rows: Sequence[TokenRow], *, batch_rows: int, pad_id: int, seed: int
             window = window[np.argsort(lengths[window], kind="stable")]
             parts = [window[at : at + batch_rows] for at in range(0, len(window), batch_rows)]
             epoch.extend(parts[at] for at in random.permutation(len(parts)))
-        yield from (_pad([rows[at] for at in part], pad_id) for part in epoch)
+        yield from ([rows[at] for at in part] for part in epoch)
 
 
-def _pad(rows: Iterable[TokenRow], pad_id: int) -> Batch:
-    chosen = list(rows)
+def save_rows(rows: Sequence[TokenRow], file: Path) -> None:
+    """Writes rows into one file. Raises OSError."""
+    with replacing(file, file.with_name(f".{file.name}.new")) as draft:
+        np.savez(draft, ids=np.concatenate([row.ids for row in rows]), lengths=[len(row.ids) for row in rows],
+                 prompt_tokens=[row.prompt_tokens for row in rows], learn_prompt=[row.learn_prompt for row in rows])
+
+
+def load_rows(file: Path) -> list[TokenRow]:
+    """Returns what `save_rows` wrote."""
+    with np.load(file, allow_pickle=False) as saved:
+        parts = np.split(saved["ids"], np.cumsum(saved["lengths"])[:-1])
+        return [TokenRow(ids=ids, prompt_tokens=int(prompt), learn_prompt=bool(learn))
+                for ids, prompt, learn in zip(parts, saved["prompt_tokens"], saved["learn_prompt"], strict=True)]
+
+
+def _pad(chosen: Sequence[TokenRow], pad_id: int) -> Batch:
     width = max(len(row.ids) for row in chosen)
     ids = np.full((len(chosen), width), pad_id, dtype=np.int64)
     targets = np.full((len(chosen), width), IGNORE, dtype=np.int64)

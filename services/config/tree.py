@@ -73,7 +73,7 @@ class LearnerSection(Section):
     gpus: float = Field(default=0, ge=0)
     """GPUs that Ray reserves for one rank."""
     threads: int = Field(default=2, ge=1)
-    """Torch threads of one rank, and of the cold start."""
+    """Torch threads of one rank, and of a cold start in one process."""
     groups_per_step: int = Field(default=16, ge=1)
     """Groups that one learner step trains on."""
     group_size: int = Field(default=8, ge=1)
@@ -281,6 +281,11 @@ class Config(Section):
     def shares_gpus(self) -> bool:
         """Whether rollout workers and learner ranks share GPUs, one of each on every GPU."""
         return bool(self.rollout.gpus and self.learner.gpus) and self.rollout.gpus + self.learner.gpus <= 1
+
+    @property
+    def imitates_on_ranks(self) -> bool:
+        """Whether a cold start trains where the learner trains. A new small model does so in one process, on a CPU."""
+        return self.model.path is not None and (self.learner.gpus > 0 or self.learner.ranks > 1)
 
     def evaluates(self, step: int) -> bool:
         """Returns whether `step` is evaluated: every eval.every learner steps, and after the last."""

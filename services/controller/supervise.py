@@ -46,7 +46,7 @@ Beats = Callable[[], Mapping[str, Mapping[str, Any]]]
 class Supervisor:
     """Starts members in order, restarts them when they die, and stops them in reverse order of their roles."""
 
-    def __init__(self, report: Callable[[str], None], settings: SupervisionSection, *, beats: Beats = dict,
+    def __init__(self, report: Callable[[str], object], settings: SupervisionSection, *, beats: Beats = dict,
                  ground: Callable[[], None] = lambda: None, clock: Callable[[], float] = time.monotonic) -> None:
         """`ground` raises when that on which all members stand is gone, so that no member can be started again."""
         self._report = report

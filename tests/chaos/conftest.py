@@ -67,7 +67,8 @@ class Run:
         """Returns the run's log so far."""
         return self.log.read_text(errors="replace")
 
-    def _titled(self, title: str) -> list[psutil.Process]:
+    def titled(self, title: str) -> list[psutil.Process]:
+        """Returns the processes of this run whose titles contain `title`."""
         return [process for process in psutil.Process(self.process.pid).children(recursive=True)
                 if title in _title(process)]
 
@@ -76,7 +77,7 @@ class Run:
         found: list[psutil.Process] = []
 
         def one() -> bool:
-            found[:] = self._titled(title)
+            found[:] = self.titled(title)
             return len(found) == 1
 
         self.wait_for(f"a single {title}", one, seen=lambda: [f"{process.pid} {_title(process)}" for process in (

@@ -13,9 +13,9 @@ from deploy.launch.planning import cards as gpus
 from deploy.launch.planning.cards import Cards
 from deploy.launch.planning.gpu_plan import check_memory, gpus_needed
 from deploy.launch.planning.model_memory import model_shape
-from deploy.launch.ray_address import ray_address
+from deploy.launch.ray_address import check_marks, check_ray, ray_address
 from learner.model.memory import Shape
-from services.config.tree import Config
+from services.config.tree import Config, WeightsSection
 from services.errors import UserError
 from services.findings import installed
 
@@ -33,6 +33,7 @@ def check_gpus(config: Config, cards: Cards | None, *, private: bool) -> None:
     _sleep(config)
     _parallel(config)
     _transfer(config)
+    _control(config)
     needed = gpus_needed(config)
     there = cards.count if cards else 0
     if needed > there and (cards or private):
@@ -57,7 +58,7 @@ def with_gpu(config: Config, tell: Callable[[str], object]) -> Config:
 
 def check_builds(config: Config) -> None:
     """Raises UserError if the installed builds of vLLM and torch do not fit the devices of the config or each other."""
-    from deploy.launch.checks.doctor import clash, torch_cuda
+    from deploy.launch.checks.doctor import clash
 
     for found in clash():
         raise UserError(found.detail, found.fix)
@@ -70,8 +71,27 @@ def check_builds(config: Config) -> None:
     if not rollout.gpus and installed("vllm") is not None:
         raise UserError("rollout.gpus=0, and vLLM's build for CUDA would take GPU 0 without a reservation",
                         "use a machine with a GPU, set rollout.gpus=1 or a share of a GPU, or install `.[cpu]`")
-    if learner.gpus and not torch_cuda():
-        raise UserError(f"learner.gpus={learner.gpus:g}, and torch is a build for CPUs",
+    _torch(config)
+
+
+def check_ranks(config: Config) -> None:
+    """Raises UserError if the learner's ranks cannot start, for a cold start without a run, which needs no sampler."""
+    address, sampler = ray_address(config), {"gpus": 0.0, "sleep": False, "tensor_parallel": 1}
+    alone = config.model_copy(update={
+        "rollout": config.rollout.model_copy(update=sampler), "weights": WeightsSection()})
+    check_gpus(alone, gpus.cards_of(alone), private=address is None)
+    if address is not None:
+        check_ray(address)
+        return
+    check_marks(config)
+    _torch(config)
+
+
+def _torch(config: Config) -> None:
+    from deploy.launch.checks.doctor import torch_cuda
+
+    if config.learner.gpus and not torch_cuda():
+        raise UserError(f"learner.gpus={config.learner.gpus:g}, and torch is a build for CPUs",
                         "install `.[cuda]` in a fresh virtual environment, or set learner.gpus=0")
 
 
@@ -156,6 +176,14 @@ def _transfer(config: Config) -> None:
         other, where = ("ipc", "shares its GPU with a learner rank") if way == "nccl" else ("nccl", "has its own GPU")
         raise UserError(f"weights.transfer={way}, and each sampler {where} (rollout.gpus={rollout.gpus:g}, "
                         f"learner.gpus={learner.gpus:g})", f"set weights.transfer={other}, or auto")
+
+
+def _control(config: Config) -> None:
+    """Raises UserError if more cold start, the control of RL, would need GPUs that the rollout workers hold then."""
+    if config.eval.compare_cold_start and config.sft.enabled and config.imitates_on_ranks and config.shares_gpus:
+        raise UserError("eval.compare_cold_start trains a second cold start after RL, and rollout workers share "
+                        "the learner's GPUs then",
+                        "set eval.compare_cold_start=false, or rollout.gpus=1 and learner.gpus=1")
 
 
 def _too_few(config: Config, cards: Cards | None, needed: int) -> UserError:

@@ -34,12 +34,12 @@ def _large(config: Config) -> int:
 
 
 def _slow_imitation(config: Config) -> list[str]:
-    """Returns a line if a cold start would train a large model: it runs on the CPU, where one update takes minutes."""
-    if not (parameters := _large(config)):
+    """Returns a line if a cold start would train a large model on the CPU, where one update takes minutes."""
+    if not (parameters := _large(config)) or config.learner.gpus:
         return []
     return [f"sft.enabled trains the {parameters:,} parameters of {config.model.path} on the CPU, where one update of "
-            f"{number_of(config.sft.batch_rows, 'row')} takes minutes: imitate with a trainer for GPUs, and give its "
-            "result as model.path"]
+            f"{number_of(config.sft.batch_rows, 'row')} takes minutes: give the learner GPUs (learner.gpus), which "
+            "train a cold start too"]
 
 
 def _large_rates(config: Config) -> list[str]:
@@ -51,7 +51,8 @@ def _large_rates(config: Config) -> list[str]:
     rates = {} if learner.lora.rank else {"learner.lr": (learner.lr, 1e-6)}
     critic = estimator(learner.credit.estimator).needs_critic
     rates |= {"learner.critic.lr": (learner.critic_lr, 1e-5)} if critic else {}
-    rates |= {"sft.lr": (sft.lr, 1e-5)} if sft.enabled else {}
+    imitates = sft.enabled and not (learner.lora.rank and config.imitates_on_ranks)
+    rates |= {"sft.lr": (sft.lr, 1e-5)} if imitates else {}
     return [f"{key}={rate:g} is for tiny models, and {config.model.path} has {parameters:,} parameters: "
             f"try {key}={usual:g}" for key, (rate, usual) in rates.items() if rate > HIGHEST_RATE]
 

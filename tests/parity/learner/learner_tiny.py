@@ -80,7 +80,7 @@ SKEW = 1.03
 
 def critic_weights(learner):
     """Returns the critic's weights of a single rank, or {} without a critic."""
-    critic = learner._stepper.critic
+    critic = learner.stepper.critic
     return {} if critic is None else {
         name: tensor.full_tensor().clone() for name, tensor in critic.trainee.model.state_dict().items()}
 

@@ -1,6 +1,7 @@
 """A gang of several ranks: python rank_process.py WORLD NODES RENDEZVOUS MODEL OUT CASE...
 
-In each case two steps, save beside a third one, load, the third one on other groups.
+The case `imitates` makes a cold start. In each other case two steps, save beside a third one, load, the third one on
+other groups.
 NODES machines hold as many ranks each. The ranks are forked, so that torch is imported once.
 """
 
@@ -15,10 +16,14 @@ import torch
 from learner_tiny import CASES, SKEW, VARIANTS, WRONG, make_config, make_groups, weights
 
 from learner import step
+from learner.cold_start.rank_training import imitator, train_on_ranks
+from learner.cold_start.sft import Budget
+from learner.cold_start.sft_data import load_rows
 from learner.model import memory
 from learner.rank_group import STOP, RankGroup
 from learner.rows.packing import pack_rows
 from learner.trainer import Learner
+from services.config.sft import SftSection
 from services.process.rendezvous import Rendezvous
 
 PARKED = "parked"
@@ -74,10 +79,28 @@ def skewed(*arguments, **options):
     return replace(pack, weight=SKEW * pack.weight)
 
 
+def imitates(gang, model, out):
+    """Makes a cold start from the rows and the settings in `out`."""
+    sft = SftSection.model_validate_json((out / "sft.json").read_text())
+    config = make_config(betas=(0.9, 0.99), weight_decay=0.01, grad_clip=1e9)
+    learner = imitator(config.model_copy(update={"sft": sft}), model, gang)
+    train_on_ranks(learner, load_rows(out / "rows.npz"), sft, budget=Budget(updates=5), seed=3,
+                   report=lambda _: None)
+    if gang.rank:
+        learner.follow()
+    else:
+        (out / "imitates").mkdir()
+        torch.save(weights(learner), out / "imitates" / "weights.pt")
+        gang.tell(STOP)
+
+
 def run(rank, world, nodes, rendezvous, model, out, cases):
     torch.set_num_threads(1)
     store = Rendezvous("127.0.0.1", rank, world).join(rendezvous, 240.0)
     gang = RankGroup(rank, world, store, node=str(rank * nodes // world), collective_s=COLLECTIVE_S)
+    if cases == ("imitates",):
+        imitates(gang, Path(model), Path(out))
+        cases = ()
     for name in cases:
         memory.WHOLE = 0 if name.startswith("in-turn") else 1 << 30
         step.pack_rows = skewed if (name, rank) == ("skewed", 1) else pack_rows

@@ -88,7 +88,7 @@ def test_vllm_reads_an_exported_adapter(trained, tmp_path):
 
 def test_without_its_adapters_the_model_is_the_reference(trained, pack, any_model_path, gang):
     learner, reports = trained
-    reference = learner._stepper.reference
+    reference = learner.stepper.reference
     assert torch.equal(reference(pack)[0], Learner(make_config(), any_model_path, gang).policy(pack)[0])
     assert reports[1].metrics["loss/kl"] > 0
     assert not torch.equal(reference(pack)[0], learner.policy(pack)[0])
@@ -121,7 +121,7 @@ def test_adapters_are_those_of_the_formula_and_start_as_nothing(model_path, gang
     assert {layer.lora_a.dtype for layer in layers} == {torch.float32}
     trained = [p for p in learner.policy.parameters() if p.requires_grad]
     assert sum(p.numel() for p in trained) == adapter_parameters(learner.shape, config)
-    assert torch.equal(learner.policy(pack)[0], learner._stepper.reference(pack)[0])
+    assert torch.equal(learner.policy(pack)[0], learner.stepper.reference(pack)[0])
     assert np.isfinite(learner.train(make_groups(0)).metrics["grad_norm"])
 
 

@@ -124,7 +124,7 @@ def test_a_7b_model_fits_a_141_gb_card_once_the_moments_lie_in_host_memory():
 def test_a_critic_stays_whole_beside_the_policy_between_the_packs_of_several_ranks(model_path, gang, monkeypatch):
     """In float32 each of both has 4 P of weights and 4 P of gradients that are not reduced yet."""
     learner = Learner(make_config(**CASES["critic"] | {"minibatch_rows": 1000, "token_budget": 64}), model_path, gang)
-    learner._stepper.whole = True  # as on several ranks
+    learner.stepper.whole = True  # as on several ranks
     held, sync = [], step.sync_gradients
 
     def look(model, *, whole, last):

@@ -17,7 +17,7 @@ def test_updates_checkpoints_and_resumption_are_the_same_to_the_bit(model_path, 
     resumed = {offload: Learner(make_config(offload=offload, **options), model_path, gang) for offload in (False, True)}
     for learner in resumed.values():
         learner.load(tmp_path)
-    assert isinstance(resumed[True]._stepper.policy.optimizer, HostAdamW)
+    assert isinstance(resumed[True].stepper.policy.optimizer, HostAdamW)
     for learner in (plain, host, *resumed.values()):
         learner.train(make_groups(2, step=2))
     for learner in (host, *resumed.values()):

@@ -50,7 +50,7 @@ for turn in range(2):
 
 def on_the_device(learner):
     """Returns weak references to the storages of all sharded weights and moments."""
-    stepper = learner._stepper
+    stepper = learner.stepper
     models = [trainee.model for trainee in stepper.trainees]
     models += [stepper.reference] if isinstance(stepper.reference, nn.Module) else []
     tensors = [parameter.detach() for model in models for parameter in model.parameters()]
@@ -101,7 +101,7 @@ def test_after_a_step_no_model_is_gathered(model_path, gang):
     """A reference runs only forwards, after which FSDP gives nothing back by itself."""
     learner = Learner(make_config(**CASES["critic"]), model_path, gang)
     learner.train(make_groups(0))
-    for model in (learner.policy, learner._stepper.reference, learner._stepper.critic.trainee.model):
+    for model in (learner.policy, learner.stepper.reference, learner.stepper.critic.trainee.model):
         assert all(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 

@@ -23,7 +23,7 @@ FIGURES = ("loss/policy", "loss/value", "loss/kl", "loss/entropy", "grad_norm", 
 
 def trained(model_path, gang, steps=2, first=0, **learner):
     made = Learner(make_config(**learner), model_path, gang)
-    made.slack = [Slack(trainee) for trainee in made._stepper.trainees]
+    made.slack = [Slack(trainee) for trainee in made.stepper.trainees]
     reports = [made.train(make_groups(first + step, step=step)) for step in range(steps)]
     return made, reports
 

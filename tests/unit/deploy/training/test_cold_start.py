@@ -6,7 +6,8 @@ import pytest
 from safetensors import safe_open
 
 from deploy.runs.configs import load_config
-from deploy.training.cold_start import _examples, cold_start, demonstrations
+from deploy.training.cold_start import cold_start
+from deploy.training.demonstrations import _examples, demonstrations
 from envservice.registry import find_teacher, make_template, open_environment
 from rollout.demonstrations import Demonstration, DemoStep
 from services.config.tree import EnvSection

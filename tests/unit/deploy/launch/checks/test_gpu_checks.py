@@ -47,6 +47,8 @@ def config(models: dict[str, Path], *keys: str, size: str = "1.5b") -> Config:
      "set weights.transfer=ipc, or auto"),
     (["weights.transfer=ipc", "rollout.gpus=1", "learner.gpus=1"], "weights.transfer=ipc, and each sampler has its own "
      "GPU", "set weights.transfer=nccl, or auto"),
+    (["sft.enabled=true", "eval.compare_cold_start=true"], "trains a second cold start after RL, and rollout workers "
+     "share the learner's GPUs", "set eval.compare_cold_start=false, or rollout.gpus=1 and learner.gpus=1"),
     (["weights.transfer=ipc", "rollout.sleep=true"], "needs samplers that are awake",
      "set weights.transfer=host, or rollout.sleep=false"),
 ])
@@ -67,6 +69,20 @@ def test_a_machine_without_a_gpu_is_told_so_and_a_cluster_is_left_to_its_schedul
     with pytest.raises(UserError, match="asks for 1 GPU, and there is none"):
         gpu_checks.check_gpus(config(models), None, private=True)
     gpu_checks.check_gpus(config(models), None, private=False)
+
+
+def test_a_cold_start_alone_needs_the_learners_gpus_and_no_samplers(models: dict[str, Path], monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(doctor, "torch_cuda", lambda: "13.0")
+    apart = ("hardware=4x80", "rollout.gpus=1", "rollout.workers=4", "learner.gpus=1")
+    gpu_checks.check_ranks(config(models, *apart, "learner.ranks=4"))
+    with pytest.raises(UserError, match="asks for 5 GPUs, and hardware=4x80 names 4"):
+        gpu_checks.check_ranks(config(models, *apart, "learner.ranks=5"))
+    with pytest.raises(UserError, match="marks nodes of a Ray cluster"):
+        gpu_checks.check_ranks(config(models, *apart, "placement.learner=big"))
+    monkeypatch.setattr(doctor, "torch_cuda", lambda: "")
+    with pytest.raises(UserError, match="torch is a build for CPUs"):
+        gpu_checks.check_ranks(config(models, *apart))
 
 
 @pytest.mark.parametrize(("size", "keys", "hardware", "fix"), [

@@ -26,7 +26,7 @@ def test_a_large_model_with_the_learning_rates_of_a_tiny_one_is_told(models: dic
         f"learner.lr=0.0004 is for tiny models, and {large}: try learner.lr=1e-06",
         f"sft.lr=0.003 is for tiny models, and {large}: try sft.lr=1e-05",
         f"sft.enabled trains the 1,543,714,304 parameters of {models['1.5b']} on the CPU, where one update of 16 rows "
-        "takes minutes: imitate with a trainer for GPUs, and give its result as model.path"]
+        "takes minutes: give the learner GPUs (learner.gpus), which train a cold start too"]
     assert "warning       learner.lr=0.0004 is for tiny models" in plan.describe(config)
 
 
@@ -36,12 +36,13 @@ def test_the_cold_start_of_a_large_model_is_told_to_be_slow(models: dict[str, Pa
     (line,) = warnings(load_config("alfworld-tiny", large))
     assert line.startswith("sft.enabled trains the 1,543,714,304 parameters of ")
     assert warned(*large, "sft.enabled=false") == []
+    assert warned(*large, "learner.gpus=1") == []  # its ranks imitate too
 
 
 @pytest.mark.parametrize(("overrides", "keys"), [
     (["sft.enabled=false"], ["learner.lr"]), (["learner.lr=1e-4", "sft.lr=1e-4"], []),
-    (["learner.lora.rank=16"], ["sft.lr"]), (["learner.lr=1e-6", "learner.critic.lr=1e-3"],
-                                             ["learner.critic.lr", "sft.lr"]),
+    (["learner.lora.rank=16"], ["sft.lr"]), (["learner.lora.rank=16", "learner.gpus=1"], []),
+    (["learner.lr=1e-6", "learner.critic.lr=1e-3"], ["learner.critic.lr", "sft.lr"]),
     (["learner.lora.rank=16", "sft.enabled=false", *PPO], ["learner.critic.lr"]),
     (["learner.lora.rank=16", "sft.enabled=false", "learner.critic.lr=1e-5", *PPO], []),
     (["learner.lr=1e-6", "sft.enabled=false", *PPO], [])])

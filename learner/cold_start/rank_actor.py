@@ -1,0 +1,94 @@
+"""The Ray actor of one learner rank that makes a cold start. It reads rows from a file, and rank 0 writes the model.
+
+The driver and the ranks share a folder and nothing else: no Redis is needed. Rank 0 writes its progress there, which is
+its heartbeat too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from learner.cold_start.sft import Budget, SftProgress
+from learner.cold_start.sft_data import PROGRESS, ROWS, load_rows
+from services.config.tree import Config
+from services.files import write_whole
+from services.patience import while_folder_away
+from services.process.packages import check_one_installation
+from services.process.rendezvous import Rendezvous
+from services.process.shared_storage import check_seen
+from services.process.threads import wait_politely
+from services.telemetry.heartbeat import Beating, Pulse
+from services.telemetry.logs import life_of
+
+
+class ImitatingRank:
+    """ImitatingActor without Ray's decorator. `out`: the folder of the new model; `model_path`: where training starts.
+
+    `folder`: of the run, which keeps the logs; it need not exist.
+    """
+
+    def __init__(self, *, config_json: str, rank: int, world: int, model_path: str, out: str, folder: str,
+                 budget: Budget, seed: int) -> None:
+        self._config = Config.model_validate_json(config_json)
+        self._rank, self._world = rank, world
+        self._model, self._out, self._folder = Path(model_path), Path(out), Path(folder)
+        self._budget, self._seed = budget, seed
+        self._node = ray.util.get_node_ip_address()
+        self._meeting = Rendezvous(self._node, rank, world)
+        self._progress: dict[str, Any] | None = None
+
+    def rendezvous(self) -> str:
+        """Returns the address where all ranks meet. Called on rank 0 only."""
+        return self._meeting.offer()
+
+    def run(self, rendezvous: str) -> None:
+        """Trains until the budget is spent. Then the model is in `out`, and PROGRESS says what it took."""
+        wait_politely()
+        check_one_installation()
+        with life_of(f"learner-{self._rank}", self._folder, node=self._node):
+            self._work(rendezvous)
+
+    def _work(self, rendezvous: str) -> None:
+        from learner.cold_start.rank_training import imitator, train_on_ranks
+        from learner.rank_group import RankGroup
+
+        check_seen(self._out, self._model)
+        section = self._config.learner
+        store = self._meeting.join(rendezvous, section.collective_s)
+        gang = RankGroup(self._rank, self._world, store, gpu=section.gpus > 0, collective_s=section.collective_s,
+                         node=self._node)
+        learner = imitator(self._config, self._model, gang)
+        rows, beating = load_rows(self._out / ROWS), Beating(Pulse("learner-0", "learner"), self._beat)
+        with nullcontext() if self._rank else beating:
+            made = train_on_ranks(learner, rows, self._config.sft, budget=self._budget, seed=self._seed,
+                                  report=self._reached)
+            if self._rank:
+                learner.follow()
+            else:
+                self._patiently(partial(learner.export, self._out))
+        if not self._rank:
+            facts = {"training": made.as_dict(), "parameters": learner.shape.parameters, "ranks": self._world}
+            self._patiently(partial(self._tell, facts))
+        gang.leave()
+
+    def _patiently(self, write: Callable[[], object]) -> None:
+        while_folder_away(write, seconds=self._config.learner.collective_s, what=f"{self._out} could not be written")
+
+    def _reached(self, now: SftProgress) -> None:
+        self._progress = now.as_dict()
+
+    def _beat(self, name: str, fields: Mapping[str, Any]) -> None:
+        self._tell({"beats": {name: fields}, "training": self._progress})
+
+    def _tell(self, facts: Mapping[str, Any]) -> None:
+        write_whole(self._out / PROGRESS, json.dumps(facts))
+
+
+ImitatingActor = ray.remote(ImitatingRank)

@@ -1,0 +1,107 @@
+"""Next-token training on the learner's ranks: the cold start of models for which one process on a CPU is too slow.
+
+The loss is that of sft.py, with AdamW for all weights, or for the adapters alone if the learner trains adapters. A row
+is a sequence of a pack, as in RL, so shards, memory and the split over ranks are the learner's. Every rank has all rows
+and draws the same batches, so the ranks need no leader until the end, when rank 0 exports the weights.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from learner.cold_start.sft import RECENT, Budget, SftProgress, lr_factor, progress_of
+from learner.cold_start.sft_data import TokenRow, drawn
+from learner.model.sharding import sync_gradients
+from learner.rank_group import RankGroup
+from learner.rows.packing import Pack, Rows, pack_rows, split
+from learner.step import Stepper
+from learner.trainer import Learner
+from services.config.credit import CreditSection
+from services.config.sft import SftSection
+from services.config.tree import Config
+
+
+def imitator(config: Config, model_path: Path, gang: RankGroup) -> Learner:
+    """Returns a learner without what only RL needs: reference and critic. Raises UserError as Learner does."""
+    section = config.learner
+    alone = section.model_copy(update={
+        "loss": section.loss.model_copy(update={"kl": 0.0}), "credit": CreditSection(), "lr": config.sft.lr})
+    return Learner(config.model_copy(update={"learner": alone}), model_path, gang)
+
+
+def train_on_ranks(learner: Learner, rows: Sequence[TokenRow], section: SftSection, *, budget: Budget, seed: int,
+                   report: Callable[[SftProgress], object]) -> SftProgress:
+    """Trains in place, on all ranks at once, on the loss of learner/cold_start/sft.py. `report` is called after each
+    update. The clock of a budget in minutes is rank 0's.
+
+    Raises LearnerFault if the gradient is not finite in several updates in a row, ValueError if there are no rows.
+    """
+    if not rows:
+        raise ValueError("no demonstrations to train on")
+    stepper, gang = learner.stepper, learner.gang
+    response_tokens = sum(len(row.ids) - row.prompt_tokens for row in rows) / len(rows)
+    recent: deque[tuple[float, float]] = deque(maxlen=RECENT)
+    batches = drawn(rows, batch_rows=section.batch_rows, seed=seed)
+    start, updates, seen, spent = time.monotonic(), 0, 0, 0.0
+    while spent < 1:
+        batch = next(batches)
+        for group in stepper.policy.optimizer.param_groups:
+            group["lr"] = section.lr * lr_factor(updates, spent)
+        recent.append(_update(stepper, batch, response_tokens=response_tokens, prompt_loss=section.prompt_loss))
+        updates, seen, seconds = updates + 1, seen + len(batch), time.monotonic() - start
+        report(progress_of(recent, updates, seen, len(rows), seconds))
+        (spent,) = gang.reduce([0.0 if gang.rank else budget.spent(updates, seconds)])
+    return progress_of(recent, updates, seen, len(rows), time.monotonic() - start)
+
+
+def _update(stepper: Stepper, batch: Sequence[TokenRow], *, response_tokens: float,
+            prompt_loss: float) -> tuple[float, float]:
+    """Takes one update. Returns (mean nats per response, mean nats per prompt token), NaN for prompts not learned.
+
+    Denominators are of the whole batch, which every rank knows, as in learner/step.py.
+    """
+    gang, model = stepper.gang, stepper.policy.model
+    rows = rows_to_learn(batch, prompts=prompt_loss > 0)
+    answers = np.array([row.prompt_tokens for row in batch])
+    prompt_tokens = int(rows.response_lengths.sum() - (rows.lengths - answers).sum())
+    parts = split(rows.lengths, gang.world, stepper.section.token_budget, grid=stepper.grid)[gang.rank]
+    sums = torch.zeros(2, device=gang.device)
+    for i, part in enumerate(parts):
+        pack = pack_rows(rows, part, gang.device, grid=stepper.grid)
+        sync_gradients(model, whole=stepper.whole, last=i == len(parts) - 1)
+        nats = _nats(-model(pack)[0], pack, answers)
+        loss = nats[0] / (len(batch) * response_tokens) + prompt_loss * nats[1] / max(1, prompt_tokens)
+        (loss * pack.weight * gang.world).backward()
+        sums += nats.detach() * pack.weight
+    stepper.policy.update()
+    response, prompt = gang.reduce(sums.tolist())
+    return response / len(batch), prompt / prompt_tokens if prompt_tokens else math.nan
+
+
+def _nats(nats: Tensor, pack: Pack, answers: np.ndarray) -> Tensor:
+    """Returns the sums of `nats` [T] over the tokens of answers and over those of prompts, [2]. `answers` [N]: where in
+    its sequence the answer of each row of the batch begins."""
+    begins = torch.as_tensor(answers[pack.members], device=nats.device)
+    of_answer = pack.positions[0].index_select(0, pack.predicting) + 1 >= begins.index_select(0, pack.row)
+    return torch.stack([(nats * of_answer).sum(), (nats * ~of_answer).sum()])
+
+
+def rows_to_learn(batch: Sequence[TokenRow], *, prompts: bool) -> Rows:
+    """Returns demonstrated rows as rows of the learner, whose responses are the tokens to learn: the answers, with
+    `prompts` also all but the first token of each prompt that counts."""
+    lengths = np.array([len(row.ids) for row in batch])
+    begins = np.array([1 if prompts and row.learn_prompt else max(1, row.prompt_tokens) for row in batch])
+    n, tokens = len(batch), int((lengths - begins).sum())
+    return Rows(
+        tokens=np.concatenate([row.ids for row in batch]), sequence=np.arange(n), prompt_lengths=begins,
+        response_lengths=lengths - begins, sampler_logprobs=np.zeros(tokens, dtype=np.float32),
+        advantages=np.zeros(n), temperatures=np.ones(n), stale=np.zeros(n, dtype=np.bool_),
+        ends=np.ones(n, dtype=np.bool_))
