@@ -11,6 +11,7 @@ import torch
 from learner.rank_group import RankGroup
 from learner.selftest.candidates import candidates
 from learner.selftest.checks import Checks
+from learner.selftest.imitation import imitation
 from learner.selftest.scene import CARD, TINY, Scene, write_model
 from learner.selftest.table import Line, attempt
 
@@ -29,7 +30,7 @@ def run(folder: Path, scene: Scene | None = None) -> Iterator[Line]:
             ("device", checks.device), ("training steps", checks.steps), ("numerics", checks.numerics),
             ("attention kernels", checks.attention), ("save, load, gather", checks.persistence),
             ("LoRA", checks.adapters), ("moments on the host", checks.offload),
-            ("states in host memory", checks.parking),
+            ("states in host memory", checks.parking), ("cold start", partial(imitation, checks)),
             ("candidates", partial(candidates, checks)),
         ):
             yield from attempt(name, check)

@@ -5,12 +5,17 @@ so one rank has the whole model.
 """
 
 import copy
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from learner_tiny import CASES, VARIANTS, make_config, make_groups
 from torch import nn
 
+from learner.cold_start.rank_training import train_on_ranks
+from learner.cold_start.sft import Budget
+from learner.cold_start.sft_data import TokenRow
 from learner.credit.registry import estimator
 from learner.critic import Critic, ValueModel
 from learner.model import policy as policies
@@ -21,6 +26,7 @@ from learner.model.probe import Probe
 from learner.model.trainee import Trainee
 from learner.rows.batch import assign_credit, rows_of
 from learner.step import Stepper, Timer
+from services.config.sft import SftSection
 from tests.toys.pretended_card import CARD, OnCard, card
 
 SETTINGS = {
@@ -80,6 +86,26 @@ def test_steps_on_a_gpu_mix_no_devices_and_equal_those_on_a_cpu(model_path, gang
         assert not isinstance(parked[name], OnCard), name
         # Each update moves a weight by up to the learning rate, also by a gradient that is hardly more than rounding.
         torch.testing.assert_close(parked[name], value, rtol=1e-5, atol=config.learner.lr / 10)
+
+
+def test_a_cold_start_on_a_gpu_mixes_no_devices_and_equals_that_on_a_cpu(model_path, gang, monkeypatch):
+    sft, rng = SftSection(batch_rows=3, prompt_loss=0.5), np.random.default_rng(0)
+    rows = [TokenRow(ids=rng.integers(1, 97, 20, dtype=np.int32), prompt_tokens=9) for _ in range(6)]
+
+    def imitated(device):
+        stepper = make_stepper(make_config(), model_path, gang, device)
+        made = train_on_ranks(SimpleNamespace(stepper=stepper, gang=stepper.gang), rows, sft,
+                              budget=Budget(updates=3), seed=0, report=lambda _: None)
+        return made, {name: value.detach() for name, value in stepper.policy.model.state_dict().items()}
+
+    expected, on_cpu = imitated("cpu")
+    with card(monkeypatch):
+        found, on_card = imitated(CARD)
+        on_card = {name: value.cpu() for name, value in on_card.items()}
+    assert (found.loss_response, found.loss_prompt) == pytest.approx(
+        (expected.loss_response, expected.loss_prompt), rel=1e-4)
+    for name, value in on_cpu.items():
+        torch.testing.assert_close(on_card[name], value, rtol=1e-5, atol=sft.lr / 100)
 
 
 def test_the_stand_in_refuses_what_cuda_refuses(monkeypatch):
