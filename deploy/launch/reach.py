@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import httpx
 
+from envservice.registry import check_tools
 from envservice.wire.schemas import Info
 from services.config.secrets import ENV_TOKEN_VARIABLE, env_token, redis_url
 from services.config.tree import Config
@@ -51,6 +52,18 @@ def check_played(config: Config, before: Config | None, tell: Tell, *, env: str,
     """Makes `check_versions` for the running environment servers of `config`. Raises UserError. See check_redis."""
     until_answered(lambda: check_versions(config.env.urls, env=env, engine=engine, token=env_token(config.env)),
                    _patience(config, before), tell)
+
+
+def check_agents_tools(config: Config, before: Config | None, tell: Tell) -> None:
+    """Checks that the tools of an agent's environment can be listed. Raises UserError. A run that goes on waits for the
+    server that offers them; a new one does not, since its own code may be what fails."""
+    def ask() -> None:
+        try:
+            check_tools(config.env)
+        except UserError as error:
+            raise Unanswered(error.what, error.fix) from error
+
+    until_answered(ask, 0.0 if before is None else config.env.outage_seconds, tell)
 
 
 def until_answered(check: Callable[[], None], seconds: float, tell: Tell) -> None:

@@ -21,7 +21,7 @@ from deploy.launch.planning.plan import Plan, make_plan
 from deploy.launch.planning.task_sets import TaskSets
 from deploy.launch.ray_address import check_marks, check_ray, ray_address
 from deploy.runs import sinks
-from envservice.registry import BUILT_IN, check_settings, check_tools, find_spec, find_teacher, make_template
+from envservice.registry import BUILT_IN, check_settings, find_spec, find_teacher, make_template
 from envservice.server.capacity import session_limit
 from learner.cold_start.trajectories import read_trajectories
 from learner.model.family import check_family
@@ -86,7 +86,7 @@ def check_parts(config: Config, *, planned: bool = False, before: Config | None 
     if not config.env.urls:  # servers that already run reach their data themselves
         find_spec(config.env.name).reachable(config.env)
     if config.agent.name is not None:
-        check_tools(config.env)
+        reach.check_agents_tools(config, before, tell)
 
 
 def check_learner(config: Config) -> None:

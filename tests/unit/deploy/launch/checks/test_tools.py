@@ -1,5 +1,6 @@
 """A server that lists the tools of an agent's environment, asked before anything starts."""
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +25,26 @@ def test_a_run_of_an_agent_is_refused_while_the_tools_cannot_be_listed(two_cpus:
     with pytest.raises(UserError) as raised:
         preflight.check_parts(run)
     assert str(raised.value) == AWAY
+
+
+def test_a_run_that_goes_on_waits_for_the_server_of_its_tools(two_cpus: None, model: Path, monkeypatch):
+    asked = []
+
+    def away_twice():
+        asked.append(1)
+        if len(asked) < 3:
+            raise ConnectionRefusedError("away")
+        return []
+
+    monkeypatch.setattr(sys.modules[__name__], "SPEC", replace(counter_spec(), tools=away_twice))
+    run = load_config("alfworld-tiny", (
+        *ENVIRONMENT, f"model.path={model}", "agent.name=rollout.agents.conversation:agent"))
+    said: list[str] = []
+    preflight.check_parts(run, before=run, tell=said.append)
+    assert len(asked) == 3
+    (line,) = said
+    assert line.startswith(f"the tools of {__name__}:SPEC cannot be listed (ConnectionRefusedError: away")
+    assert line.endswith(f"waiting for it for up to {run.env.outage_seconds:g} s")
 
 
 def test_a_run_without_an_agent_needs_no_server_of_tools(two_cpus: None, model: Path):
