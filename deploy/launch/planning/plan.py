@@ -171,6 +171,7 @@ def describe(config: Config, *, resume: bool = False, kept: Config | None = None
         *(f"warning       {line}" for line in warnings(config)),
         f"model         {plan.model}, {plan.parameters:,} parameters, {config.model.dtype}",
         f"games         {_games(config)}",
+        *([f"cold start    {_cold_start(config)}"] if config.sft.enabled else []),
         f"each step     {number_of(plan.groups_per_step, 'group')} of {config.learner.group_size}: "
         f"{plan.episodes_per_step:,} episodes, at most {plan.rows_per_step:,} rows and {plan.tokens_per_step:,} tokens",
         "processes     count  CPUs  GPUs  GiB   where",
@@ -198,6 +199,14 @@ def _folder(config: Config, *, resume: bool) -> list[str]:
     if RunFolder(config.run_dir).known():
         return [f"folder        {config.run_dir} holds a run, which would go on"]
     return []
+
+
+def _cold_start(config: Config) -> str:
+    sft = config.sft
+    shown = "a scripted player" if sft.file is None else str(sft.file)
+    length = f"{sft.minutes:g} min" if sft.epochs is None else number_of(sft.epochs, "epoch")
+    where = number_of(config.learner.ranks, "learner rank") if config.imitates_on_ranks else "this process, on the CPU"
+    return f"imitates {shown} for {length}, trained by {where}"
 
 
 def _games(config: Config) -> str:

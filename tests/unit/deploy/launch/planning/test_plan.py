@@ -91,6 +91,18 @@ def test_the_text_names_what_runs_and_hides_passwords():
     assert text.endswith("nothing was started")
 
 
+@pytest.mark.parametrize(("overrides", "line"), [
+    ((), "imitates a scripted player for 1 epoch, trained by this process, on the CPU"),
+    (("model.path=7b", "learner.gpus=1", "learner.ranks=4", "sft.minutes=30"),
+     "imitates a scripted player for 30 min, trained by 4 learner ranks"),
+    (("sft.enabled=false",), None)])
+def test_the_text_says_who_makes_the_cold_start(overrides: tuple[str, ...], line: str | None, models, two_cpus):
+    overrides = tuple(one.replace("7b", str(models["7b"])) for one in overrides)
+    text = plan.describe(load_config("alfworld-tiny", overrides))
+    told = [one.removeprefix("cold start").strip() for one in text.splitlines() if one.startswith("cold start")]
+    assert told == ([] if line is None else [line])
+
+
 def test_an_environment_that_cannot_describe_its_games_is_told_in_one_line(tmp_path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "undescribed.py").write_text(
         "from dataclasses import replace\nfrom toy_environment import SPEC as TOY\n"
