@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,21 +25,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from envservice.spec import EnvironmentSpec
-    from learner.cold_start.sft import Budget, SftProgress
-    from learner.cold_start.sft_data import Example, TokenRow
+    from learner.cold_start.sft import Budget, Lesson, SftProgress
+    from learner.cold_start.sft_data import Example
 
 FORMAT = 1
 TOKENIZER_TEXTS = 20_000
 """Number of prompts and answers that train the tokenizer. Its vocabulary stops growing well before that number."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lesson:
-    """The rows to learn, how long, and the seed of their order."""
-
-    rows: Sequence[TokenRow]
-    budget: Budget
-    seed: int
 
 
 def cold_start(
@@ -56,9 +46,10 @@ def cold_start(
     scripted player never wins, or the model path holds no model, and DeadlineExceeded if `out` cannot be written for
     learner.collective_s seconds.
     """
+    from deploy.training.rank_imitation import imitate
     from envservice.registry import find_spec, make_template
     from envservice.tool_calls import TAGS
-    from learner.cold_start.sft import Budget, SftProgress
+    from learner.cold_start.sft import Budget, Lesson, SftProgress
     from learner.cold_start.sft_data import encode
 
     passing = passing or report
@@ -77,11 +68,9 @@ def cold_start(
         Budget(updates=epochs * math.ceil(len(rows) / config.sft.batch_rows))
     report(f"training for {_whole(budget)} on {number_of(len(rows), 'demonstrated step')} of "
            f"{sum(len(r.ids) for r in rows) / len(rows):.0f} tokens")
-    lesson, tell = Lesson(rows, budget, seed), lambda now: _tell(passing, now, budget)
-    if path is not None and config.imitates_on_ranks:
-        made = _on_ranks(config, path, out, lesson, report=report, tell=tell)
-    else:
-        made = _here(config, path, tokenizer, out, lesson, report=report, tell=tell)
+    train = partial(imitate, config, path) if path is not None and config.imitates_on_ranks else \
+        partial(_here, config, path, tokenizer)
+    made = train(out, Lesson(rows, budget, seed), report=report, tell=lambda now: _tell(passing, now, budget))
     _tell(report, SftProgress(**made["training"]), budget)
     facts = {
         "format": FORMAT, "minutes": minutes, "epochs": epochs,
@@ -140,20 +129,6 @@ def _here(config: Config, path: Path | None, tokenizer: Any, out: Path, lesson: 
     while_folder_away(partial(_save, model, tokenizer, out), seconds=config.learner.collective_s,
                       what=f"{out} could not be written", note=report)
     return {"training": made.as_dict(), "parameters": parameters}
-
-
-def _on_ranks(config: Config, path: Path, out: Path, lesson: Lesson, *, report: Report,
-              tell: Callable[[SftProgress], object]) -> dict[str, Any]:
-    """Lets the learner's ranks train the model at `path`, and write it."""
-    from deploy.training.rank_imitation import imitate
-    from learner.cold_start.sft_data import ROWS, save_rows
-
-    def hand_over() -> None:
-        out.mkdir(parents=True, exist_ok=True)
-        save_rows(lesson.rows, out / ROWS)
-
-    while_folder_away(hand_over, seconds=config.learner.collective_s, what=f"{out} could not be written", note=report)
-    return imitate(config, path, out, budget=lesson.budget, seed=lesson.seed, note=report, tell=tell)
 
 
 def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, out: Path) -> None:

@@ -5,11 +5,14 @@ are. Nothing is kept of ranks that died, so those after them begin at the beginn
 from __future__ import annotations
 
 import json
+import math
+import shutil
 import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,69 +21,116 @@ from deploy.members import private_ray
 from deploy.members.learner_gang import LearnerGang
 from deploy.members.placement import bundle
 from deploy.members.private_ray import RayLost
-from learner.cold_start.sft import REPORT_SECONDS, Budget, SftProgress
-from learner.cold_start.sft_data import PROGRESS, ROWS
+from deploy.training.demonstrations import Report
+from learner.cold_start.sft import REPORT_SECONDS, Lesson, Order, SftProgress
+from learner.cold_start.sft_data import PROGRESS, ROWS, save_rows
 from services.config.tree import Config
+from services.controller.member import End
 from services.controller.supervise import Supervisor
+from services.errors import UserError
+from services.last_value import LastValue
+from services.patience import while_folder_away
 
 LOOK_S = 0.5
 """Seconds between two looks at the ranks."""
-Note = Callable[[str], object]
+Tell = Callable[[SftProgress], object]
 
 
-def imitate(config: Config, model: Path, out: Path, *, budget: Budget, seed: int, note: Note,
-            tell: Callable[[SftProgress], object]) -> dict[str, Any]:
-    """Trains `model` on the rows in out/ROWS, on the ranks of the learner. Then the trained model is in `out`. Returns
-    `training` (SftProgress as a dict), `parameters` and `ranks`.
+class ImitatingGang(LearnerGang):
+    """The ranks of one cold start. What has failed `attempts` times from its beginning would fail again.
+
+    So poll() raises UserError then, as a learner step ends a run after as many failed attempts.
+    """
+
+    def __init__(self, *arguments: Any, attempts: int, **keys: Any) -> None:
+        super().__init__(*arguments, **keys)
+        self._attempts, self._failed = attempts, 0
+
+    def poll(self) -> End | None:
+        end = super().poll()
+        self._failed += bool(end and end.reason)
+        if end is not None and end.reason and self._failed >= self._attempts:
+            raise UserError(f"the cold start failed {self._failed} times (learner.step_attempts), last: {end.reason}",
+                            "start it again with a lower sft.lr or learner.token_budget, or with more memory")
+        return end
+
+
+def imitate(config: Config, model: Path, out: Path, lesson: Lesson, *, report: Report, tell: Tell) -> dict[str, Any]:
+    """Trains `model` on the ranks of the learner. Then the trained model is in `out`.
+
+    Returns `training` (SftProgress as a dict), `parameters` and `ranks`. `tell` takes the progress now and then.
 
     Uses the Ray that this process is connected to; without one it connects as a run does. Raises UserError, RayLost for
     a Ray of the caller's, and Fault if the ranks cannot start or find no place.
     """
     loaded = sys.modules.get("ray")  # imported before its variables are set, it would know no private cluster
     connected = loaded is not None and loaded.is_initialized()
-    while True:
-        try:
-            if connected:
-                return _imitate(config, model, out, budget=budget, seed=seed, note=note, tell=tell)
-            with ray_cluster(config, f"gagpo-{uuid.uuid4().hex[:12]}", note):
-                return _imitate(config, model, out, budget=budget, seed=seed, note=note, tell=tell)
-        except RayLost as lost:
-            if connected:
-                raise
-            note(f"{lost}; the cold start begins again in a new one")
-
-
-def _imitate(config: Config, model: Path, out: Path, *, budget: Budget, seed: int, note: Note,
-             tell: Callable[[SftProgress], object]) -> dict[str, Any]:
-    from learner.cold_start.rank_actor import ImitatingActor
-
-    learner = config.learner
-    gang = LearnerGang(
-        learner.ranks,
-        lambda rank, world, options: ImitatingActor.options(**options).remote(
-            config_json=config.model_dump_json(), rank=rank, world=world, model_path=str(model.absolute()),
-            out=str(out.absolute()), folder=str(config.run_dir.absolute()), budget=budget, seed=seed),
-        bundle(cpus=learner.cpus, gpus=learner.gpus, nodes=config.placement.learner), fewest=learner.fewest_ranks)
-    with _watched(config, gang, out / PROGRESS, note) as supervisor:
-        told = 0.0
-        while not supervisor.finished(gang):
-            supervisor.check()
-            now = _read(out / PROGRESS).get("training")
-            if now and now["seconds"] - told >= REPORT_SECONDS:
-                told = now["seconds"]
-                tell(SftProgress(**now))
-            time.sleep(LOOK_S)
-    facts = _read(out / PROGRESS)
-    for file in (PROGRESS, ROWS):
-        (out / file).unlink()
-    return facts
+    with _shared_folder(config, lesson, out, report) as work:
+        order = Order(model=model.absolute(), out=out.absolute(), work=work, budget=lesson.budget, seed=lesson.seed)
+        while True:
+            try:
+                with nullcontext() if connected else ray_cluster(config, f"gagpo-{uuid.uuid4().hex[:12]}", report):
+                    return _imitate(config, order, report=report, tell=tell)
+            except RayLost as lost:
+                if connected:
+                    raise
+                report(f"{lost}; the cold start begins again in a new one")
 
 
 @contextmanager
-def _watched(config: Config, gang: LearnerGang, progress: Path, note: Note) -> Iterator[Supervisor]:
-    """Starts the ranks under a supervisor, and stops them when the block ends."""
-    supervisor = Supervisor(note, config.supervision, beats=lambda: _read(progress).get("beats", {}),
-                            ground=private_ray.check)
+def _shared_folder(config: Config, lesson: Lesson, out: Path, report: Report) -> Iterator[Path]:
+    """Provides a folder beside `out` that holds the rows and what rank 0 tells, until the block ends. It is hidden, so
+    no mirror copies it."""
+    work = out.absolute().with_name(f".{out.name}.ranks")
+
+    def hand_over() -> None:
+        work.mkdir(parents=True, exist_ok=True)
+        save_rows(lesson.rows, work / ROWS)
+
+    try:
+        while_folder_away(hand_over, seconds=config.learner.collective_s, what=f"{work} could not be written",
+                          note=report)
+        yield work
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _imitate(config: Config, order: Order, *, report: Report, tell: Tell) -> dict[str, Any]:
+    from learner.cold_start.rank_actor import ImitatingActor
+
+    learner, file = config.learner, order.work / PROGRESS
+    file.unlink(missing_ok=True)  # of a Ray that died
+    gang = ImitatingGang(
+        learner.ranks,
+        lambda rank, world, options: ImitatingActor.options(**options).remote(
+            config_json=config.model_dump_json(), rank=rank, world=world, order=order),
+        # Whole GPUs, since no worker shares them yet: Ray would put two halves on one.
+        bundle(cpus=learner.cpus, gpus=math.ceil(learner.gpus), nodes=config.placement.learner),
+        fewest=learner.fewest_ranks, attempts=learner.step_attempts)
+    progress = LastValue(partial(_read, file), seconds=learner.collective_s)
+    with _watched(config, gang, progress, report) as supervisor:
+        told = 0.0
+        while not supervisor.finished(gang):
+            supervisor.check()
+            now = progress.now().get("training")
+            if now and not 0 <= now["seconds"] - told < REPORT_SECONDS:  # ranks that begin again are earlier
+                told = now["seconds"]
+                tell(SftProgress(**now))
+            time.sleep(LOOK_S)
+    return while_folder_away(partial(_read, file), seconds=learner.collective_s, what=f"{file} could not be read",
+                             note=report)
+
+
+@contextmanager
+def _watched(config: Config, gang: LearnerGang, progress: LastValue[dict[str, Any]],
+             report: Report) -> Iterator[Supervisor]:
+    """Starts the ranks under a supervisor, and stops them when the block ends.
+
+    Heartbeats go through the folder, so ranks may be silent for as long as a folder may be away.
+    """
+    patient = config.supervision.model_copy(update={
+        "silence_seconds": max(config.supervision.silence_seconds, config.learner.collective_s)})
+    supervisor = Supervisor(report, patient, beats=lambda: progress.now().get("beats", {}), ground=private_ray.check)
     try:
         supervisor.add(gang)
         yield supervisor

@@ -10,12 +10,11 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import ray
 
-from learner.cold_start.sft import Budget, SftProgress
+from learner.cold_start.sft import Order, SftProgress
 from learner.cold_start.sft_data import PROGRESS, ROWS, load_rows
 from services.config.tree import Config
 from services.files import write_whole
@@ -29,17 +28,11 @@ from services.telemetry.logs import life_of
 
 
 class ImitatingRank:
-    """ImitatingActor without Ray's decorator. `out`: the folder of the new model; `model_path`: where training starts.
+    """ImitatingActor without Ray's decorator."""
 
-    `folder`: of the run, which keeps the logs; it need not exist.
-    """
-
-    def __init__(self, *, config_json: str, rank: int, world: int, model_path: str, out: str, folder: str,
-                 budget: Budget, seed: int) -> None:
+    def __init__(self, *, config_json: str, rank: int, world: int, order: Order) -> None:
         self._config = Config.model_validate_json(config_json)
-        self._rank, self._world = rank, world
-        self._model, self._out, self._folder = Path(model_path), Path(out), Path(folder)
-        self._budget, self._seed = budget, seed
+        self._rank, self._world, self._order = rank, world, order
         self._node = ray.util.get_node_ip_address()
         self._meeting = Rendezvous(self._node, rank, world)
         self._progress: dict[str, Any] | None = None
@@ -49,37 +42,40 @@ class ImitatingRank:
         return self._meeting.offer()
 
     def run(self, rendezvous: str) -> None:
-        """Trains until the budget is spent. Then the model is in `out`, and PROGRESS says what it took."""
+        """Trains until the budget is spent. Then the model is in the order's `out`, and PROGRESS says what it took."""
         wait_politely()
         check_one_installation()
-        with life_of(f"learner-{self._rank}", self._folder, node=self._node):
-            self._work(rendezvous)
+        run, order = self._config.run_dir.absolute(), self._order
+        with life_of(f"learner-{self._rank}", run if run in order.out.parents else order.work, node=self._node):
+            self._imitate(rendezvous)
 
-    def _work(self, rendezvous: str) -> None:
+    def _imitate(self, rendezvous: str) -> None:
         from learner.cold_start.rank_training import imitator, train_on_ranks
         from learner.rank_group import RankGroup
 
-        check_seen(self._out, self._model)
+        check_seen(self._order.work, self._order.model,
+                   fix="put the new model (--out, or runs_dir) and model.path on storage that every node sees")
         section = self._config.learner
         store = self._meeting.join(rendezvous, section.collective_s)
         gang = RankGroup(self._rank, self._world, store, gpu=section.gpus > 0, collective_s=section.collective_s,
                          node=self._node)
-        learner = imitator(self._config, self._model, gang)
-        rows, beating = load_rows(self._out / ROWS), Beating(Pulse("learner-0", "learner"), self._beat)
+        learner = imitator(self._config, self._order.model, gang)
+        rows, beating = load_rows(self._order.work / ROWS), Beating(Pulse("learner-0", "learner"), self._beat)
         with nullcontext() if self._rank else beating:
-            made = train_on_ranks(learner, rows, self._config.sft, budget=self._budget, seed=self._seed,
+            made = train_on_ranks(learner, rows, self._config.sft, budget=self._order.budget, seed=self._order.seed,
                                   report=self._reached)
             if self._rank:
                 learner.follow()
             else:
-                self._patiently(partial(learner.export, self._out))
+                self._patiently(partial(learner.export, self._order.out))
         if not self._rank:
             facts = {"training": made.as_dict(), "parameters": learner.shape.parameters, "ranks": self._world}
             self._patiently(partial(self._tell, facts))
         gang.leave()
 
     def _patiently(self, write: Callable[[], object]) -> None:
-        while_folder_away(write, seconds=self._config.learner.collective_s, what=f"{self._out} could not be written")
+        while_folder_away(write, seconds=self._config.learner.collective_s,
+                          what=f"{self._order.out} could not be written")
 
     def _reached(self, now: SftProgress) -> None:
         self._progress = now.as_dict()
@@ -88,7 +84,7 @@ class ImitatingRank:
         self._tell({"beats": {name: fields}, "training": self._progress})
 
     def _tell(self, facts: Mapping[str, Any]) -> None:
-        write_whole(self._out / PROGRESS, json.dumps(facts))
+        write_whole(self._order.work / PROGRESS, json.dumps(facts))
 
 
 ImitatingActor = ray.remote(ImitatingRank)

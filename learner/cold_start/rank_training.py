@@ -64,7 +64,7 @@ def train_on_ranks(learner: Learner, rows: Sequence[TokenRow], section: SftSecti
 
 def _update(stepper: Stepper, batch: Sequence[TokenRow], *, response_tokens: float,
             prompt_loss: float) -> tuple[float, float]:
-    """Takes one update. Returns (mean nats per response, mean nats per prompt token), NaN for prompts not learned.
+    """Takes one update. Returns (mean nats per response, mean nats per prompt token), NaN if no prompts are learned.
 
     Denominators are of the whole batch, which every rank knows, as in learner/step.py.
     """
@@ -83,7 +83,7 @@ def _update(stepper: Stepper, batch: Sequence[TokenRow], *, response_tokens: flo
         sums += nats.detach() * pack.weight
     stepper.policy.update()
     response, prompt = gang.reduce(sums.tolist())
-    return response / len(batch), prompt / prompt_tokens if prompt_tokens else math.nan
+    return response / len(batch), prompt / max(1, prompt_tokens) if prompt_loss else math.nan
 
 
 def _nats(nats: Tensor, pack: Pack, answers: np.ndarray) -> Tensor:

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from learner.cold_start.sft_data import IGNORE, Batch, TokenRow, batches
@@ -62,6 +63,29 @@ class Budget:
         """Returns the share of the budget that is used, in [0, 1]."""
         share = updates / self.updates if self.updates is not None else seconds / (60 * self.minutes)
         return min(1.0, share)
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """The rows to learn, for how long, and the seed of their order."""
+
+    rows: Sequence[TokenRow]
+    budget: Budget
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """The same for all learner ranks that make a cold start."""
+
+    model: Path
+    """Where training starts."""
+    out: Path
+    """The folder of the new model."""
+    work: Path
+    """The folder with the rows, which rank 0 tells its progress in."""
+    budget: Budget
+    seed: int
 
 
 def lr_factor(updates: int, spent: float) -> float:

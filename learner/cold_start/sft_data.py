@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 IGNORE = -100
-ROWS = ".rows.npz"
-"""The rows that the learner's ranks train on, in the folder that becomes the model's. No mirror copies hidden files."""
-PROGRESS = ".progress.json"
+ROWS = "rows.npz"
+"""The rows that the learner's ranks train on, in a folder that they share with the driver."""
+PROGRESS = "progress.json"
 """Heartbeats and progress of rank 0, there too."""
 _WINDOW = 32
 """Number of batches within which rows are sorted by length: enough for little padding, few enough to stay random."""

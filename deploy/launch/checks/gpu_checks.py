@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from deploy.launch.checks import gpu_doctor
 from deploy.launch.planning import cards as gpus
+from deploy.launch.planning import machine
 from deploy.launch.planning.cards import Cards
 from deploy.launch.planning.gpu_plan import check_memory, gpus_needed
 from deploy.launch.planning.model_memory import model_shape
@@ -85,6 +86,14 @@ def check_ranks(config: Config) -> None:
         return
     check_marks(config)
     _torch(config)
+    asked, cpus = config.learner.ranks * config.learner.cpus, machine.cpu_count()
+    if asked > max(2.0, cpus):
+        raise UserError(f"{config.learner.ranks} learner ranks reserve {asked:g} CPUs, and this machine has {cpus:g}",
+                        "lower learner.ranks or learner.cpus")
+    if config.hardware is not None:
+        check_gpus(alone, gpus.visible(), private=True)
+    if config.learner.gpus:
+        _hardware(alone)
 
 
 def _torch(config: Config) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from deploy.launch.checks import doctor, gpu_checks
-from deploy.launch.planning import cards
+from deploy.launch.planning import cards, machine
 from deploy.launch.planning.cards import Cards
 from deploy.launch.planning.gpu_plan import describe, gpu_plan, gpus_needed, with_transfer
 from deploy.runs.configs import load_config
@@ -74,12 +74,21 @@ def test_a_machine_without_a_gpu_is_told_so_and_a_cluster_is_left_to_its_schedul
 def test_a_cold_start_alone_needs_the_learners_gpus_and_no_samplers(models: dict[str, Path], monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(doctor, "torch_cuda", lambda: "13.0")
+    monkeypatch.setattr(cards, "visible", lambda: FOUR)
+    monkeypatch.setattr(gpu_checks.gpu_doctor, "capabilities", lambda: [(9, 0)])
+    monkeypatch.setattr(machine, "cpu_count", lambda: 4.0)
     apart = ("hardware=4x80", "rollout.gpus=1", "rollout.workers=4", "learner.gpus=1")
     gpu_checks.check_ranks(config(models, *apart, "learner.ranks=4"))
     with pytest.raises(UserError, match="asks for 5 GPUs, and hardware=4x80 names 4"):
         gpu_checks.check_ranks(config(models, *apart, "learner.ranks=5"))
     with pytest.raises(UserError, match="marks nodes of a Ray cluster"):
         gpu_checks.check_ranks(config(models, *apart, "placement.learner=big"))
+    with pytest.raises(UserError, match="8 learner ranks reserve 8 CPUs, and this machine has 4"):
+        gpu_checks.check_ranks(config(models, "learner.gpus=0", "rollout.gpus=0", "learner.ranks=8"))
+    monkeypatch.setattr(cards, "visible", lambda: None)
+    with pytest.raises(UserError, match="there is none on this machine, while hardware=4x80") as error:
+        gpu_checks.check_ranks(config(models, *apart))
+    assert "start it where these GPUs are" in error.value.fix
     monkeypatch.setattr(doctor, "torch_cuda", lambda: "")
     with pytest.raises(UserError, match="torch is a build for CPUs"):
         gpu_checks.check_ranks(config(models, *apart))
