@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -47,8 +48,8 @@ def test_its_config_passes_a_dry_run(folder: Path):
 def test_its_prompts_can_be_read(folder: Path):
     done = run(folder, *GAGPO, "prompt", "safe/train/00000000", "--config", "safe/config.yaml")
     assert done.returncode == 0, done.stderr
-    assert "The safe wants a number from 1 to 15." in done.stdout
-    assert "--- action: try 8" in done.stdout
+    assert "The safe wants a number from 1 to 7." in done.stdout
+    assert re.search(r"--- action: try [1-7]\n", done.stdout)
 
 
 @pytest.mark.parametrize(("name", "said"), [
