@@ -1,13 +1,15 @@
 """A run submitted to a Ray cluster that runs already, with a given Redis and environment server.
 
-Two workers and two ranks use two GPUs in turns. The GPUs are pretended (tests/toys/pretended_gpus): all compute on the
-CPU, and a card's memory fits one of them. A worker is killed in its sleep, and a rank while it computes. Then the run
-is stopped by SIGTERM, and submitted again as a supervisor does it.
+The ranks first make a cold start of a model of the user's. Then two workers and two ranks use two GPUs in turns. The
+GPUs are pretended (tests/toys/pretended_gpus): all compute on the CPU, and a card's memory fits one of them. A worker
+is killed in its sleep, and a rank while it computes. Then the run is stopped by SIGTERM, and submitted again as a
+supervisor does it.
 
 The password of Redis and the token of the server are canaries: nothing that the run shows or leaves has them.
 """
 
 import contextlib
+import json
 import os
 import re
 import secrets
@@ -27,6 +29,8 @@ import pytest
 from canaries import Watch, files_with
 from ports import held_port
 
+from deploy.runs.configs import load_config
+from deploy.training.cold_start import cold_start
 from services.store.redis_server import private_redis
 from services.telemetry.metrics_file import read_rows
 
@@ -174,9 +178,17 @@ class FirstLife:
         self.wait_for_a_step()
 
 
+@pytest.fixture
+def own_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Provides a model that stands for the user's own."""
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    config = load_config("alfworld-tiny", ["model.layers=1", "model.intermediate=64", "sft.demos_per_game=1"])
+    return cold_start(config, tmp_path / "own", minutes=0.01, report=lambda _: None)
+
+
 @pytest.mark.attack
 def test_a_stopped_job_goes_on_from_its_checkpoint_uses_all_it_was_given_and_shows_no_secret(
-        cluster: dict[str, str], tmp_path: Path):
+        cluster: dict[str, str], own_model: Path, tmp_path: Path):
     """It would have made no checkpoint before its end. The second job is what a supervisor would submit."""
     runs = tmp_path / "runs"
     folder = runs / "submitted"
@@ -186,10 +198,10 @@ def test_a_stopped_job_goes_on_from_its_checkpoint_uses_all_it_was_given_and_sho
         command = [
             "--working-dir", str(ROOT / "deploy" / "configs"), "--", "gagpo", "train", "--resume",
             "--config", "alfworld-tiny.yaml", "name=submitted", f"runs_dir={runs}", *arguments,
-            "rollout.workers=2", "rollout.gpus=0.4", "rollout.sleep=true", "rollout.slots=2",
-            "rollout.kv_cache_gb=0.25", "learner.ranks=2", "learner.gpus=0.6", "learner.threads=1",
-            "learner.groups_per_step=4", "learner.group_size=2", "env.max_steps=6", "model.layers=1",
-            "model.intermediate=64", "sft.demos_per_game=1", "sft.minutes=0.05", "eval.every=1000", "eval.episodes=8",
+            f"model.path={own_model}", "rollout.workers=2", "rollout.gpus=0.5", "rollout.sleep=true", "rollout.slots=2",
+            "rollout.kv_cache_gb=0.25", "learner.ranks=2", "learner.gpus=0.5", "learner.threads=1",
+            "learner.groups_per_step=4", "learner.group_size=2", "env.max_steps=6",
+            "sft.demos_per_game=1", "sft.minutes=0.05", "eval.every=1000", "eval.episodes=8",
             "eval.panel=0", "eval.compare_cold_start=false", "checkpoint.every=1000",
             "supervision.leave_seconds=90"]
         ray_job(cluster, "submit", "--no-wait", "--submission-id", "first", *command, "steps=1000")
@@ -205,6 +217,7 @@ def test_a_stopped_job_goes_on_from_its_checkpoint_uses_all_it_was_given_and_sho
     said = stopped.stdout + left + job.stdout + job.stderr
     assert job.returncode == 0, said
     assert f"goes on after learner step {durable}" in said
+    assert json.loads((folder / "model-cold-start" / "sft.json").read_text())["ranks"] == 2
     _is_complete(folder, durable + 1)
     assert {"gcs_server", "raylet"} <= watch.names
     assert watch.found == set()
