@@ -38,8 +38,8 @@ ENV_STEP = panel("Step", "The engine's own time.", *median_and_tail("env_step_se
 ERRORS = panel("Refusals", "Requests and elements refused per second.", rate("env_errors_total", "type"), unit="ops")
 SESSIONS = panel("Sessions", "Live ones on each server, and how many there may be.",
                  gauge("env_sessions", "instance"), gauge("env_sessions_limit", "instance", name="limit"))
-PHASES = panel("Where the time goes", "Seconds per second that the learner spends in each phase of a step.",
-               rate("learner_phase_seconds_total", "phase"), unit="percentunit", stacked=True)
+PHASES = panel("Where the time goes", "Share of the last half hour that the learner spent in each phase of a step.",
+               rate("learner_phase_seconds_total", "phase", span=STEPS_SPAN), unit="percentunit", stacked=True)
 LOSS = panel("Loss", "Parts of the last step's loss.", gauge("learner_loss", "part"))
 GRADIENT = panel("Gradient norm", "Before clipping.", gauge("learner_gradient_norm"))
 DRIFT = panel("Sampler and learner",

@@ -11,7 +11,6 @@ from typing import Literal
 Kind = Literal["timeseries", "stat", "heatmap"]
 Unit = Literal["short", "s", "bytes", "percentunit", "ops", "dateTimeFromNow", "none"]
 RUNS = '{run=~"$run"}'
-RATE = "[$__rate_interval]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +68,10 @@ def gauge(metric: str, *by: str, how: str = "max", where: str = "", name: str = 
     return Query(f"{how} by ({', '.join(labels)}) ({series(metric, where)})", _legend(labels, name))
 
 
-def rate(metric: str, *by: str, where: str = "", name: str = "") -> Query:
-    """Returns the growth of a counter per second."""
+def rate(metric: str, *by: str, where: str = "", name: str = "", span: str = "$__rate_interval") -> Query:
+    """Returns the growth of a counter per second, on average over `span`."""
     labels = ("run", *by)
-    return Query(f"sum by ({', '.join(labels)}) (rate({series(metric, where)}{RATE}))", _legend(labels, name))
+    return Query(f"sum by ({', '.join(labels)}) (rate({series(metric, where)}[{span}]))", _legend(labels, name))
 
 
 def total(metric: str, *by: str, span: str, name: str = "") -> Query:

@@ -7,7 +7,7 @@ from itertools import combinations
 
 import pytest
 
-from deploy.monitor.boards import BOARDS
+from deploy.monitor.boards import BOARDS, STEPS_SPAN
 from deploy.monitor.grafana import DASHBOARDS, PAGE_WIDTH, dashboard, text
 from services.telemetry.names import CATALOGUE
 
@@ -45,6 +45,15 @@ def test_a_query_asks_for_declared_metrics_and_labels_in_the_runs_chosen(board, 
 def test_every_metric_is_on_a_board():
     shown = {name for _, _, query in queries() for name in metrics(query.expr)}
     assert CATALOGUE.keys() - shown == NOT_SHOWN.keys()
+
+
+def test_growth_of_the_learners_counters_is_measured_over_several_steps():
+    """They grow once per step. Over a shorter time the same learner would seem now twice as fast, now idle."""
+    counted = {one.name for one in CATALOGUE.values() if "learner" in one.roles and one.kind != "gauge"}
+    spans = [(query.expr, set(re.findall(r"\[([^]]*)\]", query.expr)))
+             for _, _, query in queries() if metrics(query.expr) & counted]
+    assert spans
+    assert [expr for expr, span in spans if span != {STEPS_SPAN}] == []
 
 
 @pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.name)
