@@ -124,7 +124,7 @@ ENVIRONMENTS = Board(name="environments", title="gagpo: environments", rows=(
         SESSIONS,
         panel("Rebuilt", "Sessions that a server did not have, in the last half hour.",
               total("env_replays_total", "instance", span=STEPS_SPAN)),
-        panel("Lapsed", "Sessions dropped for being idle, in the last half hour.",
+        panel("Lapsed", "Sessions dropped as idle, or for memory, in the last half hour.",
               total("env_sessions_expired_total", "instance", span=STEPS_SPAN)))),
     BoardRow(title="Health", panels=(
         ERRORS,
