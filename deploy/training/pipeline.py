@@ -37,6 +37,7 @@ from services.config.tree import Config
 from services.controller.controller import Controller, Hooks
 from services.controller.evaluation import clear
 from services.controller.skip import skip_step
+from services.controller.telemetry import Telemetry
 from services.controller.tickets import EvalRequest, TaskStream, TrainTickets
 from services.errors import UserError
 from services.files import write_whole
@@ -144,7 +145,9 @@ class TrainingRun:
         clear(parts.store, lease)
         archive = EpisodeArchive(self.folder.path / "episodes", deadline_s=self.config.learner.collective_s)
         history = RunHistory(self.folder, outage_s=self.config.learner.collective_s)  # one for all
-        follower = MetricsFollower(self.folder.metrics, lambda lines: self._show(lines, tell, history),
+        telemetry = Telemetry()
+        warn = partial(self.warn, history, telemetry)
+        follower = MetricsFollower(self.folder.metrics, lambda lines: self._show(lines, tell, warn),
                                    outage_s=self.config.learner.collective_s)
 
         def tick() -> None:
@@ -153,13 +156,13 @@ class TrainingRun:
 
         def evaluated(summary: dict[str, Any], episodes: list[Episode]) -> None:
             self.keep_evaluation(summary, episodes, archive)
-            self._warn(history)
+            warn()
             tell.evaluation(summary)
 
         return Controller(
             config=self.config, store=parts.store, lease=lease, supervisor=parts.supervisor,
             tickets=TrainTickets(config=self.config, tasks=TaskStream(self.task_sets.train, self.config.seed)),
-            request=self.evaluation_of,
+            request=self.evaluation_of, telemetry=telemetry,
             hooks=Hooks(note=self.progress.note, evaluated=evaluated, task_type=self.task_sets.environment.task_type,
                         tick=tick, dropped=archive.write_dropped, playing=loading.after(self.progress.playing),
                         waits=self.progress.waits),
@@ -180,9 +183,11 @@ class TrainingRun:
             self._checkpoints().record_score(summary["step"], summary["success_rate"], evaluation_kind(summary))
         append_row(self.folder.evaluations, summary)
 
-    def _warn(self, history: RunHistory) -> None:
-        """Shows the present health warnings of the run."""
-        self.progress.warn({one.rule: one.text for one in warnings(history.metrics, history.evaluations)})
+    def warn(self, history: RunHistory, telemetry: Telemetry) -> None:
+        """Shows and exports the present health warnings of the run."""
+        found = {one.rule: one.text for one in warnings(history.metrics, history.evaluations)}
+        self.progress.warn(found)
+        telemetry.warned(found)
 
     def _checkpoints(self) -> Checkpoints:
         return Checkpoints(self.folder.path / "checkpoints", self.config.checkpoint.keep)
@@ -193,12 +198,12 @@ class TrainingRun:
     def _read_durable_step(self) -> int:
         return newest.step if (newest := self._checkpoints().latest()) else 0
 
-    def _show(self, lines: list[MetricsRow], tell: Sinks, history: RunHistory) -> None:
+    def _show(self, lines: list[MetricsRow], tell: Sinks, warn: Callable[[], None]) -> None:
         """Shows new lines of metrics.jsonl."""
         for line in lines:
             self.progress.step(line)
             tell.step(line)
-        self._warn(history)
+        warn()
 
     def evaluation_of(self, version: Version) -> EvalRequest | None:
         """Returns the learning curve's evaluation of a version if it is due, else None.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from services.config.tree import Config
@@ -31,11 +31,15 @@ class Telemetry:
 
     def state(self, name: str, doing: str) -> None:
         """Sets the controller's present activity: `name` is one of the declared states, `doing` a text for people."""
-        states = CATALOGUE["gagpo_controller_state"].labels["state"]
-        assert isinstance(states, tuple)
-        for state in states:
-            self.pulse.meters("gagpo_controller_state", state=state).set(state == name)
+        self._mark("gagpo_controller_state", "state", {name})
         self.pulse.doing(doing)
+
+    def _mark(self, name: str, label: str, present: Collection[str]) -> None:
+        """Sets a gauge to 1 for the values of its label that are present, and to 0 for the others."""
+        values = CATALOGUE[name].labels[label]
+        assert isinstance(values, tuple)
+        for value in values:
+            self.pulse.meters(name, **{label: value}).set(value in present)
 
     def moved(self, version: str) -> None:
         """Records progress: a count of the store, a turn, a weight update or a learner step.
@@ -49,6 +53,10 @@ class Telemetry:
     def dropped(self, reason: str) -> None:
         """Counts a group that the controller has dropped."""
         self.pulse.meters("gagpo_groups_dropped_total", reason=reason_class(reason)).inc()
+
+    def warned(self, rules: Collection[str]) -> None:
+        """Exports the health warnings that hold now. `rules`: the names of their rules."""
+        self._mark("gagpo_health_warning", "rule", rules)
 
     def evaluated(self, summary: Mapping[str, Any]) -> None:
         """Exports an evaluation. `summary`: a row of evaluations.jsonl; values that a damaged one lacks are null."""

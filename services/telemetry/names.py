@@ -24,6 +24,9 @@ SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 PHASES = ("wait", "credit", "pack", "forward_backward", "optimizer", "publish", "checkpoint")
 DROP_REASONS = ("env", "engine", "episode", "worker_lost", "weights_gone", "over_age", "uniform_reward", "other")
 
+HEALTH_RULES = ("cut answers", "nothing to learn", "flat groups", "no gradient", "invalid actions",
+                "inadmissible actions", "entropy", "length", "success")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declared:
@@ -125,6 +128,8 @@ CONTROLLER = (
              state=("running", "starting", "unplaced", "sick", "draining")),
     _declare("controller", "gauge", "controller_wanted_members", "Processes that should run.",
              role=("environment", "rollout")),
+    _declare("controller", "gauge", "health_warning", "1 while this rule of the run's health finds something, else 0.",
+             rule=HEALTH_RULES),
     _declare("controller", "gauge", "eval_step", "Learner step of the last evaluation."),
     _declare("controller", "gauge", "eval_success_ratio", "Success in the last evaluation, `all` and by task type.",
              task_type=32),

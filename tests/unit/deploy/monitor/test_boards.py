@@ -16,6 +16,7 @@ NOT_SHOWN = {
     "gagpo_learner_steps_total": "the gauge of the step shows it",
     "gagpo_rollout_version_incarnation": "for the alert; the lag shows it",
     "gagpo_rollout_version_lag_incarnations": "for the alert",
+    "gagpo_health_warning": "for the alert, which the overview shows",
     "gagpo_eval_step": "the step at which results changed is on the time axis",
 }
 

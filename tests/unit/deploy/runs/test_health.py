@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from deploy.runs.health import warnings
+from deploy.runs.health import RULES, warnings
+from services.telemetry.names import CATALOGUE
 
 HEALTHY = {"step": 1, "success_rate": 0.5, "episode_length": 20.0, "invalid_share": 0.02, "inadmissible_share": 0.8,
            "grad_norm": 0.3, "loss/entropy": 0.3, "credit/flat_share": 0.25}
@@ -81,6 +82,10 @@ def evaluation(step: int, wins: int, label: str = "") -> dict[str, Any]:
     return {"label": label or f"step-{step:06d}", "step": step, "success_rate": wins / 100, "temperature": 0.4,
             "split": "valid",
             "success_by_task": {f"game-{i}": float(i < wins) for i in range(100)}}
+
+
+def test_each_rule_is_among_the_labels_of_the_exported_warnings():
+    assert CATALOGUE["gagpo_health_warning"].labels["rule"] == (*(rule.name for rule in RULES), "success")
 
 
 def test_success_that_falls_against_the_best_evaluation():

@@ -4,6 +4,7 @@ import json
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from counter import SPEC
@@ -12,9 +13,11 @@ from deploy.console.progress import ProgressView
 from deploy.launch.planning.task_sets import TaskSets
 from deploy.runs.comparison import COLD, MORE, TRAINED
 from deploy.runs.folder import RunFolder
+from deploy.runs.history import RunHistory
 from deploy.training.pipeline import TrainingRun
 from learner.checkpoints.checkpoint import Checkpoints, Position
 from services.config.tree import Config
+from services.controller.telemetry import Telemetry
 from services.errors import DeadlineExceeded
 from services.records import Version
 from services.store.archive import EpisodeArchive
@@ -96,6 +99,24 @@ def test_evaluations_and_the_summary_say_which_version_of_which_environment_play
     training.report()
     assert json.loads(training.folder.summary.read_text())["engine"] == "corridor 1"
     assert "<th>engine</th><td>corridor 1</td>" in (training.folder.path / "report.html").read_text()
+
+
+def evaluated(step: int, wins: int, temperature: float = 0.4) -> dict[str, Any]:
+    """Returns the row of an evaluation of a hundred games, of which the first `wins` are won."""
+    return {"label": f"step-{step:06d}", "step": step, "success_rate": wins / 100, "split": "valid",
+            "temperature": temperature, "success_by_task": {f"game-{i}": float(i < wins) for i in range(100)}}
+
+
+def test_the_warnings_that_hold_now_are_exported_for_the_alerts(training: TrainingRun):
+    """The rows of this run alone count, and the last evaluation is at another temperature."""
+    history, telemetry = RunHistory(training.folder), Telemetry()
+    found = []
+    for row in (evaluated(0, 40), evaluated(3, 90), evaluated(6, 60), evaluated(7, 50, temperature=1.0)):
+        append_row(training.folder.evaluations, row)
+        training.warn(history, telemetry)
+        found.append([labels["rule"] for _, labels, value in
+                      telemetry.pulse.meters.snapshot()["gagpo_health_warning"] if value])
+    assert found == [[], [], ["success"], []]
 
 
 def test_more_cold_start_is_compared_only_after_a_cold_start(training: TrainingRun):
