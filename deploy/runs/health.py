@@ -1,5 +1,6 @@
 """The health of a run: rules that find runs which do not learn, or unlearn. The report, `status` and the view
-show their findings; deploy/prometheus/rules.yml has an alert for each.
+show their findings, and the metric gagpo_health_warning has them. deploy/prometheus/rules.yml has alerts for shares, a
+gradient of 0, entropy and success, but none for "length" and for a gradient that is not finite.
 
 No threshold was crossed by any of the 65 runs of docs/experiments/credit.md, which all learned something.
 """
