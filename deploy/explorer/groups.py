@@ -87,11 +87,12 @@ class ShownEpisode:
     def cut_off(self) -> bool:
         """Returns whether a budget ended it without a value of the last state (`bootstrap` may add one).
 
-        Then δ of its last turn is r - V̄, whatever the action was.
+        Then δ of its last turn is r - V̄, whatever the action was. R̂ of a last turn is r as the learner saw it, less a
+        penalty.
         """
         last = self.steps[-1]
         return (self.end in CUT and last.delta is not None
-                and abs(last.delta - last.reward + (last.value or 0.0)) < 1e-6)
+                and abs(last.delta - (last.ret or 0.0) + (last.value or 0.0)) < 1e-6)
 
     @property
     def costliest_choice(self) -> StepView | None:

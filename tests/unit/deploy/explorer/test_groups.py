@@ -168,6 +168,15 @@ def test_the_failed_episode_shown_first_is_the_one_whose_choice_cost_most_and_a_
     assert all(run.group(other.file, other.group).lost is None for other in won)
 
 
+def test_a_cut_is_no_choice_even_if_the_last_reward_has_a_penalty(tmp_path):
+    run, = open_runs([make_run(tmp_path / "run", penalty_mode="reward", penalty=0.5)])
+    groups = [run.group(entry.file, entry.group) for entry in run.groups() if entry.outcome == "trained"]
+    cut = [episode for group in groups for episode in group.episodes
+           if episode.end == "turns" and not episode.steps[-1].valid]
+    assert cut
+    assert all(episode.cut_off and episode.costliest_choice is not episode.steps[-1] for episode in cut)
+
+
 def test_the_first_text_is_never_cut_as_the_goal_stands_at_its_end(run_folder):
     """A longer text than the page otherwise folds, on the pages of the group and of the episode."""
     run, = open_runs([run_folder])
