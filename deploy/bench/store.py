@@ -1,4 +1,5 @@
-"""The capacity of one Redis: episodes of 50 turns of 2,000 tokens, and the turns that workers keep while they play.
+"""The capacity of one Redis: episodes of 50 turns of 2,000 tokens, the turns that workers keep while they play, and
+their heartbeats.
 
 The limit of a Redis is that of its one thread, so it is told by the CPU seconds that Redis itself reports, which other
 processes of a busy machine do not change. Episodes are committed, read by the learner and retired, as in a run, on a
@@ -22,6 +23,7 @@ from services.config.redis import RedisSection
 from services.records import Episode, Manifest, PlayedTurn, Step, Ticket, Version, VersionSpan, encode_episode
 from services.store.redis_server import private_redis
 from services.store.store import Claim, Store
+from services.telemetry.heartbeat import Pulse
 
 TURNS, PROMPT, RESPONSE, REPEATED, WORDS = 50, 1500, 500, 1200, 150_000
 EPISODES = 64
@@ -30,6 +32,10 @@ SMALL_RESPONSE = 12
 KEPT = 2000
 AT_ONCE = 16
 """Turns of one write: what a worker with 64 slots finishes in the pause between two writes."""
+WORKERS = 600
+"""Workers that are alive while heartbeats are measured: those of a run on 1,000 GPUs in docs/scaling.md."""
+HEARTBEATS = 5
+"""Heartbeats of each of them."""
 MB = 1e6
 
 
@@ -46,16 +52,18 @@ class Spent(NamedTuple):
 def run(tell: Tell = silent) -> list[Figure]:
     """Takes about half a minute."""
     with tempfile.TemporaryDirectory(prefix="gagpo-bench-") as folder, private_redis(Path(folder)) as url:
-        tell("episodes", 0, 3)
+        tell("episodes", 0, 4)
         whole, figures = _episodes(Store(url, "episodes"), "Redis")
-        tell("episodes whose bodies lie in a folder", 1, 3)
+        tell("episodes whose bodies lie in a folder", 1, 4)
         reference, elsewhere = _episodes(
             Store(url, "references", settings=RedisSection(bodies=Path(folder).as_uri())), "a folder")
-        tell("kept turns", 2, 3)
+        tell("kept turns", 2, 4)
         long, kept = _kept(Store(url, "long"), RESPONSE)
         _, short = _kept(Store(url, "short"), SMALL_RESPONSE)
+        tell("heartbeats", 3, 4)
+        beats = _heartbeats(Store(url, "heartbeats"))
     return [
-        *_packing(), *figures, *elsewhere, *kept, *short,
+        *_packing(), *figures, *elsewhere, *kept, *short, *beats,
         Figure(name="limit of one Redis, turns kept as well", value=1 / (whole + TURNS * long), unit="episodes/s"),
         Figure(name="the same, bodies in a folder", value=1 / (reference + TURNS * long), unit="episodes/s"),
     ]
@@ -109,6 +117,24 @@ def _kept(store: Store, response: int) -> tuple[float, list[Figure]]:
         Figure(name=f"{name}, of a worker's CPU", value=1e6 * spent.own / KEPT, unit="µs"),
         Figure(name=f"{name}, of Redis' CPU", value=1e6 * spent.redis / KEPT, unit="µs"),
         Figure(name=f"{name}, in Redis", value=held / KEPT, unit="bytes"),
+    ]
+
+
+def _heartbeats(store: Store) -> list[Figure]:
+    beat = Pulse("rollout", "rollout").beat()
+
+    def send() -> None:
+        for number in range(WORKERS):
+            store.beat(f"rollout-{number}", beat, ttl_s=600.0)
+
+    send()
+    sent = _measure(store, lambda: [send() for _ in range(HEARTBEATS)])
+    read = _measure(store, lambda: [store.beats() for _ in range(HEARTBEATS)])
+    return [
+        Figure(name=f"heartbeat of one of {WORKERS} workers, of Redis' CPU",
+               value=1e6 * sent.redis / HEARTBEATS / WORKERS, unit="µs"),
+        Figure(name=f"all {WORKERS} heartbeats read at once, of Redis' CPU", value=1e3 * read.redis / HEARTBEATS,
+               unit="ms"),
     ]
 
 

@@ -19,6 +19,8 @@ from services.telemetry.heartbeat import Pulse, all_do
 
 ROLE = "card"
 """Followed by the number of the GPU among those that are shared."""
+ASKING = "learner-0"
+"""Name of the process whose heartbeat asks for the cards: of a learner's ranks, only rank 0 sends heartbeats."""
 WANTED = "waits for the card"
 """Told by a learner that is about to train."""
 TTL_S = 15.0
@@ -36,7 +38,7 @@ class Card:
 
     def wanted(self) -> bool:
         """Returns whether the learner waits for the card."""
-        return all_do(self._store.beats(), "learner", WANTED)
+        return all_do(self._store.beats(ASKING), "learner", WANTED)
 
     def tell(self, pulse: Pulse) -> None:
         """Sends the learner's heartbeat at once, because the other side waits for what it says."""

@@ -107,9 +107,9 @@ class RunState(Connection):
         """Sends a heartbeat that expires after `ttl_s` seconds."""
         self.script("beat", name, msgspec.json.encode(snapshot), int(ttl_s * 1000))
 
-    def beats(self) -> dict[str, dict[str, Any]]:
-        """Returns the last heartbeat of each living process, by name."""
-        flat = self.script("beat")
+    def beats(self, name: str | None = None) -> dict[str, dict[str, Any]]:
+        """Returns the last heartbeat of each living process, by name. `name`: only that of this process, if it lives."""
+        flat = self.script("beats", *([] if name is None else [name]))
         return {
             name.decode(): msgspec.json.decode(snapshot)
             for name, snapshot in zip(flat[::2], flat[1::2], strict=True)

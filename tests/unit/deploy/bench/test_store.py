@@ -3,9 +3,10 @@
 from deploy.bench import store
 
 
-def test_the_bench_says_what_a_redis_carries_and_what_a_kept_turn_costs(monkeypatch):
+def test_the_bench_says_what_a_redis_carries_and_what_a_kept_turn_and_a_heartbeat_cost(monkeypatch):
     monkeypatch.setattr(store, "EPISODES", 2)
     monkeypatch.setattr(store, "KEPT", 32)
+    monkeypatch.setattr(store, "WORKERS", 40)
     figures = {(figure.name, figure.unit): figure.value for figure in store.run()}
     assert figures["episode as arrays", "MB"] == 50 * (1500 + 500 + 500) * 4 / 1e6
     assert 0 < figures["packed", "MB"] < 0.5
@@ -15,3 +16,5 @@ def test_the_bench_says_what_a_redis_carries_and_what_a_kept_turn_costs(monkeypa
         "bodies in Redis: limit of one Redis", "episodes/s"]
     assert figures["kept turn of 500 tokens, in Redis", "bytes"] > 4000
     assert figures["kept turn of 12 tokens, in Redis", "bytes"] < 1500
+    assert 0 < figures["heartbeat of one of 40 workers, of Redis' CPU", "µs"] < 5000
+    assert 0 < figures["all 40 heartbeats read at once, of Redis' CPU", "ms"] < 100
