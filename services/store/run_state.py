@@ -108,7 +108,7 @@ class RunState(Connection):
         self.script("beat", name, msgspec.json.encode(snapshot), int(ttl_s * 1000))
 
     def beats(self, name: str | None = None) -> dict[str, dict[str, Any]]:
-        """Returns the last heartbeat of each living process, by name. `name`: only that of this process, if it lives."""
+        """Returns the last heartbeat of each living process, by name. `name`: of this process alone, if it lives."""
         flat = self.script("beats", *([] if name is None else [name]))
         return {
             name.decode(): msgspec.json.decode(snapshot)
