@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from math import sqrt
 
-from deploy.explorer.groups import Group
+from deploy.explorer.groups import Group, mean_value
 
 LAYER, GAP, MARGIN = 52, 116, 60
 WIDEST_GAP = 180
@@ -92,7 +92,7 @@ def draw(group: Group, follow: int | None = None) -> StateGraph:
     width = int(max(x for x, _ in places.values()) + MARGIN)
     aside = max(0.0, (NARROWEST - width) / 2)
     places = {key: (x + aside, y) for key, (x, y) in places.items()}
-    highest = max([1e-9, *(visits[0].step.value or 0.0 for visits in group.visits.values())])
+    highest = max([1e-9, *(mean_value(visits) or 0.0 for visits in group.visits.values())])
     labels, rooms = _labels(moves), _rooms(places, max(width, NARROWEST))
     nodes = [_state(group, key, places[key], highest, label=labels.get(key, "start"), room=rooms[key])
              for key in group.visits]
@@ -130,9 +130,7 @@ def _rooms(places: dict[str, tuple[float, float]], width: int) -> dict[str, int]
 def _state(group: Group, key: str, place: tuple[float, float], highest: float, *, label: str,
            room: int) -> Node:
     visits = group.visits[key]
-    first = visits[0]
-    values = [visit.step.value for visit in visits if visit.step.value is not None]
-    value = sum(values) / len(values) if values else None
+    first, value = visits[0], mean_value(visits)
     return Node(x=place[0], y=place[1], r=min(16.0, 3.0 + 2.2 * sqrt(len(visits))), visits=len(visits),
                 text=first.step.observation, label="start" if first.step.t == 0 else label, room=room, value=value,
                 end="", k=first.k, t=first.step.t,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from deploy.explorer.index import GroupEntry
@@ -178,6 +179,12 @@ class Group:
         found = [abs(step.advantage) for episode in self.episodes for step in episode.steps
                  if step.advantage is not None]
         return max([1.0, *found])
+
+
+def mean_value(visits: Sequence[Visit]) -> float | None:
+    """Returns the mean V̄ of a state's visits, or None without values. Some estimators have another V̄ at each visit."""
+    known = [visit.step.value for visit in visits if visit.step.value is not None]
+    return fmean(known) if known else None
 
 
 def alternatives(visits: Sequence[Visit], own: StepView | None = None) -> list[Alternative]:

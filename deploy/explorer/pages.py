@@ -19,6 +19,7 @@ from deploy.explorer.groups import (
     alternatives,
     credit_options,
     lacks_cuts,
+    mean_value,
     read_group,
 )
 from deploy.explorer.index import GroupEntry
@@ -110,7 +111,8 @@ def group(run: ExploredRun, found: Group, k: int | None) -> dict[str, Any]:
     states = sorted(found.visits.items(), key=lambda item: (-len(item[1]), item[1][0].step.t))
     return {
         "group": found, "entry": found.entry, "k": k, "graph": draw(found, k) if found.visits else None,
-        "states": [(visits, len({visit.k for visit in visits}), alternatives(visits)) for _, visits in states[:60]],
+        "states": [(visits, mean_value(visits), len({visit.k for visit in visits}), alternatives(visits))
+                   for _, visits in states[:60]],
         "hidden_states": max(0, len(states) - 60), "command": command(run, found)}
 
 

@@ -6,6 +6,7 @@ import shlex
 import shutil
 from dataclasses import replace
 from itertools import pairwise
+from statistics import fmean
 
 import pyarrow.parquet as pq
 import pytest
@@ -15,7 +16,8 @@ from pydantic import BaseModel
 from deploy.cli import main
 from deploy.explorer import pages
 from deploy.explorer.app import Pages
-from deploy.explorer.graph import LAYER, LETTER, NARROWEST, draw
+from deploy.explorer.filters import number
+from deploy.explorer.graph import LAYER, LETTER, NARROWEST, SHADES, draw
 from deploy.explorer.groups import NEWER, credit_input
 from deploy.explorer.runs import open_runs
 from learner.credit.state_keys import Keys, state_key
@@ -175,6 +177,23 @@ def test_a_cut_is_no_choice_even_if_the_last_reward_has_a_penalty(tmp_path):
            if episode.end == "turns" and not episode.steps[-1].valid]
     assert cut
     assert all(episode.cut_off and episode.costliest_choice is not episode.steps[-1] for episode in cut)
+
+
+def test_table_and_graph_show_the_mean_value_of_a_state_whose_visits_have_several(tmp_path):
+    """With leave-one-out each episode has its own baseline. The darkest state is the one with the highest mean."""
+    run, = open_runs([make_run(tmp_path / "run", steps=1, estimator="gagpo_loo")])
+    group = run.group("step-00000001", "train/00000100")
+    means = {key: fmean(visit.step.value for visit in visits) for key, visits in group.visits.items()}
+    assert any(visits[0].step.value != pytest.approx(means[key]) for key, visits in group.visits.items())
+    context = pages.group(run, group, None)
+    shown = {visits[0].step.state: value for visits, value, *_ in context["states"]}
+    assert shown == pytest.approx(means)
+    nodes = [node for node in context["graph"].nodes if not node.end]
+    assert [node.value for node in nodes] == pytest.approx(list(means.values()))
+    highest = max(means.values())
+    assert [node.shade for node in nodes] == [round(SHADES * max(mean / highest, 0.0)) for mean in means.values()]
+    page = Pages([run]).show("group.html", context, run=run).body.decode()
+    assert all(f'<td class="num">{number(mean, 2)}</td>' in page for mean in means.values())
 
 
 def test_the_first_text_is_never_cut_as_the_goal_stands_at_its_end(run_folder):
