@@ -112,15 +112,23 @@ def seed_interval(values: Sequence[float]) -> tuple[float, float, float]:
 def paired_test(differences: Sequence[float]) -> tuple[float, float, float, float]:
     """Returns (mean, low, high, p) of paired differences over seeds: Student's 95% interval and two-sided p-value.
 
+    If all are equal and not 0, their spread says nothing of other seeds: the interval is infinite and p is 1.
     Raises ValueError for fewer than two differences.
     """
     if len(differences) < 2:
         raise ValueError("a paired test needs two differences")
     mean, low, high = seed_interval(differences)
+    if _without_spread(differences):
+        return mean, -math.inf, math.inf, 1.0
     error = spread(differences) / math.sqrt(len(differences))
     if not error:
-        return mean, low, high, 0.0 if mean else 1.0
+        return mean, low, high, 1.0
     return mean, low, high, max(0.0, 1.0 - _student_mass(abs(mean) / error, len(differences) - 1))
+
+
+def _without_spread(differences: Sequence[float]) -> bool:
+    """Returns whether all differences are equal and not 0. Those of arms that never differ are no such accident."""
+    return max(differences) - min(differences) < ROUNDING <= max(map(abs, differences))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -135,9 +143,10 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def detectable(differences: Sequence[float]) -> float:
     """Returns the smallest true mean difference that such pairs find with 80% power, two-sided at 5%.
 
-    (t_0.975 + t_0.80) s / sqrt(n), with n - 1 degrees of freedom. Infinite for fewer than two pairs.
+    (t_0.975 + t_0.80) s / sqrt(n), with n - 1 degrees of freedom. Infinite for fewer than two pairs, and if all are
+    equal and not 0.
     """
-    if len(differences) < 2:
+    if len(differences) < 2 or _without_spread(differences):
         return math.inf
     df = len(differences) - 1
     return (student_t(0.95, df) + student_t(0.6, df)) * spread(differences) / math.sqrt(len(differences))

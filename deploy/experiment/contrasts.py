@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from deploy.experiment.design import ARMS, CONFIRMING_SEEDS
-from deploy.report.tables import LAST, Grid, by_seed, last_evaluations
+from deploy.report.tables import LAST, Grid, by_seed, half_width, last_evaluations
 from deploy.runs.records import Record
 from services.statistics import holm, paired_test
 
@@ -69,7 +69,7 @@ def tested(family: Mapping[str, Sequence[float]]) -> list[Contrast]:
 
 def contrasts_grid(contrasts: Sequence[Contrast], *, what: str, planned: int) -> Grid:
     """Returns one line per contrast. `what` names the column of names; `planned` is the size of the family."""
-    rows = [[one.name, str(one.pairs), f"{one.mean:+.1f} ±{one.high - one.mean:.1f}", shown_p(one.p),
+    rows = [[one.name, str(one.pairs), f"{one.mean:+.1f}{half_width(one.mean, one.high, '.1f')}", shown_p(one.p),
              shown_p(one.corrected)] for one in contrasts]
     return Grid(note=f"Planned: success on the held-out games, mean of the last {LAST} evaluations, in points with 95% "
                      f"interval.\nTwo-sided paired t-test over seeds; corrected by Holm over the {planned} that were "

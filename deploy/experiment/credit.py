@@ -12,7 +12,6 @@ import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -34,7 +33,7 @@ from deploy.experiment.design import (
 from deploy.experiment.progress import RunsProgress
 from deploy.experiment.runs import Runner, RunsFailed, left, only_one
 from deploy.experiment.tables import as_lines, parts_of, planned, starts_lines
-from deploy.report.tables import by_seed, measures, summary_of
+from deploy.report.tables import by_seed, finite, measures, summary_of
 from deploy.runs.comparison import COLD
 from deploy.runs.configs import lay_over, load_config
 from deploy.runs.hub import with_local_model
@@ -132,7 +131,7 @@ def _report(out: Path, *, as_json: bool) -> int:
     write_whole(out / "table.md", "\n".join(lines) + "\n")
     parts = parts_of(records)
     summary = {"format": FORMAT, "parts": {title: summary_of(part, planned(part)) for title, part in parts.items()},
-               "planned": [asdict(one) for family in FAMILIES.values() for one in between_arms(records, family)]}
+               "planned": [finite(one) for family in FAMILIES.values() for one in between_arms(records, family)]}
     write_whole(out / "summary.json", json.dumps(summary, indent=1) + "\n")
     for title, part in parts.items():
         write_figures(out / "figures" / title.lower().replace(" ", "-"), part, arms=ARMS, figures=PAPER)
@@ -144,7 +143,7 @@ def _report_starts(out: Path, starts: Mapping[str, Sequence[Record]], *, as_json
     """Writes and prints the planned contrast of the starts whose runs are in folders of `out`."""
     lines = starts_lines(starts) or ["No start has two finished pairs of GAGPO and GiGPO."]
     write_whole(out / "table.md", "\n".join(lines) + "\n")
-    print(json.dumps([asdict(one) for one in between_starts(starts)]) if as_json else "\n".join(lines))
+    print(json.dumps([finite(one) for one in between_starts(starts)]) if as_json else "\n".join(lines))
     return 0
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean
 
 from deploy.experiment.contrasts import shown_p, tested
+from deploy.report.tables import half_width
 from services.errors import UserError
 from services.statistics import seed_interval
 
@@ -75,7 +76,8 @@ def _contrasts(mine: Sequence[LoglinearRun]) -> list[str]:
     areas, games = (tested({name: [100 * (of(x) - of(y)) for x, y in both] for name, both in pairs.items()})
                     for of in (lambda one: one.area, lambda one: one.heldout))
     for area, heldout in zip(areas, games, strict=True):
-        cells = [f"{one.mean:+.1f} ±{one.high - one.mean:.1f} {_p(one.corrected)}" for one in (area, heldout)]
+        cells = [f"{one.mean:+.1f}{half_width(one.mean, one.high, '.1f')} {_p(one.corrected)}"
+                 for one in (area, heldout)]
         lines.append(f"  {area.name:32}{area.pairs:>6}{cells[0]:>26}{cells[1]:>26}")
     return [*lines, "  p: Student's t over seeds, Holm's correction over the planned contrasts of this block", ""]
 
@@ -87,5 +89,5 @@ def _p(value: float) -> str:
 
 def _points(values: Sequence[float]) -> str:
     mean, _, high = seed_interval(values)
-    return f"{100 * mean:.1f} ±{100 * (high - mean):.1f}" if len(values) > 1 else f"{100 * mean:.1f}"
+    return f"{100 * mean:.1f}{half_width(100 * mean, 100 * high, '.1f')}"
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from deploy.report.arms import Arm
 from deploy.report.figures import pyplot, save
+from deploy.report.tables import half_width
 from deploy.runs.history import read_columns
 from deploy.runs.results import no_archive
 from services.statistics import seed_interval
@@ -93,8 +94,7 @@ def _cells(values: Sequence[np.ndarray]) -> list[str]:
 
 def _interval(values: Sequence[float], form: str) -> str:
     mean, _, high = seed_interval(values)
-    half = "" if math.isinf(high) else f" ±{format(high - mean, form).rstrip('%')}"
-    return f"{format(mean, form)}{half}"
+    return f"{format(mean, form)}{half_width(mean, high, form)}"
 
 
 def draw(path: Path, found: Mapping[str, Sequence[Parts]], arms: Mapping[str, Arm]) -> Path | None:

@@ -19,7 +19,7 @@ from typing import Any
 from deploy.report.arms import Arm
 from deploy.runs.comparison import Kind, after_rl, evaluation_kind
 from deploy.runs.records import Record
-from services.statistics import detectable, seed_interval, spread
+from services.statistics import detectable, paired_test, seed_interval, spread
 from services.telemetry.curve import on_curve
 
 LAST = 3
@@ -135,7 +135,7 @@ SIZES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """A mean over `n` runs or pairs with its 95% interval, which is infinite for a single value."""
+    """A mean over `n` runs or pairs with its 95% interval, which is infinite if they tell of no spread."""
 
     mean: float
     low: float
@@ -178,7 +178,9 @@ def differences(records: Sequence[Record], design: Design) -> dict[tuple[str, st
             mine, others = (by_seed(records, arm, measure.of) for arm in (a, b))
             pairs = [mine[seed] - others[seed] for seed in sorted(mine.keys() & others.keys())]
             if len(pairs) > 1:
-                out.setdefault((a, b), {})[measure.name] = _cell(pairs, paired=True)
+                mean, low, high, _ = paired_test(pairs)
+                cell = Cell(mean=mean, low=low, high=high, n=len(pairs), detectable=detectable(pairs))
+                out.setdefault((a, b), {})[measure.name] = cell
     return out
 
 
@@ -189,14 +191,19 @@ def summary_of(records: Sequence[Record], design: Design) -> dict[str, Any]:
     return {"arms": arms, "differences": pairs}
 
 
-def _finite(cells: Mapping[str, Cell]) -> dict[str, dict[str, float | None]]:
-    return {name: {key: value if value is not None and math.isfinite(value) else None
-                   for key, value in asdict(cell).items()} for name, cell in cells.items()}
+def _finite(cells: Mapping[str, Cell]) -> dict[str, dict[str, Any]]:
+    return {name: finite(cell) for name, cell in cells.items()}
 
 
-def _cell(values: Sequence[float], *, paired: bool = False) -> Cell:
+def finite(one: Any) -> dict[str, Any]:
+    """Returns the fields of a dataclass. Numbers that are not finite become None: JSON has none for them."""
+    return {key: None if isinstance(value, float) and not math.isfinite(value) else value
+            for key, value in asdict(one).items()}
+
+
+def _cell(values: Sequence[float]) -> Cell:
     mean, low, high = seed_interval(values)
-    return Cell(mean=mean, low=low, high=high, n=len(values), detectable=detectable(values) if paired else None)
+    return Cell(mean=mean, low=low, high=high, n=len(values))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,16 +239,22 @@ def differences_grid(records: Sequence[Record], design: Design) -> Grid:
 def _mean(cell: Cell | None, form: str) -> str:
     if cell is None:
         return ""
-    half = "" if math.isinf(cell.high) else f" ±{format(cell.high - cell.mean, form).rstrip('%')}"
-    return f"{format(cell.mean, form)}{half}"
+    return f"{format(cell.mean, form)}{half_width(cell.mean, cell.high, form)}"
 
 
 def _difference(cell: Cell | None, form: str) -> str:
     if cell is None:
         return ""
     mark = "*" if cell.low > 0 or cell.high < 0 else ""
-    return f"{format(cell.mean, '+' + form)} ±{format(cell.high - cell.mean, form).rstrip('%')}{mark}"
+    return f"{format(cell.mean, '+' + form)}{half_width(cell.mean, cell.high, form)}{mark}"
+
+
+def half_width(mean: float, high: float, form: str) -> str:
+    """Returns the half-width of an interval, such as ` ±2.1`, or nothing if it is infinite."""
+    return "" if math.isinf(high) else f" ±{format(high - mean, form).rstrip('%')}"
 
 
 def _detectable(cell: Cell | None, form: str) -> str:
-    return "" if cell is None or cell.detectable is None else format(cell.detectable, form)
+    if cell is None or cell.detectable is None:
+        return ""
+    return "∞" if math.isinf(cell.detectable) else format(cell.detectable, form)

@@ -110,6 +110,19 @@ def test_a_paired_test_is_students_over_seeds():
         paired_test([1.0])
 
 
+@pytest.mark.parametrize("equal", [[0.5, 0.5], [-0.5, -0.5, -0.5], [0.3, 0.1 + 0.2]])
+def test_equal_differences_say_nothing_of_their_spread(equal: list[float]):
+    """They had p = 0, as if nothing were more certain."""
+    mean, low, high, p = paired_test(equal)
+    assert (mean, low, high, p) == (pytest.approx(equal[0]), -math.inf, math.inf, 1.0)
+    assert detectable(equal) == math.inf
+
+
+def test_arms_that_never_differ_have_no_difference():
+    assert paired_test([0.0, 0.0, 0.0]) == (0.0, 0.0, 0.0, 1.0)
+    assert detectable([0.0, 0.0]) == 0.0
+
+
 def test_holm_steps_down_and_never_orders_p_values_anew():
     """Sorted .01, .02, .04 times 3, 2, 1: .03, .04, .04, each at least the one before."""
     assert holm([0.04, 0.01, 0.02]) == pytest.approx([0.04, 0.03, 0.04])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from deploy import cli
-from deploy.experiment.contrasts import KEYS, TERMS, between_arms, between_starts, paired, shown_p
+from deploy.experiment.contrasts import KEYS, TERMS, between_arms, between_starts, contrasts_grid, paired, shown_p
 from deploy.runs import records
 
 SEEDS = (100, 101, 102)
@@ -59,6 +59,26 @@ def test_contrasts_of_arms_are_corrected_over_all_that_were_planned(evaluated, f
             for arm, rate in ((a, 0.51 + n / 100), (b, 0.5))]
     (one,) = between_arms(runs, family)
     assert (one.mean, one.corrected) == (pytest.approx(2.0), pytest.approx(len(family) * one.p))
+
+
+@pytest.fixture
+def equal_pairs(evaluated):
+    """Provides GAGPO less GiGPO of 25 points at each of three seeds."""
+    return [evaluated(arm, seed, rate) for seed in SEEDS for arm, rate in (("gagpo", 0.75), ("gigpo", 0.5))]
+
+
+def test_equal_differences_are_shown_without_an_interval(equal_pairs):
+    grid = contrasts_grid(between_starts({"weak": equal_pairs}), what="start", planned=3)
+    assert grid.rows == [["weak", "3", "+25.0", "1", "1"]]
+
+
+def test_an_interval_without_an_end_is_null_for_machines(tmp_path: Path, equal_pairs, capsys):
+    (tmp_path / "weak").mkdir()
+    for one in equal_pairs:
+        records.write(tmp_path / "weak" / f"{one.arm}-seed{one.seed}.json", one)
+    assert cli.main(["experiment", "credit", "--out", str(tmp_path), "--report", "--json"]) == 0
+    (one,) = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert (one["mean"], one["low"], one["high"], one["p"]) == (25.0, None, None, 1.0)
 
 
 def test_runs_with_fewer_than_three_evaluations_have_no_primary_outcome(three_seeds):

@@ -219,6 +219,12 @@ def test_the_correction_counts_contrasts_that_were_planned_and_have_no_runs_yet(
     assert line.count("p=0.59") == 2
 
 
+def test_equal_differences_are_shown_without_an_interval():
+    runs = [run_of(arm, seed, value) for seed in range(3) for arm, value in (("gagpo", 0.75), ("gigpo", 0.5))]
+    (line,) = [line for line in as_lines(runs) if line.strip().startswith("gagpo - gigpo")]
+    assert line.split() == ["gagpo", "-", "gigpo", "3", "+25.0", "p=1", "+25.0", "p=1"]
+
+
 def test_one_seed_has_a_mean_and_no_interval():
     (line,) = [line for line in as_lines([run_of("gagpo", 0, 0.5)]) if line.strip().startswith("gagpo ")]
     assert line.split() == ["gagpo", "1", "50.0", "50.0", "0.0%"]

@@ -114,3 +114,12 @@ def test_a_clear_difference_is_marked(record):
     runs = [record(arm, seed, value + seed / 1000) for seed in range(4)
             for arm, value in (("gagpo", 0.6 + seed / 500), ("gigpo", 0.4))]
     assert any("*" in line for line in as_lines(runs) if line.startswith("| GAGPO - GiGPO"))
+
+
+def test_equal_differences_have_no_interval_and_no_mark(record):
+    """Held-out success is 10 points apart at both seeds, so nobody knows how it is at others."""
+    runs = [record(arm, seed, value + seed / 4) for seed in range(2) for arm, value in (("gagpo", 0.6), ("gigpo", 0.5))]
+    (line,) = [line for line in as_lines(runs) if line.startswith("| GAGPO - GiGPO")]
+    cells = [cell.strip() for cell in line.split("|")]
+    assert cells[3] == "+10.0%"
+    assert cells[-2] == "∞"
