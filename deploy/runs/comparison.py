@@ -66,7 +66,8 @@ class Comparison:
 def heldout(evaluations: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns the evaluations on the held-out games. If the run has gone on with more steps since, the policy after RL
     and the control have to play them again, so what they had played is left out."""
-    evaluated = max((row["step"] for row in curve_of(evaluations)), default=0)
+    trained = [row for row in evaluations if row["label"] == TRAINED]  # a run with eval.every=0 has no curve
+    evaluated = max((row["step"] for row in [*curve_of(evaluations), *trained]), default=0)
     return [row for row in evaluations
             if row["label"] == COLD or (row["label"] in TITLES and row["step"] >= evaluated)]
 

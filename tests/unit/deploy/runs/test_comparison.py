@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from deploy.runs.comparison import COLD, TRAINED, as_lines, compare
+from deploy.runs.comparison import COLD, TRAINED, as_lines, compare, heldout
 
 
 def line(label: str, wins: dict[str, float]) -> dict[str, Any]:
@@ -43,6 +43,15 @@ def test_a_game_that_a_fault_took_from_one_side_is_left_out() -> None:
     comparison = compare([line(COLD, {"a": 0.0, "b": 0.0}), line(TRAINED, {"a": 1.0})])
     assert comparison is not None
     assert comparison.gains[0].gain == 1.0
+
+
+def test_a_shorter_runs_result_does_not_count_even_if_the_run_has_no_curve() -> None:
+    """With eval.every=0. The run went on from step 5 to 10, and first played at one of its two temperatures."""
+    games = {"a": 0.0, "b": 1.0}
+    rows = [line(COLD, games), line(TRAINED, games), line(TRAINED, games) | {"temperature": 0.4},
+            line(TRAINED, games) | {"step": 10}]
+    assert [(row["label"], row["step"], row["temperature"]) for row in heldout(rows)] == [
+        (COLD, 5, 1.0), (TRAINED, 10, 1.0)]
 
 
 def test_where_faults_left_no_game_on_both_sides_there_is_no_gain() -> None:
