@@ -9,7 +9,8 @@
 --
 -- A training ticket is handed out only to weights that may sample it now. Tickets that cannot be played yet stay in the
 -- stream: in a worker's hands they would take the room of those that can, and its death would cost them an attempt.
--- Evaluation tickets have a stream of their own, so that none of them waits behind such a training ticket.
+-- Evaluation tickets have a stream of their own, so that none of them waits behind such a training ticket. They come after
+-- the training tickets that can be played now.
 local worker, wanted, idle, fresh = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4] == '1'
 local call, claimed, limit = ARGV[5], {}, tonumber(ARGV[7])
 now() -- before any idle time is read

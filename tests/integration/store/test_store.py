@@ -107,6 +107,13 @@ def test_training_tickets_go_only_to_weights_that_may_sample_them_now(store, con
     assert [c.attempt for c in store.claim("b", 9, own=newer)] == [2, 1]
 
 
+def test_training_tickets_that_can_be_played_go_before_evaluation_tickets(store, controller):
+    """Whichever was issued first. An evaluation fills the slots that training leaves free."""
+    store.issue(controller, tickets(0, size=2, kind="eval"), capacity=9)
+    store.issue(controller, tickets(0, size=2), capacity=9)
+    assert [claim.ticket.kind for claim in store.claim("w", 3)] == ["train", "train", "eval"]
+
+
 def test_a_claim_from_before_a_reset_cannot_answer_the_ticket_issued_anew(store, controller):
     store.issue(controller, tickets(0, size=1), capacity=9)
     (old,) = store.claim("w", 1)
