@@ -65,6 +65,7 @@ class VllmClient:
         try:
             return await answer
         except asyncio.CancelledError:
+            self._calls.pop(number, None)  # a call that is cancelled there may never be answered
             self._stream.send([number, CANCEL, {}])
             raise
 
