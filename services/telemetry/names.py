@@ -22,7 +22,8 @@ ENGINE_BUCKETS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05,
 LENGTH_BUCKETS = (1, 2, 5, 10, 15, 20, 30, 40, 50, 75, 100)
 SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 PHASES = ("wait", "credit", "pack", "forward_backward", "optimizer", "publish", "checkpoint")
-DROP_REASONS = ("env", "engine", "episode", "worker_lost", "weights_gone", "over_age", "uniform_reward", "other")
+DROP_REASONS = ("env", "agent", "engine", "store", "episode", "worker_lost", "weights_gone", "over_age",
+                "uniform_reward", "other")
 
 HEALTH_RULES = ("cut answers", "nothing to learn", "flat groups", "no gradient", "invalid actions",
                 "inadmissible actions", "entropy", "length", "success")

@@ -8,7 +8,7 @@ from services.records import Ticket
 from services.telemetry.tracing import record, root
 
 CLASSES = (
-    ("env: ", "env"), ("engine: ", "engine"), ("episode: ", "episode"),
+    ("env: ", "env"), ("agent: ", "agent"), ("engine: ", "engine"), ("store: ", "store"), ("episode: ", "episode"),
     ("nobody has the weights", "weights_gone"), ("over-age", "over_age"), ("uniform reward", "uniform_reward"),
     ("worker", "worker_lost"))
 """Pairs of the beginning of a drop's reason and its class."""
