@@ -11,10 +11,14 @@ from rollout.engine.client import VllmClient
 from rollout.engine.stream import Stream
 
 
-async def test_a_cancelled_call_is_forgotten():
+@pytest.fixture
+def process() -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", ""])
+
+
+async def test_a_cancelled_call_is_forgotten(process):
     """An engine lives for as long as its run, and each call that an episode's end cancels would stay in memory."""
     ours, theirs = socket.socketpair()
-    process = subprocess.Popen([sys.executable, "-c", ""])
     with theirs:
         client = VllmClient(process, await Stream.over(ours), lambda _: None)
         call = asyncio.create_task(client.call("generate"))
