@@ -108,12 +108,8 @@ class TaskLine:
     task: str
     kind: str
     cells: list[float | None]
-
-    @property
-    def changes(self) -> int:
-        """Returns how often the task's outcome changed between evaluations."""
-        known = [cell >= 0.5 for cell in self.cells if cell is not None]
-        return sum(a != b for a, b in pairwise(known))
+    changes: int
+    """How often its outcome changed along the learning curve, at the curve's last temperature."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,14 +132,19 @@ def matrix(evaluations: Sequence[dict[str, Any]], entries: Iterable[GroupEntry],
     if not splits:
         return None
     split = split if split in splits else splits[0]
+    rows = sorted((row for row in evaluations if row["split"] == split),
+                  key=lambda row: (not on_curve(row["label"]), row["step"]))
     columns = [Column(label=row["label"], step=row["step"], temperature=row["temperature"], version=row["version"],
                       success=row["success_rate"], low=row["success_low"], high=row["success_high"],
-                      by_task=row["success_by_task"]) for row in evaluations if row["split"] == split]
+                      by_task=row["success_by_task"]) for row in rows]
+    curve = [column for column in columns if on_curve(column.label)]
+    curve = [column for column in curve if column.temperature == curve[-1].temperature]
     tasks = sorted({task for column in columns for task in column.by_task})
     entries = list(entries)
     known = {entry.task: entry.kind for entry in entries}
     lines = [TaskLine(task=task, kind=known.get(task) or kind_of(task),
-                  cells=[column.by_task.get(task) for column in columns]) for task in tasks]
+                  cells=[column.by_task.get(task) for column in columns], changes=_changes(task, curve))
+             for task in tasks]
     kinds = sorted({line.kind for line in lines} - {""})
     lines = [line for line in lines if kind in ("", line.kind)]
     if sort in map(str, range(len(columns))):
@@ -155,3 +156,8 @@ def matrix(evaluations: Sequence[dict[str, Any]], entries: Iterable[GroupEntry],
     files = {column.file for column in columns}
     return Matrix(split=split, splits=splits, columns=columns, lines=lines, kinds=kinds,
                   groups={(entry.file, entry.task): entry for entry in entries if entry.file in files})
+
+
+def _changes(task: str, columns: Sequence[Column]) -> int:
+    won = [success >= 0.5 for column in columns if (success := column.by_task.get(task)) is not None]
+    return sum(a != b for a, b in pairwise(won))

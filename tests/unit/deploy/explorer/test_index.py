@@ -90,6 +90,28 @@ def test_the_matrix_has_a_cell_for_each_task_and_evaluation_with_its_episodes(ru
     assert all((column.file, line.task) in found.groups for column in found.columns for line in found.lines)
 
 
+def evaluated(label: str, step: int, won: float, temperature: float = 1.0):
+    return {"label": label, "step": step, "temperature": temperature, "version": "v", "split": "heldout",
+            "success_rate": won, "success_low": won, "success_high": won, "success_by_task": {"a": won}}
+
+
+def test_columns_are_in_the_order_of_steps_with_the_final_table_behind_the_curve():
+    """The run went on with more steps after its final table, and with eval.on_panel its curve has the same games."""
+    rows = [evaluated("step-000000", 0, 0.0), evaluated("panel-cold", 0, 0.0), evaluated("step-000010", 10, 0.0),
+            evaluated("step-000005", 5, 0.0), evaluated("panel-trained", 10, 0.0)]
+    assert [column.title for column in matrix(rows, []).columns] == [
+        "step 0 T=1", "step 5 T=1", "step 10 T=1", "before (cold start) T=1", "after RL T=1"]
+
+
+def test_changes_are_those_along_the_curve_at_one_temperature():
+    """Won at T = 1 and lost at T = 0.4 is no change, nor is another policy's result. The last temperature counts."""
+    rows = [evaluated("step-000000", 0, 0.0), evaluated("step-000005", 5, 1.0), evaluated("step-000010", 10, 0.0, 0.4),
+            evaluated("step-000015", 15, 1.0, 0.4), evaluated("step-000020", 20, 0.0, 0.4),
+            evaluated("panel-cold", 0, 1.0), evaluated("panel-trained", 20, 0.0)]
+    (line,) = matrix(rows, []).lines
+    assert line.changes == 2
+
+
 @pytest.mark.parametrize(("task", "kind"), [
     ("alfworld/train/pick_heat_then_place_in_recep-Mug-None-11/trial_T2019", "pick_heat_then_place_in_recep"),
     ("alfworld-gen/heldout/pick-0000", "pick"), ("webshop/test/1234", ""), ("hotpot", "hotpot")])
