@@ -48,8 +48,10 @@ class ImitatingGang(LearnerGang):
 
     def poll(self) -> End | None:
         end = super().poll()
-        self._failed += bool(end and end.reason)
-        if end is not None and end.reason and self._failed >= self._attempts:
+        if end is None or not end.reason:
+            return end
+        self._failed += 1
+        if self._failed >= self._attempts:
             raise UserError(f"the cold start failed {self._failed} times (learner.step_attempts), last: {end.reason}",
                             "start it again with a lower sft.lr or learner.token_budget, or with more memory")
         return end
