@@ -85,5 +85,17 @@ def critic_weights(learner):
         name: tensor.full_tensor().clone() for name, tensor in critic.trainee.model.state_dict().items()}
 
 
+def norms_of(trainee):
+    """Returns a list that gets the gradient norm of each update from now on. Adam hides a factor of the gradient."""
+    norms, update = [], trainee.update
+
+    def noted():
+        norms.append(update())
+        return norms[-1]
+
+    trainee.update = noted
+    return norms
+
+
 def weights(learner):
     return {name: tensor.clone() for name, tensor in learner.state_dict_for_sampler()}

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from learner_tiny import CASES, SKEW, VARIANTS, WRONG, make_config, make_groups, weights
+from learner_tiny import CASES, SKEW, VARIANTS, WRONG, make_config, make_groups, norms_of, weights
 
 from learner import step
 from learner.cold_start.rank_training import imitator, train_on_ranks
@@ -84,13 +84,14 @@ def imitates(gang, model, out):
     sft = SftSection.model_validate_json((out / "sft.json").read_text())
     config = make_config(betas=(0.9, 0.99), weight_decay=0.01, grad_clip=1e9)
     learner = imitator(config.model_copy(update={"sft": sft}), model, gang)
+    norms = norms_of(learner.stepper.policy)
     train_on_ranks(learner, load_rows(out / "rows.npz"), sft, budget=Budget(updates=5), seed=3,
                    report=lambda _: None)
     if gang.rank:
         learner.follow()
     else:
         (out / "imitates").mkdir()
-        torch.save(weights(learner), out / "imitates" / "weights.pt")
+        torch.save({"weights": weights(learner), "norms": norms}, out / "imitates" / "made.pt")
         gang.tell(STOP)
 
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from learner_tiny import make_config, weights
+from learner_tiny import make_config, norms_of, weights
 from test_trainer import Slack, run_gang
 
 from learner.cold_start.rank_training import imitator, rows_to_learn, train_on_ranks
@@ -34,9 +34,10 @@ def section(**keys):
 def on_ranks(model_path, gang, rows, sft, **learner):
     config = make_config(**(PLAIN | learner)).model_copy(update={"sft": sft})
     made = imitator(config, model_path, gang)
-    slack, told = Slack(made.stepper.policy), []
+    slack, told, norms = Slack(made.stepper.policy), [], norms_of(made.stepper.policy)
     progress = train_on_ranks(made, rows, sft, budget=BUDGET, seed=3, report=told.append)
     assert [one.updates for one in told] == [1, 2, 3, 4, 5]
+    slack.norms = norms
     return weights(made), progress, slack
 
 
@@ -60,7 +61,9 @@ def test_two_ranks_take_the_same_updates(model_path, gang, tmp_path):
     save_rows(rows, tmp_path / "rows.npz")
     (tmp_path / "sft.json").write_text(sft.model_dump_json())
     run_gang(model_path, tmp_path, "imitates", world=2, nodes=1)
-    slack.check(expected, torch.load(tmp_path / "imitates" / "weights.pt"))
+    made = torch.load(tmp_path / "imitates" / "made.pt")
+    slack.check(expected, made["weights"])
+    assert made["norms"] == pytest.approx(slack.norms, rel=1e-4)
 
 
 def test_adapters_alone_are_trained_if_the_learner_trains_adapters(model_path, gang):
