@@ -24,6 +24,7 @@ def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
         except BaseException:
             for worker in multiprocessing.active_children():
                 worker.kill()
+            pool.shutdown(wait=False)  # it waits for a thread, which a signal may have kept from beginning
             raise
 
 

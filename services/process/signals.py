@@ -24,6 +24,9 @@ def signals_unwind() -> Iterator[None]:
     The handlers stay after the block. Inside it no signal is lost: if one comes while a `__del__` or a callback of a
     garbage collection runs, Python prints the exception and goes on, so it is sent again. So is one whose exception
     somebody swallowed. The block ends with 128 + number, whatever others made of that: Ray leaves with 1.
+
+    Python itself handles a signal late that comes just before a blocking call of C: when the call ends, or with the
+    next signal. Wait in calls that end.
     """
     leaving = _Leaving()
     for number in _POLITE:

@@ -107,12 +107,16 @@ def test_ctrl_c_is_130(command):
     assert cli.main(["work"]) == 130
 
 
+NAP = "import time\ndef nap():\n    while True: time.sleep(0.1)\n"
+"""Waits in short calls: Python handles a signal that comes just before a call of C when that call ends."""
+
+
 def start_sleeper(*prefix: str) -> subprocess.Popen[str]:
     """Starts a command that waits in its own process and prints what it cleans up."""
     code = (
-        "import time\nfrom deploy import cli\n"
+        f"{NAP}from deploy import cli\n"
         "def run(args):\n"
-        "    try:\n        print('ready', flush=True); time.sleep(600)\n"
+        "    try:\n        print('ready', flush=True); nap()\n"
         "    finally:\n        print('cleaned', flush=True)\n"
         "def add(subparsers): subparsers.add_parser('work').set_defaults(run=run)\n"
         "cli.COMMANDS = (add,)\nraise SystemExit(cli.main(['work']))\n"
@@ -141,9 +145,9 @@ def test_a_signal_that_comes_inside_a_finalizer_is_not_lost(number: signal.Signa
     calls.
     """
     code = (
-        "import time\nfrom deploy import cli\n"
+        f"{NAP}from deploy import cli\n"
         "class Slow:\n"
-        "    def __del__(self): print('ready', flush=True); time.sleep(600)\n"
+        "    def __del__(self): print('ready', flush=True); nap()\n"
         "def run(args):\n"
         "    try:\n        Slow(); time.sleep(600)\n"
         "    finally:\n        print('cleaned', flush=True)\n"

@@ -1,7 +1,9 @@
 """The pool of an experiment ends with its block, whatever its workers do."""
 
+import multiprocessing
 import signal
 import time
+from concurrent.futures.process import _ExecutorManagerThread
 from pathlib import Path
 
 import pytest
@@ -27,3 +29,15 @@ def test_workers_that_do_not_hear_sigterm_end_with_a_block_that_raises(tmp_path:
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
+
+
+def test_a_signal_while_the_pool_starts_ends_the_block_as_at_any_other_time(monkeypatch: pytest.MonkeyPatch):
+    """It comes between the start of the processes and that of the thread that looks after them."""
+
+    def interrupted(_: _ExecutorManagerThread) -> None:
+        raise SystemExit(143)
+
+    monkeypatch.setattr(_ExecutorManagerThread, "start", interrupted)
+    with pytest.raises(SystemExit), worker_pool(2) as pool:
+        pool.submit(int)
+    wait_until(lambda: multiprocessing.active_children() == [])
