@@ -8,9 +8,10 @@ The supervisor does not depend on Ray or subprocesses: deploy/members/ wraps eac
   for 1, 2, 4, ... seconds, up to supervision.longest_pause_seconds. From its third death on, the member is *sick*. The
   other members go on without it.
 - A member that has no place on the cluster waits for one. After PLACE_S it reports what the cluster lacks.
-- Three things end the run: a user's mistake; a role whose members failed twice with the same message before any of them
-  was ever ready; and a role without a ready member that found no place within supervision.place_seconds. A process
-  that was killed, or lost with its node, gave no message, so it is only restarted.
+- Three things end the run: a user's mistake; a member that failed twice with the same message before any of its role
+  was ever ready, once all of them have died or lack a place; and a role without a ready member that found no place
+  within supervision.place_seconds. A process that was killed, or lost with its node, gave no message, so it is only
+  restarted.
 
 No call blocks: starts and ends show at the next check.
 """
@@ -58,7 +59,6 @@ class Supervisor:
         self._beats: Mapping[str, Mapping[str, Any]] = {}
         self._looked_at = float("-inf")
         self._worked: set[str] = set()
-        self._first_words: dict[str, str] = {}
         self.total_restarts = 0
         """Number of restarts after a death, over all members."""
 
@@ -211,7 +211,7 @@ class Supervisor:
             self._died(watched, End(str(error) if isinstance(error, GagpoError) else described(error)))
 
     def _died(self, watched: Watched, end: End) -> None:
-        self._refuse_a_hopeless_start(watched.member, end)
+        self._refuse_a_hopeless_start(watched, end)
         now = self._clock()
         while watched.deaths and now - watched.deaths[0] > WINDOW_S:
             watched.deaths.popleft()
@@ -224,13 +224,14 @@ class Supervisor:
         self._report(f"{watched.member.name} died ({end.reason}); starting it again{when}")
         self._stop(watched.member)
 
-    def _refuse_a_hopeless_start(self, member: Member, end: End) -> None:
+    def _refuse_a_hopeless_start(self, watched: Watched, end: End) -> None:
+        member = watched.member
         if member.role in self._worked or end.killed:
             return
         words = re.sub(r"[0-9]+", "#", end.reason)  # process ids and addresses differ from start to start
-        if self._first_words.get(member.role) == words:
+        again, watched.words = words == watched.words, words
+        if again and not any(w.member.role == member.role and w.may_work for w in self._watched):
             raise Fault(f"{member.name} cannot start, it failed twice in the same way: {end.reason}")
-        self._first_words[member.role] = words
 
     def finished(self, member: Member) -> bool:
         """Whether `member` has finished its work and ended by itself."""

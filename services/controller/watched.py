@@ -32,9 +32,16 @@ class Watched:
     deaths: deque[float] = field(default_factory=deque)
     """Times of the deaths within WINDOW_S."""
     last: str = ""
+    words: str = ""
+    """The words of its last failure, without numbers, before its role worked."""
     unplaced_at: float | None = None
     """Time since which the member waits for a place on the cluster."""
     told: bool = False
     """Whether it was reported that the member waits for a place."""
     drains_at: float | None = None
     """Time since which the member drains; None if it does not."""
+
+    @property
+    def may_work(self) -> bool:
+        """Whether the member is in its first start, which has found its place: it may yet show that its role works."""
+        return not self.deaths and self.unplaced_at is None and self.drains_at is None

@@ -7,40 +7,12 @@ from itertools import pairwise
 
 import pytest
 from scripted_member import Scripted
+from supervised_world import SETTINGS, World
 
-from services.config.tree import SupervisionSection
 from services.controller import supervise
 from services.controller.member import End
 from services.controller.supervise import SICK_AFTER, Supervisor
 from services.errors import EngineFault, Fault, UserError
-
-SETTINGS = SupervisionSection(start_seconds=100, place_seconds=500, silence_seconds=30, longest_pause_seconds=60)
-
-
-class World:
-    """A supervisor with a clock that a test moves, and heartbeats that it gives."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-        self.events: list[str] = []
-        self.notes: list[str] = []
-        self.beating: set[str] = set()
-        self.supervisor = Supervisor(
-            self.notes.append, SETTINGS, clock=lambda: self.now,
-            beats=lambda: {name: {"at": self.now} for name in self.beating})
-
-    def add(self, name: str, **kind: str | None) -> Scripted:
-        member = Scripted(name, self.events, **kind)
-        self.supervisor.add(member)
-        return member
-
-    def check(self, seconds: float = 0.0, *, step: float = 1.0) -> None:
-        """Lets time pass, with a check every `step` seconds and one at the end."""
-        end = self.now + seconds
-        while self.now < end:
-            self.supervisor.check()
-            self.now += step
-        self.supervisor.check()
 
 
 @pytest.fixture
@@ -141,32 +113,6 @@ def test_an_exception_at_start_counts_as_a_death(world: World) -> None:
     member.broken = None
     world.check(1)
     assert world.events == ["start learner", "stop learner", "start learner"]
-
-
-def test_the_same_failure_twice_before_anything_worked_ends_the_run(world: World) -> None:
-    """Process ids and times in the words make no difference."""
-    member = world.add("worker")
-    member.answers = False
-    member.end = End("engine 4711: head size 16 is not supported")
-    world.check()
-    member.end = None
-    world.check(1)
-    member.end = End("engine 4811: head size 16 is not supported")
-    with pytest.raises(Fault, match=r"worker cannot start, it failed twice in the same way: engine 4811: head size 16"):
-        world.check()
-
-
-def test_the_same_failure_is_no_reason_to_end_once_the_role_has_worked_or_when_the_process_was_killed(
-        world: World) -> None:
-    world.add("healthy")
-    world.check()
-    second = world.add("second")
-    killed = world.add("killed", role="learner")
-    for _ in range(3):
-        second.answers = killed.answers = False
-        second.end, killed.end = End("head size 16 is not supported"), End("killed for want of memory", killed=True)
-        world.check(70)
-    assert sum("head size" in note for note in world.notes) == sum("want of memory" in n for n in world.notes) == 3
 
 
 def test_a_users_mistake_ends_the_run(world: World) -> None:
