@@ -81,7 +81,8 @@ OVERVIEW = Board(name="overview", title="gagpo", rows=(
         panel("Checkpoint", "Age of the newest.", age("learner_checkpoint_timestamp_seconds"), kind="stat", unit="s",
               width=4),
         panel("Targets down", "Endpoints that do not answer.",
-              Query('count(up{job="gagpo", run=~"$run"} == 0) or vector(0)', "down"), kind="stat", width=4))),
+              Query('count(up{job="gagpo", part!="driver", run=~"$run"} == 0) or vector(0)', "down"),
+              kind="stat", width=4))),
     BoardRow(title="Controller: tickets go out", panels=(
         panel("Doing", "1 for what it does.", gauge("controller_state", "state"), width=6),
         panel("Groups", "Issued, trained and dropped in the last half hour.",

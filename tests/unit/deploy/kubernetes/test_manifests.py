@@ -161,7 +161,7 @@ def test_the_run_fits_the_cluster(name: str):
     assert config.name == head["metadata"]["labels"]["gagpo-run"]
     assert any(config.run_dir.is_relative_to(mount["mountPath"])
                for mount in head["spec"]["containers"][0]["volumeMounts"] if mount["name"] == "shared")
-    assert {"name": "metrics", "containerPort": config.metrics.port} in head["spec"]["containers"][0]["ports"]
+    assert {"name": "driver", "containerPort": config.metrics.port} in head["spec"]["containers"][0]["ports"]
     gpus = sum(group["replicas"] * int(group["template"]["spec"]["containers"][0]["resources"]["limits"].get(
         "nvidia.com/gpu", 0)) for group in ray["workerGroupSpecs"])
     assert gpus == config.rollout.workers * config.rollout.gpus + config.learner.ranks * config.learner.gpus

@@ -62,7 +62,16 @@ def test_pods_get_the_labels_that_boards_and_alerts_go_by():
     monitor = yaml.safe_load((ROOT / "deploy/kubernetes/base/podmonitor.yaml").read_text())
     for endpoint in monitor["spec"]["podMetricsEndpoints"]:
         made = {one["targetLabel"]: one.get("replacement") for one in endpoint["relabelings"]}
-        assert made == {"run": None, "job": "gagpo"}
+        assert made == {"run": None, "job": "gagpo"} | ({"part": "driver"} if endpoint["port"] == "driver" else {})
     assert {job["job_name"] for job in yaml.safe_load((RULES / "prometheus.yml").read_text())["scrape_configs"]} == {
         "gagpo", "ray"}
-    assert any('up{job="gagpo"}' in alert["expr"] for alert in ALERTS)
+    assert any('up{job="gagpo", part!="driver"}' in alert["expr"] for alert in ALERTS)
+
+
+def test_prometheus_reads_no_port_that_kuberay_names():
+    """It gives every Ray container that has none a port `metrics`, for Ray's own metrics."""
+    (monitor,) = yaml.safe_load_all((ROOT / "deploy/kubernetes/base/podmonitor.yaml").read_text())
+    ports = {endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]}
+    policies = yaml.safe_load_all((ROOT / "deploy/kubernetes/base/network.yaml").read_text())
+    (policy,) = (one for one in policies if one["metadata"]["name"] == "metrics")
+    assert {port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]} == ports == {"driver", "env"}
