@@ -19,6 +19,7 @@ from services.config.credit import CreditSection
 from services.config.env import EnvSection, Section
 from services.config.lora import LoraSection
 from services.config.objectives import CriticSection, JudgeSection, LossSection
+from services.config.placement import PlacementSection
 from services.config.prompting import PromptingSection
 from services.config.redis import RedisSection
 from services.config.rollout import RolloutSection, SupervisionSection, Temperature
@@ -181,20 +182,6 @@ class RaySection(Section):
     """Address of a Ray cluster. None: $RAY_ADDRESS, or a private local Ray if that is unset."""
     start_seconds: float = Field(default=300, gt=0)
     """Seconds in which a private Ray must start. Ray's own limit is 30 s, so a busy machine may need several starts."""
-
-
-class PlacementSection(Section):
-    """Which nodes of a Ray cluster the processes run on. Each key names a custom resource that marks these nodes, as
-    in `ray start --resources '{"gpu_node": 1}'`. None: any node."""
-
-    rollout: str | None = None
-    """Custom resource of the nodes that rollout workers run on."""
-    learner: str | None = None
-    """Custom resource of the nodes that learner ranks run on."""
-    environment: str | None = None
-    """Custom resource of the nodes that environment servers run on, if the run starts them on a cluster."""
-    weights: str | None = None
-    """Custom resource of the node that holds the published weights. None: the node with the largest object store."""
 
 
 class MetricsSection(Section):

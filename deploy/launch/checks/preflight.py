@@ -112,6 +112,13 @@ def _unread(config: Config) -> None:
     if config.autoscale.env is not None and config.env.urls:
         raise UserError(f"autoscale.env={list(config.autoscale.env)} scales servers that the run starts, and env.urls "
                         "names others", "scale those where they run, and leave autoscale.env out")
+    for key, number, bounds, value in (
+        ("rollout.workers", config.rollout.workers, "autoscale.rollout", config.autoscale.rollout),
+        ("env.servers", config.env.servers, "autoscale.env", config.autoscale.env),
+    ):
+        if value is not None and not value[0] <= number <= value[1]:
+            raise UserError(f"{key}={number} is outside {bounds}={list(value)}, so the run would not start as many",
+                            f"set {key} to a number within these bounds, or change them")
 
 
 def _exact(config: Config) -> None:

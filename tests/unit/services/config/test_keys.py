@@ -74,3 +74,11 @@ def test_a_file_of_almost_the_same_name_is_proposed(file: Path):
     ("learner.credit.own", False), ("model.chat_template_kwargs", False)])
 def test_keys_of_texts_and_paths_are_known(key: str, texts: bool):
     assert takes_text(key) == texts
+
+
+@pytest.mark.parametrize("role", ["rollout", "learner", "environment", "weights"])
+@pytest.mark.parametrize("resource", ["GPU", "CPU", "memory", '""'])
+def test_nodes_are_marked_by_a_resource_of_the_users_own(role: str, resource: str):
+    """Ray would give a process a thousandth of a GPU."""
+    with pytest.raises(UserError, match=rf"placement.{role}: .* marks no nodes: it should be a resource of your own"):
+        load_config("alfworld-tiny", [f"placement.{role}={resource}"])
