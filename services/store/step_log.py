@@ -7,7 +7,6 @@ restarted learner trains on the same groups in the same order.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 
 import msgspec
 
@@ -257,13 +256,12 @@ class StepLog(RunState):
         """Whether so many episodes are held that the learner makes a checkpoint early, so that it can retire some.
 
         Redis refuses every write once it is full, also those that a checkpoint needs, so half of its memory is kept.
+        Once other runs have filled that half, this one keeps a sixteenth, so that it need not retire every step.
         """
-        return self.retained_bytes() > self._held_at_most
-
-    @cached_property
-    def _held_at_most(self) -> int:
-        limit = int(self.patiently("info", lambda: self.redis.info("memory")).get("maxmemory", 0))
-        return min(RETAINED_BYTES, limit // 2) if limit else RETAINED_BYTES  # 0: no limit, or a managed Redis hides it
+        held, about = self.retained_bytes(), self.patiently("info", lambda: self.redis.info("memory"))
+        limit = int(about.get("maxmemory", 0)) or 2 * RETAINED_BYTES  # 0: no limit, or a managed Redis hides it
+        half_full = int(about.get("used_memory", 0)) > limit // 2
+        return held > min(RETAINED_BYTES, limit // (16 if half_full else 2))
 
     def agrees_with(self, step: int) -> bool:
         """Whether a run can continue from the checkpoint of `step`: all later manifests are here with their episodes.
