@@ -34,7 +34,7 @@ from learner.losses import (
 )
 from learner.model.policy import Policy
 from learner.model.probe import Probe
-from learner.model.sharding import give_back, sync_gradients
+from learner.model.sharding import end_passes, sync_gradients
 from learner.model.trainee import Trainee
 from learner.rank_group import RankGroup
 from learner.rows.packing import Floats, Pack, Rows, pack_rows, ranges, split
@@ -191,7 +191,7 @@ class Stepper:
                     gap = (minibatch.old[-1] - p.sampler_logprobs).abs()
                     differences.append(gap[torch.isfinite(gap)])
         if isinstance(self.reference, Policy):
-            give_back(self.reference)
+            end_passes(self.reference)
         if self.critic is not None:
             judged = iter(self.critic.judge([p for minibatch in minibatches for p in minibatch.packs], rows))
             for minibatch in minibatches:

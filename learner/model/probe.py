@@ -31,6 +31,7 @@ from torch.distributed import ReduceOp
 from learner.model.policy import Policy
 from learner.rank_group import RankGroup
 from learner.rows.packing import Ints, Pack, Rows, pack_rows
+from learner.rows.sequences import last_rows
 from services.errors import UserError
 
 OPERATIONS = 8
@@ -38,7 +39,8 @@ OPERATIONS = 8
 SAFETY = 16
 PROBED_ROWS = 4
 LONGEST = 4096
-"""Tokens of the longest row that the own code computes. Its attention holds all scores: 5 GB at 7B for so many."""
+"""Most tokens of a row that the own code computes. Its attention holds all scores: 5 GB at 7B for so many, and 75 GB
+for 16k. If all sequences are longer, the end of one stands for them."""
 ADVICE = "choose a model of a family that docs/models.md lists"
 
 
@@ -59,7 +61,7 @@ class Probe:
         """Raises UserError if packed rows differ from single rows by more than rounding explains. Runs once."""
         if self._bound is not None:
             return
-        indices = _chosen(rows.lengths, self.token_budget)
+        rows, indices = _chosen(rows, self.token_budget)
         with torch.no_grad():
             packed, _ = policy(pack_rows(rows, indices, self.gang.device, grid=self.grid))
         alone = self._alone(policy, rows, indices)
@@ -84,7 +86,7 @@ class Probe:
             self._done = True
             self._refuse(policy, gap, "what the learner computes differs from what the sampler reported")
         elif not gap <= self._bound:
-            self._alone(policy, rows, _chosen(rows.lengths, self.token_budget))  # training has widened the logits
+            self._alone(policy, *_chosen(rows, self.token_budget))  # training has widened the logits
         return "" if gap <= self._bound else self._explained(gap)
 
     def _alone(self, policy: Policy, rows: Rows, indices: Ints) -> list[Tensor]:
@@ -113,9 +115,23 @@ def bound(policy: Policy, spread: float, *, half: bool) -> float:
     return SAFETY * unit * math.sqrt(OPERATIONS * layers + 1) * max(spread, 1.0)
 
 
-def _chosen(lengths: Ints, token_budget: int) -> Ints:
-    """Returns rows of different lengths up to LONGEST, the longest first, that fit into one pack."""
-    order = np.argsort(-lengths, kind="stable")
-    order = order[min(int((lengths > LONGEST).sum()), len(order) - 1):]
+def _chosen(rows: Rows, token_budget: int) -> tuple[Rows, Ints]:
+    """Returns rows, and which of their sequences to compare: of different lengths up to LONGEST, the longest first, as
+    many as fit into one pack."""
+    if rows.lengths.min() > LONGEST:
+        return _end(rows), np.array([0])
+    lengths = rows.lengths
+    order = np.argsort(-lengths, kind="stable")[int((lengths > LONGEST).sum()):]
     chosen = order[np.unique(np.linspace(0, len(order) - 1, PROBED_ROWS).round().astype(int))]
-    return chosen[:max(1, token_budget // int(lengths[chosen[0]]))]
+    return rows, chosen[:max(1, token_budget // int(lengths[chosen[0]]))]
+
+
+def _end(rows: Rows) -> Rows:
+    """Returns the last LONGEST tokens of the first sequence, with the response of its last row, as one row."""
+    last, length = last_rows(rows.sequence)[:1], int(rows.lengths[0])
+    responses = np.minimum(rows.response_lengths[last], LONGEST - 1)
+    return Rows(
+        tokens=rows.tokens[length - LONGEST:length], sequence=np.array([0]), prompt_lengths=LONGEST - responses,
+        response_lengths=responses, sampler_logprobs=np.zeros(int(responses[0]), dtype=np.float32),
+        advantages=rows.advantages[last], temperatures=rows.temperatures[last], stale=rows.stale[last],
+        ends=rows.ends[last])

@@ -48,10 +48,19 @@ def shard(model: nn.Module, body: nn.Module, weights: Weights, mesh: DeviceMesh,
 
 
 def give_back(model: nn.Module) -> None:
-    """Frees the gathered weights of a model that only runs forwards. A backward pass would do so itself."""
+    """Frees the gathered weights of a model, which may never have run."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
+
+
+def end_passes(model: nn.Module) -> None:
+    """Ends forward passes that no backward pass follows, which would do so itself: frees the gathered weights, and
+    FSDP's list of the passes, which grows by each layer of each pass."""
+    if isinstance(model, FSDPModule) and hasattr(model, "reset_iter_state"):
+        model.reset_iter_state()
+    else:  # torch before 2.13, with which the self-test runs too
+        give_back(model)
 
 
 def sync_gradients(model: nn.Module, *, whole: bool, last: bool) -> None:

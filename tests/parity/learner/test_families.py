@@ -201,14 +201,22 @@ def test_a_later_disagreement_with_the_sampler_is_told_and_trained_on(folders, g
     assert learner.step == 3
 
 
-@pytest.mark.parametrize(("most", "longest"), [(50, 49), (10, 20)])
-def test_the_probe_leaves_out_rows_whose_scores_would_fill_a_gpu(folders, gang, rows, monkeypatch, most, longest):
-    """The model's own attention holds all scores of a row. If all rows are too long, the shortest one is compared."""
+@pytest.mark.parametrize(("most", "longest"), [(50, 49), (10, 10), (4, 4)])
+def test_the_probe_computes_no_row_whose_scores_would_fill_a_gpu(folders, gang, rows, monkeypatch, most, longest):
+    """The model's own attention holds all scores of a row. If all rows are too long, the end of one is compared: 9
+    tokens of its response after one of its prompt, or the last 3 tokens of its response."""
     monkeypatch.setattr(probing, "LONGEST", most)
     policy, seen = load_policy(folders("Qwen2, Qwen2.5")), []
     policy.register_forward_pre_hook(lambda _, given: seen.append(given[0].longest))
     probe(gang).check_packs(policy, rows)
     assert max(seen) == longest
+
+
+def test_the_probe_compares_the_end_of_a_row_of_any_length(folders, gang, rows, monkeypatch):
+    monkeypatch.setattr(probing, "LONGEST", 10)
+    monkeypatch.setattr(module, "logits_function", lambda hf: hf.get_output_embeddings())
+    with pytest.raises(UserError, match="a row that is packed"):
+        probe(gang).check_packs(load_policy(folders("Cohere")), rows)
 
 
 def _timer():
