@@ -18,6 +18,8 @@ LOGIT_TENSORS = 6
 """Float32 tensors of that size at once: logits, their log-softmax, its exponential, the product, two gradients."""
 WHOLE = 12 << 30
 """A model stays whole between packs if its weights and gradients take at most this (learner/model/sharding.py)."""
+SCORE = 8
+"""Bytes of a capped score that a layer saves: 2 + 4 + 2 in bfloat16, 4 + 4 in float32."""
 SHARE = 0.9
 """Share of the device's memory that the plan may use. The rest is for the allocator and for kernels."""
 
@@ -37,6 +39,8 @@ class Shape:
     """Key heads times head size."""
     vocabulary: int
     tied: bool
+    capped: bool = False
+    """Whether attention caps its scores, as in Gemma 2. Then it holds all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +74,8 @@ class Training:
     """Number of parameters of the adapters; 0 if all weights are trained."""
     grid: bool = False
     """Whether attention lays rows out as a rectangle, as it does without CUDA."""
+    longest: int = 0
+    """Tokens of the longest row, which count if scores are capped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,29 +108,32 @@ def shape_of(config: Mapping[str, Any], parameters: int) -> Shape:
         parameters=parameters, layers=config.get("num_hidden_layers", 0), hidden=hidden,
         intermediate=config.get("intermediate_size", 0), heads=heads, queries=heads * size,
         keys=(config.get("num_key_value_heads") or heads) * size, vocabulary=config.get("vocab_size", 0),
-        tied=bool(config.get("tie_word_embeddings", False)))
+        tied=bool(config.get("tie_word_embeddings", False)), capped=config.get("attn_logit_softcapping") is not None)
 
 
-def layer_activations(shape: Shape, *, half: bool, grid: bool = False) -> float:
+def layer_activations(shape: Shape, *, half: bool, grid: bool = False, longest: int = 0) -> float:
     """Returns the bytes per token that one layer saves for its backward pass.
 
     Each of two norms: its input in float32, the normalised input, its output. Attention: queries, keys, values and
     outputs, one float32 per head. Feed-forward: gate, its activation, the other branch, their product. A rectangle
-    also holds the outputs as they lie in the pack.
+    also holds the outputs as they lie in the pack. Capped scores: each under its cap, in float32 after the softmax and,
+    in bfloat16, as a factor of the values.
     """
     c = 2 if half else 4
     norms = 2 * (4 + 2 * c) * shape.hidden
-    attention = c * (2 * shape.queries + 2 * shape.keys) + 4 * shape.heads + (c * shape.queries if grid else 0)
+    attention = c * (2 * shape.queries + 2 * shape.keys) + 4 * shape.heads
+    attention += c * shape.queries if grid or shape.capped else 0
+    attention += SCORE * shape.heads * longest if shape.capped else 0
     return norms + attention + 4 * c * shape.intermediate
 
 
-def saved_per_token(shape: Shape, *, half: bool, checkpointing: bool, grid: bool = False) -> float:
+def saved_per_token(shape: Shape, *, half: bool, checkpointing: bool, grid: bool = False, longest: int = 0) -> float:
     """Returns the bytes per token that a forward pass saves for the backward pass, without logits.
 
     A checkpointed layer saves only its input. The last norm saves its input in float32 and normalised.
     """
     c = 2 if half else 4
-    layer = c * shape.hidden if checkpointing else layer_activations(shape, half=half, grid=grid)
+    layer = c * shape.hidden if checkpointing else layer_activations(shape, half=half, grid=grid, longest=longest)
     return shape.layers * layer + (4 + c) * shape.hidden
 
 
@@ -154,9 +163,11 @@ def memory(shape: Shape, training: Training) -> DeviceMemory:
     between = whole and training.ranks > 1  # gradients are reduced at the last pack, and the model stays until then
     apart = min(trained, shape.parameters if between else in_turn)
     beside = (c + 4) * shape.parameters if between and training.critic else 0  # the critic does so too
-    again = layer_activations(shape, half=training.half, grid=training.grid) if training.checkpointing else 0
-    working = again + gradients_in_flight(shape, half=training.half)
-    saved = saved_per_token(shape, half=training.half, checkpointing=training.checkpointing, grid=training.grid)
+    half, grid, longest = training.half, training.grid, training.longest
+    again = layer_activations(shape, half=half, grid=grid, longest=longest) if training.checkpointing else 0
+    capped = SCORE * shape.heads * longest if shape.capped else 0  # gradients of the scores, two in float32
+    working = again + max(gradients_in_flight(shape, half=half), capped)
+    saved = saved_per_token(shape, half=half, checkpointing=training.checkpointing, grid=grid, longest=longest)
     moments = 0 if training.offload else 8
     return DeviceMemory(
         weights=held / training.shards,
@@ -201,8 +212,9 @@ def is_whole(shape: Shape) -> bool:
 def training_of(config: Config, *, critic: bool, adapters: int = 0) -> Training:
     """Returns the settings of a run, sharded over all of its ranks. Checkpointing `auto` counts as off."""
     learner, half = config.learner, config.model.dtype == "bfloat16"
+    row = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
     return Training(
-        tokens=max(learner.token_budget, config.rollout.max_prompt_tokens + config.rollout.max_response_tokens),
+        tokens=max(learner.token_budget, row), longest=row,
         shards=learner.ranks, ranks=learner.ranks, half=half, checkpointing=learner.checkpointing is True,
         reference=learner.loss.kl > 0, critic=critic, offload=learner.offload, adapters=adapters,
         grid=not learner.gpus or not half)

@@ -106,7 +106,8 @@ def _plan(config: Config, cards: Cards | None, transfer: Transfer) -> GpuPlan:
              _seats(config, sampler, learner, shared=config.shares_gpus))
     return GpuPlan(cards=cards, seats=tuple(seats), checkpointing=training.checkpointing,
                    activations_per_token=saved_per_token(shape, half=training.half,
-                                                         checkpointing=training.checkpointing, grid=training.grid),
+                                                         checkpointing=training.checkpointing, grid=training.grid,
+                                                         longest=training.longest),
                    parked=parked(shape, training) / GIB if config.rollout.sleep else 0.0, transfer=transfer)
 
 

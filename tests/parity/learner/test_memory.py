@@ -1,5 +1,8 @@
 """The plan's bytes against what autograd and FSDP hold; computed twice or once, gradients are the same."""
 
+from dataclasses import replace
+
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -7,12 +10,14 @@ from learner_tiny import CASES, make_config, make_groups, make_step, weights
 from torch.distributed.tensor import DTensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from deploy.bench.tiny_families import FAMILIES, make_family
 from learner import step
 from learner.model.loading import empty_model
 from learner.model.memory import (
     Layout,
     Shape,
     Training,
+    fits,
     is_whole,
     memory,
     saved_per_token,
@@ -88,6 +93,40 @@ def test_saved_activations_are_those_that_the_formula_says(wide_path, gang, pack
     measured = saved_bytes(policy.body, pack) / pack.tokens.shape[1]
     assert saved_per_token(shape_in(policy), half=half, checkpointing=checkpointing, grid=True) == pytest.approx(
         measured, rel=0.02)
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_capped_scores_are_saved_in_full(tmp_path, gang, half):
+    """Rows of 80 tokens save more per token than rows of 40, by as much as the formula says."""
+    (family,) = (one for one in FAMILIES if one.name == "Gemma 2")
+    policy, found = empty_policy(make_family(family, tmp_path / "model"))
+    found.fill(policy, "cpu", torch.bfloat16 if half else torch.float32)
+    shape, measured, said = shape_in(policy), [], []
+    assert shape.capped
+    for length in (40, 80):
+        whole = pack_rows(rows_of(length), np.arange(4))
+        measured.append(saved_bytes(policy.body, whole) / (4 * length))
+        said.append(saved_per_token(shape, half=half, checkpointing=False, longest=length))
+    assert said[1] - said[0] == pytest.approx(measured[1] - measured[0], rel=0.02)
+
+
+def rows_of(length):
+    """Returns four rows of as many tokens."""
+    rng = np.random.default_rng(0)
+    steps = [msgspec.structs.replace(make_step(rng), prompt_ids=rng.integers(3, 97, length - 4, dtype=np.int32),
+                                     response_ids=rng.integers(3, 97, 4, dtype=np.int32),
+                                     logprobs=np.zeros(4, dtype=np.float32)) for _ in range(4)]
+    return make_rows(steps, advantages=[1.0] * 4, temperatures=[1.0] * 4, stale=[False] * 4)
+
+
+def test_a_model_with_capped_scores_is_computed_twice_where_its_scores_do_not_fit():
+    """gemma-2-2b with adapters: without its scores it takes 58 GiB, and they are 52 with rows of 2,048 tokens."""
+    shape = Shape(parameters=2_614_341_888, layers=26, hidden=2304, intermediate=9216, heads=8, queries=2048, keys=1024,
+                  vocabulary=256_000, tied=True, capped=True)
+    training = Training(tokens=16_384, adapters=20_766_720, longest=2048)
+    assert fits(training, replace(shape, capped=False), 80 << 30)
+    assert not fits(training, shape, 80 << 30)
+    assert fits(replace(training, checkpointing=True), shape, 80 << 30)
 
 
 def test_the_sizes_that_a_review_measured():
