@@ -1,7 +1,7 @@
 """The learner of one rank, without Ray: groups in, new weights out.
 
 Rank 0 calls train, pack, the steps of a transfer, state_dict_for_sampler, save, load, export, park and unpark. Ranks
-above 0 call follow, which does their part.
+above 0 call follow, which does their part. In a cold start all ranks call save_part and load_part.
 """
 
 from __future__ import annotations
@@ -230,12 +230,12 @@ class Learner:
         written its part; any thread may wait for it.
         """
         self.gang.tell("save", folder)
-        return self._save(folder)
+        return self.save_part(folder)
 
     def load(self, folder: Path) -> None:
         """Loads what `save` wrote on any number of ranks."""
         self.gang.tell("load", folder)
-        self._load(folder)
+        self.load_part(folder)
 
     def export(self, folder: Path) -> None:
         """Weights in the sampler's dtype, config and tokenizer in a folder that transformers and vLLM load."""
@@ -255,13 +255,33 @@ class Learner:
             "prepare": lambda _: self._sender().prepare(),
             "send": lambda found: self._sender().send(found),
             "release": lambda _: self._sender().release(),
-            "save": self._save,
-            "load": self._load,
+            "save": self.save_part,
+            "load": self.load_part,
             "park": lambda _: self._park(),
             "unpark": lambda _: self._parking.unpark(),
         })
         if self._saving is not None:
             self._saving.result(self.config.learner.collective_s)
+
+    def save_part(self, folder: Path) -> Future[object]:
+        """As save, for ranks that all call it at once and follow nobody."""
+        if self._saving is not None:
+            self._saving.result(self.config.learner.collective_s)  # an error of this rank, which all others have too
+        self._saving = save_state(self._state(), folder, group=self.gang.writers,
+                                  wait_s=self.config.learner.collective_s)
+        return self._saving
+
+    def load_part(self, folder: Path) -> None:
+        """As load, for ranks that all call it at once and follow nobody."""
+        stepper, state = self.stepper, self._state()
+        load_state(state, folder)
+        stepper.policy.load(state)
+        if stepper.critic is not None:
+            stepper.critic.trainee.load(state["critic"])
+        torch.set_rng_state(state["random"])
+        self.step, *skipped = state["step"].tolist()
+        for trainee, count in zip(stepper.trainees, skipped, strict=True):
+            trainee.skipped_in_a_row = count
 
     def _train(self, rows: Rows, timer: Timer) -> Taken:
         taken = self.stepper.take(rows, timer)
@@ -275,21 +295,3 @@ class Learner:
         if stepper.critic is not None:
             state["critic"] = stepper.critic.trainee.state()
         return state
-
-    def _save(self, folder: Path) -> Future[object]:
-        if self._saving is not None:
-            self._saving.result(self.config.learner.collective_s)  # an error of this rank, which all others have too
-        self._saving = save_state(self._state(), folder, group=self.gang.writers,
-                                  wait_s=self.config.learner.collective_s)
-        return self._saving
-
-    def _load(self, folder: Path) -> None:
-        stepper, state = self.stepper, self._state()
-        load_state(state, folder)
-        stepper.policy.load(state)
-        if stepper.critic is not None:
-            stepper.critic.trainee.load(state["critic"])
-        torch.set_rng_state(state["random"])
-        self.step, *skipped = state["step"].tolist()
-        for trainee, count in zip(stepper.trainees, skipped, strict=True):
-            trainee.skipped_in_a_row = count

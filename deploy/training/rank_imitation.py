@@ -1,5 +1,5 @@
 """Lets the learner's ranks make a cold start: starts them on Ray, starts them again if one dies, and tells how far they
-are. Nothing is kept of ranks that died, so those after them begin at the beginning.
+are. Ranks go on from the newest state of those before them (learner/cold_start/states.py), also after the driver died.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import shutil
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from deploy.members.private_ray import RayLost
 from deploy.training.demonstrations import Report
 from learner.cold_start.sft import REPORT_SECONDS, Lesson, Order, SftProgress
 from learner.cold_start.sft_data import PROGRESS, ROWS, save_rows
+from learner.cold_start.states import kept
 from services.config.tree import Config
 from services.controller.member import End
 from services.controller.supervise import Supervisor
@@ -37,22 +38,27 @@ Tell = Callable[[SftProgress], object]
 
 
 class ImitatingGang(LearnerGang):
-    """The ranks of one cold start. What has failed `attempts` times from its beginning would fail again.
+    """The ranks of one cold start. What has failed `attempts` times without a new state would fail again.
 
-    So poll() raises UserError then, as a learner step ends a run after as many failed attempts.
+    So poll() raises UserError then, as a learner step ends a run after as many failed attempts. `kept` returns the
+    updates of the newest state.
     """
 
-    def __init__(self, *arguments: Any, attempts: int, **keys: Any) -> None:
+    def __init__(self, *arguments: Any, attempts: int, kept: Callable[[], int], **keys: Any) -> None:
         super().__init__(*arguments, **keys)
         self._attempts, self._failed = attempts, 0
+        self._kept, self._reached = kept, 0
 
     def poll(self) -> End | None:
         end = super().poll()
         if end is None or not end.reason:
             return end
+        if (kept := self._kept()) > self._reached:
+            self._reached, self._failed = kept, 0
         self._failed += 1
         if self._failed >= self._attempts:
-            raise UserError(f"the cold start failed {self._failed} times (learner.step_attempts), last: {end.reason}",
+            raise UserError(f"the cold start failed {self._failed} times after update {self._reached} "
+                            f"(learner.step_attempts), last: {end.reason}",
                             "start it again with a lower sft.lr or learner.token_budget, or with more memory")
         return end
 
@@ -76,13 +82,13 @@ def imitate(config: Config, model: Path, out: Path, lesson: Lesson, *, report: R
             except RayLost as lost:
                 if connected:
                     raise
-                report(f"{lost}; the cold start begins again in a new one")
+                report(f"{lost}; the cold start goes on in a new one")
 
 
 @contextmanager
 def _shared_folder(config: Config, lesson: Lesson, out: Path, report: Report) -> Iterator[Path]:
-    """Provides a folder beside `out` that holds the rows and what rank 0 tells, until the block ends. It is hidden, so
-    no mirror copies it."""
+    """Provides a folder beside `out` that holds the rows, what rank 0 tells and the states. It is hidden, so no mirror
+    copies it. If the block raises and there is a state, the folder stays, so that the same cold start goes on."""
     work = out.absolute().with_name(f".{out.name}.ranks")
 
     def hand_over() -> None:
@@ -93,34 +99,54 @@ def _shared_folder(config: Config, lesson: Lesson, out: Path, report: Report) ->
         while_folder_away(hand_over, seconds=config.learner.collective_s, what=f"{work} could not be written",
                           note=report)
         yield work
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    except BaseException:
+        if not kept(work):
+            shutil.rmtree(work, ignore_errors=True)
+        raise
+    shutil.rmtree(work, ignore_errors=True)
 
 
 def _imitate(config: Config, order: Order, *, report: Report, tell: Tell) -> dict[str, Any]:
     from learner.cold_start.rank_actor import ImitatingActor
 
     learner, file = config.learner, order.work / PROGRESS
-    file.unlink(missing_ok=True)  # of a Ray that died
+    file.unlink(missing_ok=True)  # of a Ray or a driver that died
+    progress = LastValue(partial(_read, file), seconds=learner.collective_s)
     gang = ImitatingGang(
         learner.ranks,
         lambda rank, world, options: ImitatingActor.options(**options).remote(
             config_json=config.model_dump_json(), rank=rank, world=world, order=order),
         # Whole GPUs, since no worker shares them yet: Ray would put two halves on one.
         bundle(cpus=learner.cpus, gpus=math.ceil(learner.gpus), nodes=config.placement.learner),
-        fewest=learner.fewest_ranks, attempts=learner.step_attempts)
-    progress = LastValue(partial(_read, file), seconds=learner.collective_s)
+        fewest=learner.fewest_ranks, attempts=learner.step_attempts,
+        kept=lambda: progress.now().get("kept", 0))
     with _watched(config, gang, progress, report) as supervisor:
-        told = 0.0
+        teller = _Teller(report, tell)
         while not supervisor.finished(gang):
             supervisor.check()
-            now = progress.now().get("training")
-            if now and not 0 <= now["seconds"] - told < REPORT_SECONDS:  # ranks that begin again are earlier
-                told = now["seconds"]
-                tell(SftProgress(**now))
+            teller.pass_on(progress.now())
             time.sleep(LOOK_S)
     return while_folder_away(partial(_read, file), seconds=learner.collective_s, what=f"{file} could not be read",
                              note=report)
+
+
+class _Teller:
+    """Passes on what rank 0 writes: from where its life goes on, once, and the training every REPORT_SECONDS."""
+
+    def __init__(self, report: Report, tell: Tell) -> None:
+        self._report, self._tell = report, tell
+        self._begun: Any = None
+        self._told = 0.0
+
+    def pass_on(self, facts: Mapping[str, Any]) -> None:
+        begun, training = facts.get("begun"), facts.get("training")
+        if begun and begun != self._begun:
+            self._begun = begun
+            for line in begun[1]:
+                self._report(line)
+        if training and not 0 <= training["seconds"] - self._told < REPORT_SECONDS:  # ranks that go on are earlier
+            self._told = training["seconds"]
+            self._tell(SftProgress(**training))
 
 
 @contextmanager

@@ -9,17 +9,15 @@ protect against a person who can write into the folder, so state_files.py reads 
 
 from __future__ import annotations
 
-import hashlib
 import re
 import shutil
-import stat
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
+from learner.checkpoints.file_facts import META, FileFacts, check_facts, facts_of
 from services.errors import LearnerFault, UserError
 from services.files import Damaged, read_json, sync, sync_tree, write_whole
 from services.patience import while_folder_away
@@ -46,15 +44,10 @@ class Position:
     """Number of groups trained on."""
 
 
-class _File(msgspec.Struct, frozen=True):
-    bytes: int
-    blake2b: str
-
-
 class _Meta(msgspec.Struct, frozen=True, kw_only=True):
     format: int
     position: Position
-    files: dict[str, _File] = {}
+    files: dict[str, FileFacts] = {}
 
 
 class _Pointer(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +81,7 @@ class Checkpoints:
 
     def written(self, step: int) -> float:
         """Returns the Unix time at which the checkpoint of a step was made."""
-        return (self.folder(step) / "meta.json").stat().st_mtime
+        return (self.folder(step) / META).stat().st_mtime
 
     def latest(self) -> Position | None:
         """Returns the position of the newest checkpoint whose meta.json can be read; None before the first.
@@ -141,13 +134,7 @@ class Checkpoints:
                             f"start a run from its weights: name=NEW model.path={folder / EXPORT} sft.enabled=false")
         if meta.format != FORMAT or meta.position.step != step:
             raise Damaged(f"{folder} has format {meta.format} and is of step {meta.position.step}", "restore it")
-        there = _listing(folder)
-        if changed := sorted(set(there) ^ set(meta.files)) or sorted(
-                name for name, facts in meta.files.items() if there[name] != facts.bytes):
-            raise Damaged(f"{folder / changed[0]} is missing, is too many or has another size", "restore it")
-        found = _digests(folder, list(meta.files))
-        if changed := sorted(name for name, facts in meta.files.items() if found[name] != facts.blake2b):
-            raise Damaged(f"{folder / changed[0]} is not as it was written", "restore it")
+        check_facts(folder, meta.files)
         return meta.position
 
     def drafted(self, step: int) -> Path:
@@ -176,10 +163,8 @@ class Checkpoints:
 
     def _seal(self, position: Position, final: Path) -> None:
         temporary = self.drafted(position.step)
-        sizes = _listing(temporary)
-        files = {name: _File(sizes[name], digest) for name, digest in _digests(temporary, list(sizes)).items()}
-        (temporary / "meta.json").write_bytes(
-            msgspec.json.encode(_Meta(format=FORMAT, position=position, files=files)))
+        (temporary / META).write_bytes(
+            msgspec.json.encode(_Meta(format=FORMAT, position=position, files=facts_of(temporary))))
         sync_tree(temporary)
         if final.exists():  # a replayed step: the pointer names an older step, or this step's first checkpoint
             shutil.rmtree(final)
@@ -229,9 +214,9 @@ class Checkpoints:
 
     def _read(self, folder: Path) -> _Meta:
         try:
-            return read_json(folder / "meta.json", _Meta)
+            return read_json(folder / META, _Meta)
         except FileNotFoundError:  # another OSError says nothing about the checkpoint: a shared folder may be away
-            raise Damaged(f"{folder / 'meta.json'} is not there", "restore it") from None
+            raise Damaged(f"{folder / META} is not there", "restore it") from None
 
     def _pointer(self, name: str, kind: type[_Found]) -> _Found | None:
         try:
@@ -251,20 +236,3 @@ class Checkpoints:
 
     def _write(self, name: str, value: _Pointer) -> None:
         write_whole(self.root / name, msgspec.json.encode(value))
-
-
-def _listing(folder: Path) -> dict[str, int]:
-    """Returns path below `folder` -> size of all files except meta.json; -1 if it is neither a file nor a folder."""
-    files = {path.relative_to(folder).as_posix(): path.lstat() for path in folder.rglob("*")}
-    return {name: facts.st_size if stat.S_ISREG(facts.st_mode) else -1 for name, facts in sorted(files.items())
-            if name != "meta.json" and not stat.S_ISDIR(facts.st_mode)}
-
-
-def _digests(folder: Path, names: list[str]) -> dict[str, str]:
-    """Returns name -> digest. Reads four files at a time, so that shards of large models use the disk's full speed."""
-    def digest(name: str) -> str:
-        with (folder / name).open("rb") as file:
-            return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
-
-    with ThreadPoolExecutor(4) as threads:
-        return dict(zip(names, threads.map(digest, names), strict=True))

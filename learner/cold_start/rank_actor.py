@@ -1,7 +1,7 @@
 """The Ray actor of one learner rank that makes a cold start. It reads rows from a file, and rank 0 writes the model.
 
 The driver and the ranks share a folder and nothing else: no Redis is needed. Rank 0 writes its progress there, which is
-its heartbeat too.
+its heartbeat too. States from which later ranks go on are there too (states.py).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 
@@ -26,6 +26,9 @@ from services.process.threads import wait_politely
 from services.telemetry.heartbeat import Beating, Pulse
 from services.telemetry.logs import life_of
 
+if TYPE_CHECKING:
+    from learner.cold_start.states import States
+
 
 class ImitatingRank:
     """ImitatingActor without Ray's decorator."""
@@ -36,6 +39,7 @@ class ImitatingRank:
         self._node = ray.util.get_node_ip_address()
         self._meeting = Rendezvous(self._node, rank, world)
         self._progress: dict[str, Any] | None = None
+        self._states: States | None = None
 
     def rendezvous(self) -> str:
         """Returns the address where all ranks meet. Called on rank 0 only."""
@@ -51,6 +55,7 @@ class ImitatingRank:
 
     def _imitate(self, rendezvous: str) -> None:
         from learner.cold_start.rank_training import imitator, train_on_ranks
+        from learner.cold_start.states import States
         from learner.rank_group import RankGroup
 
         check_seen(self._order.work, self._order.model,
@@ -60,10 +65,11 @@ class ImitatingRank:
         gang = RankGroup(self._rank, self._world, store, gpu=section.gpus > 0, collective_s=section.collective_s,
                          node=self._node)
         learner = imitator(self._config, self._order.model, gang)
+        states = self._states = States(learner, self._order)
         rows, beating = load_rows(self._order.work / ROWS), Beating(Pulse("learner-0", "learner"), self._beat)
         with nullcontext() if self._rank else beating:
             made = train_on_ranks(learner, rows, self._config.sft, budget=self._order.budget, seed=self._order.seed,
-                                  report=self._reached)
+                                  report=self._reached, states=states)
             if self._rank:
                 learner.follow()
             else:
@@ -81,7 +87,8 @@ class ImitatingRank:
         self._progress = now.as_dict()
 
     def _beat(self, name: str, fields: Mapping[str, Any]) -> None:
-        self._tell({"beats": {name: fields}, "training": self._progress})
+        facts = {} if self._states is None else self._states.facts()
+        self._tell({"beats": {name: fields}, "training": self._progress, **facts})
 
     def _tell(self, facts: Mapping[str, Any]) -> None:
         write_whole(self._order.work / PROGRESS, json.dumps(facts))

@@ -2,7 +2,8 @@
 
 The loss is that of sft.py, with AdamW for all weights, or for the adapters alone if the learner trains adapters. A row
 is a sequence of a pack, as in RL, so shards, memory and the split over ranks are the learner's. Every rank has all rows
-and draws the same batches, so the ranks need no leader until the end, when rank 0 exports the weights.
+and draws the same batches, so the ranks need no leader until the end, when rank 0 exports the weights. Now and then
+they write a state (states.py), from which a later life goes on.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from learner.cold_start.sft import RECENT, Budget, SftProgress, lr_factor, progress_of
+from learner.cold_start.sft import RECENT, Budget, Reached, SftProgress, lr_factor, progress_of
 from learner.cold_start.sft_data import TokenRow, drawn
 from learner.model.sharding import sync_gradients
 from learner.rank_group import RankGroup
@@ -27,6 +30,9 @@ from learner.trainer import Learner
 from services.config.credit import CreditSection
 from services.config.sft import SftSection
 from services.config.tree import Config
+
+if TYPE_CHECKING:
+    from learner.cold_start.states import States  # it logs: the self-test's few packages lack structlog
 
 
 def imitator(config: Config, model_path: Path, gang: RankGroup) -> Learner:
@@ -38,9 +44,9 @@ def imitator(config: Config, model_path: Path, gang: RankGroup) -> Learner:
 
 
 def train_on_ranks(learner: Learner, rows: Sequence[TokenRow], section: SftSection, *, budget: Budget, seed: int,
-                   report: Callable[[SftProgress], object]) -> SftProgress:
+                   report: Callable[[SftProgress], object], states: States | None = None) -> SftProgress:
     """Trains in place, on all ranks at once, on the loss of learner/cold_start/sft.py. `report` is called after each
-    update. The clock of a budget in minutes is rank 0's.
+    update. The clock of a budget in minutes is rank 0's. With `states` it goes on from the newest one.
 
     Raises LearnerFault if the gradient is not finite in several updates in a row, ValueError if there are no rows.
     """
@@ -48,18 +54,23 @@ def train_on_ranks(learner: Learner, rows: Sequence[TokenRow], section: SftSecti
         raise ValueError("no demonstrations to train on")
     stepper, gang = learner.stepper, learner.gang
     response_tokens = sum(len(row.ids) - row.prompt_tokens for row in rows) / len(rows)
-    recent: deque[tuple[float, float]] = deque(maxlen=RECENT)
-    batches = drawn(rows, batch_rows=section.batch_rows, seed=seed)
-    start, updates, seen, spent = time.monotonic(), 0, 0, 0.0
+    now = Reached() if states is None else states.load()
+    recent = deque(now.recent, maxlen=RECENT)
+    batches = islice(drawn(rows, batch_rows=section.batch_rows, seed=seed), now.updates, None)
+    start, spent = time.monotonic() - now.seconds, budget.spent(now.updates, now.seconds)
     while spent < 1:
         batch = next(batches)
         for group in stepper.policy.optimizer.param_groups:
-            group["lr"] = section.lr * lr_factor(updates, spent)
+            group["lr"] = section.lr * lr_factor(now.updates, spent)
         recent.append(_update(stepper, batch, response_tokens=response_tokens, prompt_loss=section.prompt_loss))
-        updates, seen, seconds = updates + 1, seen + len(batch), time.monotonic() - start
-        report(progress_of(recent, updates, seen, len(rows), seconds))
-        (spent,) = gang.reduce([0.0 if gang.rank else budget.spent(updates, seconds)])
-    return progress_of(recent, updates, seen, len(rows), time.monotonic() - start)
+        now = Reached(updates=now.updates + 1, rows=now.rows + len(batch), seconds=time.monotonic() - start,
+                      recent=tuple(recent))
+        report(progress_of(now, len(rows)))
+        due = states is not None and states.due()
+        spent, keeps = gang.reduce([0.0, 0.0] if gang.rank else [budget.spent(now.updates, now.seconds), due])
+        if states is not None and keeps and spent < 1:
+            start += states.save(now)
+    return progress_of(now, len(rows))
 
 
 def _update(stepper: Stepper, batch: Sequence[TokenRow], *, response_tokens: float,

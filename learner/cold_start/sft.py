@@ -88,6 +88,18 @@ class Order:
     seed: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reached:
+    """How far a training came: what it goes on from, apart from weights and moments."""
+
+    updates: int = 0
+    rows: int = 0
+    seconds: float = 0.0
+    """Time of training, without that of writing states."""
+    recent: Sequence[tuple[float, float]] = ()
+    """Losses (response, prompt) of the last updates, with NaN for prompts that were not read."""
+
+
 def lr_factor(updates: int, spent: float) -> float:
     """Returns the factor of the learning rate: a linear warm-up over 50 updates times a cosine from 1 to FINAL_LR."""
     cosine = FINAL_LR + (1 - FINAL_LR) * (1 + math.cos(math.pi * spent)) / 2
@@ -151,9 +163,11 @@ def train(
         recent.append((response.item(), prompt.item()))
         if report is not None and time.monotonic() - reported >= REPORT_SECONDS:
             reported = time.monotonic()
-            report(progress_of(recent, updates, seen, len(rows), reported - start))
+            report(progress_of(
+                Reached(updates=updates, rows=seen, seconds=reported - start, recent=recent), len(rows)))
     model.eval()
-    return progress_of(recent, updates, seen, len(rows), time.monotonic() - start)
+    return progress_of(
+        Reached(updates=updates, rows=seen, seconds=time.monotonic() - start, recent=recent), len(rows))
 
 
 def _update(made: list[torch.optim.Optimizer], base: list[list[float]], loss: torch.Tensor, factor: float) -> None:
@@ -167,13 +181,8 @@ def _update(made: list[torch.optim.Optimizer], base: list[list[float]], loss: to
         optimizer.zero_grad(set_to_none=True)
 
 
-def progress_of(
-    recent: Sequence[tuple[float, float]], updates: int, seen: int, total: int, seconds: float
-) -> SftProgress:
-    """Returns the progress after `updates` updates, which saw `seen` rows of `total` different ones.
-
-    `recent`: losses (response, prompt) of the last updates, with NaN for prompts that were not read.
-    """
-    response, prompt = (sum(values) / len(values) for values in zip(*recent, strict=True))
-    return SftProgress(updates=updates, rows=seen, epochs=seen / total, seconds=seconds, loss_response=response,
-                       loss_prompt=None if math.isnan(prompt) else prompt)
+def progress_of(now: Reached, total: int) -> SftProgress:
+    """Returns the progress of a training on `total` different rows."""
+    response, prompt = (sum(values) / len(values) for values in zip(*now.recent, strict=True))
+    return SftProgress(updates=now.updates, rows=now.rows, epochs=now.rows / total, seconds=now.seconds,
+                       loss_response=response, loss_prompt=None if math.isnan(prompt) else prompt)

@@ -99,3 +99,13 @@ def norms_of(trainee):
 
 def weights(learner):
     return {name: tensor.clone() for name, tensor in learner.state_dict_for_sampler()}
+
+
+class Interrupted(Exception):
+    """Stands for the death of all ranks in a cold start."""
+
+
+def interrupt(after, progress):
+    """Interrupts a cold start after so many updates; never if `after` is None."""
+    if progress.updates == after:
+        raise Interrupted

@@ -1,24 +1,40 @@
 """A gang of several ranks: python rank_process.py WORLD NODES RENDEZVOUS MODEL OUT CASE...
 
-The case `imitates` makes a cold start. In each other case two steps, save beside a third one, load, the third one on
-other groups.
+The case `imitates` makes a cold start, and `goes-on` one that is interrupted twice. In each other case two steps, save
+beside a third one, load, the third one on other groups.
 NODES machines hold as many ranks each. The ranks are forked, so that torch is imported once.
 """
 
+import math
 import os
 import sys
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
-from learner_tiny import CASES, SKEW, VARIANTS, WRONG, make_config, make_groups, norms_of, weights
+from learner_tiny import (
+    CASES,
+    SKEW,
+    VARIANTS,
+    WRONG,
+    Interrupted,
+    interrupt,
+    make_config,
+    make_groups,
+    norms_of,
+    weights,
+)
 
 from learner import step
+from learner.cold_start import states
 from learner.cold_start.rank_training import imitator, train_on_ranks
-from learner.cold_start.sft import Budget
-from learner.cold_start.sft_data import load_rows
+from learner.cold_start.sft import Budget, Order
+from learner.cold_start.sft_data import ROWS, load_rows
+from learner.cold_start.states import States
 from learner.model import memory
 from learner.rank_group import STOP, RankGroup
 from learner.rows.packing import pack_rows
@@ -79,19 +95,33 @@ def skewed(*arguments, **options):
     return replace(pack, weight=SKEW * pack.weight)
 
 
-def imitates(gang, model, out):
+LIVES = {"imitates": (), "goes-on": (2, 4)}
+"""Cases of a cold start: the updates after which each of its lives but the last is interrupted."""
+
+
+def imitates(gang, model, out, name):
     """Makes a cold start from the rows and the settings in `out`."""
     sft = SftSection.model_validate_json((out / "sft.json").read_text())
-    config = make_config(betas=(0.9, 0.99), weight_decay=0.01, grad_clip=1e9)
-    learner = imitator(config.model_copy(update={"sft": sft}), model, gang)
-    norms = norms_of(learner.stepper.policy)
-    train_on_ranks(learner, load_rows(out / "rows.npz"), sft, budget=Budget(updates=5), seed=3,
-                   report=lambda _: None)
+    config = make_config(betas=(0.9, 0.99), weight_decay=0.01, grad_clip=1e9).model_copy(update={"sft": sft})
+    order, rows = Order(model=model, out=out / "new", work=out, budget=Budget(updates=5), seed=3), load_rows(out / ROWS)
+
+    def life(end):
+        learner = imitator(config, model, gang)
+        norms = norms_of(learner.stepper.policy)
+        kept = States(learner, order) if name == "goes-on" else None
+        with suppress(Interrupted):
+            train_on_ranks(learner, rows, sft, budget=order.budget, seed=order.seed, states=kept,
+                           report=partial(interrupt, end))
+        return learner, norms
+
+    for end in LIVES[name]:
+        life(end)
+    learner, norms = life(None)
     if gang.rank:
         learner.follow()
     else:
-        (out / "imitates").mkdir()
-        torch.save({"weights": weights(learner), "norms": norms}, out / "imitates" / "made.pt")
+        (out / name).mkdir()
+        torch.save({"weights": weights(learner), "norms": norms}, out / name / "made.pt")
         gang.tell(STOP)
 
 
@@ -99,10 +129,11 @@ def run(rank, world, nodes, rendezvous, model, out, cases):
     torch.set_num_threads(1)
     store = Rendezvous("127.0.0.1", rank, world).join(rendezvous, 240.0)
     gang = RankGroup(rank, world, store, node=str(rank * nodes // world), collective_s=COLLECTIVE_S)
-    if cases == ("imitates",):
-        imitates(gang, Path(model), Path(out))
-        cases = ()
+    states.LEAST_S, states.COST = 0.0, math.inf  # one after each update
     for name in cases:
+        if name in LIVES:
+            imitates(gang, Path(model), Path(out), name)
+            continue
         memory.WHOLE = 0 if name.startswith("in-turn") else 1 << 30
         step.pack_rows = skewed if (name, rank) == ("skewed", 1) else pack_rows
         learner = Learner(make_config(ranks=world, **(CASES | VARIANTS | WRONG)[name]), Path(model), gang)

@@ -48,7 +48,7 @@ class Played:
 @pytest.fixture
 def played(monkeypatch, tmp_path):
     """Provides imitate() with these scenes. Returns its result and the progress that was told."""
-    def play(*scenes):
+    def play(*scenes, report=lambda _: None):
         monkeypatch.setattr(rank_imitation, "LOOK_S", 0.0)
         monkeypatch.setattr(rank_imitation, "ImitatingGang", type("P", (Played,), {
             "scenes": scenes, "work": tmp_path / ".model.ranks"}))
@@ -56,7 +56,7 @@ def played(monkeypatch, tmp_path):
         monkeypatch.setattr(rank_imitation, "ray_cluster", lambda *_: rank_imitation.nullcontext())
         told = []
         config = load_config("alfworld-tiny", [f"runs_dir={tmp_path / 'runs'}", "learner.ranks=2"])
-        made = imitate(config, tmp_path, tmp_path / "model", LESSON, report=lambda _: None,
+        made = imitate(config, tmp_path, tmp_path / "model", LESSON, report=report,
                        tell=lambda now: told.append(now.seconds))
         return made, told
     return play
@@ -92,20 +92,45 @@ def test_a_folder_that_is_away_for_a_while_ends_nothing(played):
     assert told == [11.0, 25.0]
 
 
-def test_nothing_is_left_after_an_interrupt(played, tmp_path):
-    def interrupted(_: Path) -> None:
-        raise KeyboardInterrupt
+def interrupted(_: Path) -> None:
+    raise KeyboardInterrupt
 
+
+def test_nothing_is_left_after_an_interrupt_before_the_first_state(played, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         played(interrupted)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_failure_that_repeats_ends_the_cold_start(monkeypatch):
-    """It begins at its beginning each time, so it would fail at the same place for ever."""
-    ends = iter([None, End("LearnerFault: not finite"), None, End("", killed=False), End("lost its node", killed=True)])
-    monkeypatch.setattr(rank_imitation.LearnerGang, "poll", lambda _: next(ends))
-    gang = ImitatingGang(1, lambda *_: None, {"CPU": 1.0}, attempts=2)
-    assert [gang.poll() for _ in range(4)] == [None, End("LearnerFault: not finite"), None, End("")]
-    with pytest.raises(UserError, match=r"failed 2 times \(learner.step_attempts\), last: lost its node"):
+def test_a_state_stays_after_an_interrupt_until_the_cold_start_has_ended(played, tmp_path):
+    state = tmp_path / ".model.ranks" / "state-00000007"
+    with pytest.raises(KeyboardInterrupt):
+        played(lambda _: state.mkdir(), interrupted)
+    assert state.exists()
+    played(tells(1.0))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_each_life_tells_once_from_where_it_goes_on(played):
+    def goes_on(at: float, *lines: str):
+        return lambda work: (work / PROGRESS).write_text(json.dumps({"begun": [at, lines]})) and None
+
+    said = []
+    played(goes_on(1.0, "warning: damaged", "it goes on after update 5"), lambda _: None, tells(1.0),
+           goes_on(2.0, "it goes on after update 5"), report=said.append)
+    assert said == ["warning: damaged", "it goes on after update 5", "it goes on after update 5"]
+
+
+def test_a_failure_that_repeats_without_a_new_state_ends_the_cold_start(monkeypatch):
+    """It begins at the same state each time, so it would fail at the same place for ever."""
+    found, kept = iter([]), [0]
+    monkeypatch.setattr(rank_imitation.LearnerGang, "poll", lambda _: next(found))
+    gang = ImitatingGang(1, lambda *_: None, {"CPU": 1.0}, attempts=2, kept=lambda: kept[0])
+    lost, fault = End("lost its node", killed=True), End("LearnerFault: not finite")
+    found = iter([None, fault, None, End("", killed=False), lost, lost, lost])
+    assert [gang.poll() for _ in range(4)] == [None, fault, None, End("")]
+    kept[0] = 40
+    assert gang.poll() == lost  # the first since update 40
+    kept[0] = 20  # the newest state was damaged, and this one is older
+    with pytest.raises(UserError, match=r"failed 2 times after update 40 \(learner.step_attempts\), last: lost its"):
         gang.poll()
