@@ -4,12 +4,15 @@ The tests follow one run and stand in its order.
 """
 
 import json
+import os
+import re
 from pathlib import Path
 
 import pytest
 
 from deploy.runs.configs import load_config
 from deploy.training.cold_start import cold_start
+from learner.cold_start.states import kept
 from services.telemetry.metrics_file import read_evaluations
 
 pytestmark = [pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(1800)]
@@ -37,19 +40,38 @@ def model(runs_dir: Path) -> Path:
                           report=lambda _: None)
 
 
+def goes_on(said: str) -> list[int]:
+    """Returns the updates after which a run said that its cold start goes on."""
+    return [int(update) for update in re.findall(r"the cold start goes on after update (\d+)", said)]
+
+
+@pytest.fixture
+def quick_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets ranks write states from their first update on, for a third of the time: this cold start lasts seconds."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "from learner.cold_start import states\nstates.LEAST_S, states.COST = 0.0, 1 / 3\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+
+
+@pytest.mark.usefixtures("quick_states")
 def test_it_outlives_a_rank_and_ray_and_then_trains_as_usual(train, runs_dir: Path, model: Path, monkeypatch):
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
     run = train(runs_dir / "own-ranks", *TINY, f"runs_dir={runs_dir}", "name=own-ranks", f"model.path={model}",
-                "learner.ranks=2", "learner.cpus=0.5", "sft.epochs=1", "eval.compare_cold_start=true")
-    run.wait_for("two ranks", lambda: len(run.titled(RANKS)) == 2)
-    first = run.titled(RANKS)
-    first[1].kill()
-    run.wait_for("other ranks", lambda: len(set(run.titled(RANKS)) - set(first)) == 2)
+                "learner.ranks=2", "learner.cpus=0.5", "sft.epochs=2", "eval.compare_cold_start=true")
+    states = runs_dir / "own-ranks" / ".model-cold-start.ranks"
+    run.wait_for("a state", lambda: bool(kept(states)))
+    reached = kept(states)[-1]
+    run.titled(RANKS)[1].kill()
+    run.wait_for("its going on", lambda: len(goes_on(run.said)) == 1)
+    told = goes_on(run.said)[0]
+    run.wait_for("a newer state", lambda: kept(states)[-1:] > [told])
     run.find("gcs_server").kill()
-    run.wait_for("another Ray", lambda: "the cold start begins again in a new one" in run.said)
+    run.wait_for("another Ray", lambda: "the cold start goes on in a new one" in run.said)
     assert run.end() == 0, run.tail()
     assert run.survivors() == []
     assert "learner died" in run.said
+    assert 0 < reached <= told
+    assert [told < update for update in goes_on(run.said)] == [False, True]
 
 
 def test_both_models_say_what_made_them(runs_dir: Path):
@@ -57,7 +79,7 @@ def test_both_models_say_what_made_them(runs_dir: Path):
     cold, more = folder / "model-cold-start", folder / "model-more-cold-start"
     facts, again = (json.loads((path / "sft.json").read_text()) for path in (cold, more))
     assert facts["ranks"] == again["ranks"] == 2
-    assert facts["training"]["rows"] == facts["demonstrations"]["rows"]
+    assert facts["training"]["rows"] == 2 * facts["demonstrations"]["rows"]
     assert again["continued_from"] == str(cold)
     assert not list(folder.glob(".*.ranks"))
     labels = [row["label"] for row in read_evaluations(folder / "evaluations.jsonl")]
