@@ -25,10 +25,11 @@ from services.store.card import Card
 from services.store.lease_keeper import LeaseKeeper
 from services.store.store import Store
 from services.telemetry.heartbeat import Beating, Pulse
-from services.telemetry.logs import life_of
+from services.telemetry.logs import get_logger, life_of
 from services.telemetry.tracing import tracing
 
 LEASE_S = 15.0
+log = get_logger("learner")
 
 
 class LearnerRank:
@@ -67,7 +68,7 @@ class LearnerRank:
         self._leaving.set()
 
     def _work(self, rendezvous: str) -> None:
-        from learner.rank_group import RankGroup
+        from learner.rank_group import STOP, RankGroup
         from learner.trainer import Learner
 
         check_seen(self._config.run_dir, self._model)
@@ -77,14 +78,14 @@ class LearnerRank:
                          node=self._node)
 
         def make() -> Any:
-            gang.meet()  # rank 0 comes once it has the GPUs
+            gang.tell("make")
             return Learner(self._config, self._model, gang, probed=True)
 
-        if self._rank:
-            make().follow()
-        else:
+        if not self._rank:
             with ExitStack() as stack:
                 self._lead(make, stack)
+        elif gang.hear()[0] != STOP:  # rank 0 comes once it has the GPUs, unless it is asked to leave before
+            Learner(self._config, self._model, gang, probed=True).follow()
         gang.leave()  # not after an error: the others may be inside another collective, and the supervisor ends them
 
     def _made(self, make: Callable[[], Any], store: Store, pulse: Pulse,
@@ -150,7 +151,11 @@ class LearnerRank:
                 time.sleep(0.2)
 
         pulse = Pulse("learner-0", "learner")
-        learner, card = self._made(make, store, pulse, check)
+        try:
+            learner, card = self._made(make, store, pulse, check)
+        except Leaving:
+            log.info("left as asked, before it had the GPUs")
+            return
         stack.enter_context(Beating(pulse, store.beat))
         loop = TrainingLoop(
             config=config, learner=learner, store=store, lease=lease, publish=publisher.publish,

@@ -79,7 +79,7 @@ class RankGroup:
         return mesh
 
     def meet(self) -> None:
-        """Returns once all ranks have called it. Rank 0 may come hours late."""
+        """Returns once all ranks have called it."""
         dist.barrier(group=self._commands)
 
     def tell(self, command: str, argument: Any = None) -> None:
@@ -87,12 +87,16 @@ class RankGroup:
         if self.world > 1:
             dist.broadcast_object_list([(command, argument)], src=0, group=self._commands)
 
+    def hear(self) -> tuple[str, Any]:
+        """Returns rank 0's next command and its argument. Called on all ranks above 0. Rank 0 may come hours late."""
+        box: list[Any] = [None]
+        dist.broadcast_object_list(box, src=0, group=self._commands)
+        return box[0]
+
     def follow(self, commands: Mapping[str, Callable[[Any], object]]) -> None:
         """Executes rank 0's commands until told to stop. Called on all ranks above 0."""
         while True:
-            box: list[Any] = [None]
-            dist.broadcast_object_list(box, src=0, group=self._commands)
-            command, argument = box[0]
+            command, argument = self.hear()
             if command == STOP:
                 return
             commands[command](argument)
