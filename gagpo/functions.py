@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, overload
@@ -28,14 +29,18 @@ def credit(groups: Mapping[str, Any] | Iterable[Mapping[str, Any]], **options: A
 
     `groups`: one group, several episodes of one task, gives one Credit; several groups give a list, and count as those
     of one learner step. docs/tasks/logged-episodes.md has the form. `options`: keys of `learner.credit`, such as
-    `estimator="gigpo"`, `gamma=0.9` or `state_key="normalized"`. Pure. Raises UserError that names the wrong field.
+    `estimator="gigpo"`, `gamma=0.9` or `state_key="normalized"`; one that does nothing is warned of. Pure. Raises
+    UserError that names the wrong field.
     """
+    from learner.credit.registry import unread
     from learner.logged_groups.form import credit_of, credit_options, parse_group
 
     chosen = credit_options(options)
+    for name, why in unread(chosen, options).items():
+        warnings.warn(f"{name} does nothing {why}", stacklevel=2)
     if isinstance(groups, Mapping):
         return credit_of([parse_group(cast("Mapping[str, Any]", groups))], chosen)[0]
-    return credit_of([parse_group(group, f"group {number}: ") for number, group in enumerate(groups)], chosen)
+    return credit_of([parse_group(group, f"group {number}: ") for number, group in enumerate(groups, 1)], chosen)
 
 
 def train(config: Path | str, overrides: Mapping[str, object] | None = None, *, resume: bool = False) -> RunResults:

@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args, get_origin
 
 from deploy.console.printable import printable
 from services.config.credit import CreditSection
@@ -111,10 +111,11 @@ def _add_option(parser: argparse.ArgumentParser, name: str, field: FieldInfo, me
     if isinstance(field.default, bool):
         parser.add_argument(option, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=told)
         return
-    number = isinstance(field.default, float)
-    kind = str if field.default is None or field.is_required() else type(field.default)
+    choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+    number = field.annotation in (int, float)
+    kind = cast(type, field.annotation) if number else type(choices[0]) if choices else str  # pydantic reads the rest
     parser.add_argument(option, type=kind, default=argparse.SUPPRESS, help=told,
-                        choices=get_args(field.annotation) or None, metavar="NUMBER" if number else None)
+                        choices=choices or None, metavar="NUMBER" if number else None)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -6,11 +6,12 @@ carries what step-level credit needs: StepUid is the group's id, a text as befor
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from learner.credit.registry import ESTIMATORS, estimator
+from learner.credit.registry import ESTIMATORS, estimator, unread
 from learner.credit.state_keys import LISTED_KEY
 from learner.logged_groups.form import (
     LARGEST_REWARD,
@@ -113,9 +114,12 @@ def advantage_function(name: str, given: dict[str, Any]) -> Advantages:
     """
     options = credit_options({"estimator": name, **given})
     _needs_only_rows(options)
+    idle = unread(options, given)
 
     def advantages(token_level_rewards: Tensor, response_mask: Tensor, index: Sequence[str],
                    **_: object) -> tuple[Tensor, Tensor]:
+        for key, why in idle.items():  # not before: several estimators are registered with the same options
+            warnings.warn(f"{key} does nothing {why}", stacklevel=2)
         filled = response_mask.sum(dim=-1).tolist()
         rows = [i for i, uid in enumerate(index) if filled[i] or isinstance(uid, StepUid)]
         rewards = token_level_rewards.sum(dim=-1).tolist()

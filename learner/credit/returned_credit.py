@@ -38,6 +38,18 @@ def check_credit(credits: object, groups: Sequence[Sequence[Sequence[object]]], 
         if valued is not None and (missing := set(chain.from_iterable(credit.states)) - valued.keys()):
             raise UserError(f"the estimator {name} returned values without one for the state {min(missing)!r:.60}",
                             "give each key in `states` its value and its number of occurrences, or set values=None")
+        for state, pair in (valued or {}).items():
+            _check_value(state, pair, name)
+
+
+def _check_value(state: object, pair: Any, name: str) -> None:
+    """Raises UserError unless the pair is a finite value and a number of occurrences."""
+    match pair:
+        case (int() | float() as value, int()) if isinstance(pair, tuple) and isfinite(value):
+            return
+        case _:
+            raise UserError(f"the estimator {name} returned {pair!r:.40} as the value of the state {state!r:.60}",
+                            "give (value, occurrences), a finite number and a whole one of Python's own")
 
 
 def _check_rows(rows: Any, lengths: Sequence[int], field: str, name: str) -> None:

@@ -50,7 +50,7 @@ def test_the_credit_of_one_group_and_of_several():
     first, second = gagpo.credit(iter([one, flat]), normalize="batch")
     assert first.advantages[0] == pytest.approx([5 / (50 / 3) ** 0.5], abs=1e-5)
     assert second.advantages == [[0.0], [0.0]]
-    for bad, options, match in [([one, {"episodes": []}], {}, "group 1: episodes: "),
+    for bad, options, match in [([one, {"episodes": []}], {}, "group 2: episodes: "),
                                 (one, {"gama": 1}, "^unknown option gama: the estimator gagpo has none of this name; "
                                                    "did you mean gamma[?]$"),
                                 (one, {"gamma": 2}, "option gamma cannot be 2")]:
@@ -137,3 +137,18 @@ def test_overrides_keep_every_character():
     """YAML does not join the two halves that JSON writes for those beyond U+FFFF."""
     config = load_config("alfworld-tiny", _words({"model.system_prompt": "Be brief \U0001f600"}))
     assert config.model.system_prompt == "Be brief \U0001f600"
+
+
+def test_an_option_that_does_nothing_is_warned_of():
+    steps = {"episodes": [{"steps": [{"state": "hall", "reward": 1.0}]}]}
+    with pytest.warns(UserWarning, match="^omega does nothing under the estimator gagpo$"):
+        gagpo.credit(steps, omega=5.0)
+
+
+def test_mistakes_name_the_group_by_one_way_of_counting():
+    whole = {"episodes": [{"steps": [{"state": "hall", "reward": 1.0}]}]}
+    known = {"episodes": [{"steps": [{"state": "hall", "reward": 1.0, "action": "north"}]}]}
+    with pytest.raises(gagpo.UserError, match=r"^group 2: "):
+        gagpo.credit([known, {"episodes": [{"steps": [{"state": "hall"}]}]}])
+    with pytest.raises(gagpo.UserError, match=r"^step 0 of episode 0 of group 2 has no action"):
+        gagpo.credit([known, whole], estimator="adastep")

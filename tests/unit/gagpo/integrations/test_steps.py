@@ -159,6 +159,13 @@ def test_each_mistake_is_one_line():
         advantage_function("gagpo", {"gama": 0.9})
 
 
+def test_an_option_that_does_nothing_is_warned_of_once_the_estimator_is_used():
+    arguments, _ = batch()
+    used = advantage_function("gagpo", {**OPTIONS, "omega": 5.0})
+    with pytest.warns(UserWarning, match="^omega does nothing under the estimator gagpo$"):
+        used(**arguments)
+
+
 def test_verl_finds_the_registered_estimator_and_gets_our_advantages():
     core_algos = pytest.importorskip("verl.trainer.ppo.core_algos")
     from verl import DataProto

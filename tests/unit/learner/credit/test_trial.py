@@ -1,5 +1,7 @@
 """An estimator of the user's own is tried on a made-up learner step, and its mistakes are told in one line."""
 
+from dataclasses import replace
+
 import pytest
 
 from learner.credit.base import WithinGroup
@@ -63,6 +65,27 @@ class Forgets(Returns):
 
     def batch(self, credits, options):
         return None
+
+
+class Values(Returns):
+    """Gives each state one and the same thing as its value."""
+
+    given = None
+
+    def group(self, group, options):
+        credit = super().group(group, options)
+        return replace(credit, values={state: self.given for row in credit.states for state in row})
+
+
+@pytest.mark.parametrize("given", [1.0, (1.0,), (float("nan"), 1), (1.0, 1.5), [1.0, 1], None])
+def test_a_value_is_a_finite_number_and_how_often_its_state_occurs(monkeypatch, given):
+    """Else the archive of a run fails after its first update, and `gagpo credit` with a traceback."""
+    monkeypatch.setattr(Values, "given", given)
+    with pytest.raises(UserError) as error:
+        try_estimator(make_options(f"{__name__}:Values"), 4)
+    assert f"Values returned {given!r} as the value of the state " in str(error.value)
+    monkeypatch.setattr(Values, "given", (1.0, 2))
+    try_estimator(make_options(f"{__name__}:Values"), 4)
 
 
 @pytest.mark.parametrize("size", [1, 2, 8])

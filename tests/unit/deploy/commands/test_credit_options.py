@@ -1,0 +1,45 @@
+"""Options of `gagpo credit` that an estimator of the user's own declares."""
+
+import json
+
+import pytest
+from pydantic import Field
+
+from deploy.cli import parse
+from learner.credit.base import CreditOptions, WithinGroup
+from learner.credit.types import Credit
+
+
+class Levels(WithinGroup):
+    """An estimator whose advantages are its options."""
+
+    class Options(CreditOptions):
+        level: float = 1
+        most: float | None = None
+        weights: list[float] = Field(default_factory=list)
+
+    def group(self, group, options):
+        rows = [[options.level + (options.most or 0.0) for _ in episode] for episode in group]
+        return Credit(returns=rows, values=None, deltas=None, raw_advantages=rows, advantages=rows,
+                      states=[[step.state for step in episode] for episode in group])
+
+
+LEVELS = ("--estimator", f"{__name__}:Levels")
+GROUP = json.dumps({"episodes": [{"steps": [{"state": "hall", "reward": 1.0}]}]})
+
+
+@pytest.mark.parametrize(("given", "advantage"), [((), 1.0), (("--level", "0.5"), 0.5), (("--most", "3"), 4.0)])
+def test_numbers_reach_the_estimator_whatever_its_defaults_are(tmp_path, capsys, given, advantage):
+    (tmp_path / "group.json").write_text(GROUP)
+    args = parse(["credit", str(tmp_path / "group.json"), *LEVELS, *given])
+    assert args.run(args) == 0
+    assert json.loads(capsys.readouterr().out)["advantages"] == [[advantage]]
+
+
+def test_the_help_names_no_types_of_python(capsys):
+    with pytest.raises(SystemExit):
+        parse(["credit", *LEVELS, "--help"])
+    shown = capsys.readouterr().out
+    assert "--most MOST" in shown
+    assert "--weights" in shown
+    assert "<class" not in shown
