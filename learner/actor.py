@@ -68,6 +68,7 @@ class LearnerRank:
         self._leaving.set()
 
     def _work(self, rendezvous: str) -> None:
+        from learner.loop import Leaving
         from learner.rank_group import STOP, RankGroup
         from learner.trainer import Learner
 
@@ -82,8 +83,11 @@ class LearnerRank:
             return Learner(self._config, self._model, gang, probed=True)
 
         if not self._rank:
-            with ExitStack() as stack:
-                self._lead(make, stack)
+            try:
+                with ExitStack() as stack:
+                    self._lead(make, stack)
+            except Leaving:
+                log.info("left as asked, before it had the GPUs")
         elif gang.hear()[0] != STOP:  # rank 0 comes once it has the GPUs, unless it is asked to leave before
             Learner(self._config, self._model, gang, probed=True).follow()
         gang.leave()  # not after an error: the others may be inside another collective, and the supervisor ends them
@@ -151,11 +155,7 @@ class LearnerRank:
                 time.sleep(0.2)
 
         pulse = Pulse("learner-0", "learner")
-        try:
-            learner, card = self._made(make, store, pulse, check)
-        except Leaving:
-            log.info("left as asked, before it had the GPUs")
-            return
+        learner, card = self._made(make, store, pulse, check)
         stack.enter_context(Beating(pulse, store.beat))
         loop = TrainingLoop(
             config=config, learner=learner, store=store, lease=lease, publish=publisher.publish,
