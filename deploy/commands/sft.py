@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 from pathlib import Path
 
 from rich.console import Console
@@ -34,6 +35,17 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
     parser.set_defaults(run=run)
 
 
+def _empty(out: Path) -> None:
+    """Removes what was written of a model before its process died. Raises UserError for a folder that holds more."""
+    from learner.cold_start.states import folder_of, kept
+
+    if not out.exists() or not any(out.iterdir()):
+        return
+    if (out / "sft.json").exists() or not kept(folder_of(out)):
+        raise UserError(f"{out} is not empty", "give a new folder with --out")
+    shutil.rmtree(out)
+
+
 def run(args: argparse.Namespace) -> int:
     """Trains and prints where the model is."""
     from deploy.launch.checks.chat_template import check_template
@@ -44,8 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
     config = with_local_model(config_from(args))
     check_writable(args.out, f"--out {args.out}", "give another folder")
-    if args.out.exists() and any(args.out.iterdir()):
-        raise UserError(f"{args.out} is not empty", "give a new folder with --out")
+    _empty(args.out)
     if args.continue_from is not None and not (args.continue_from / "config.json").exists():
         raise UserError(f"{args.continue_from} holds no model", "give a Hugging Face folder")
     if (begins := args.continue_from or config.model.path) is None:

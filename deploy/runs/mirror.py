@@ -89,13 +89,16 @@ class Mirror:
         self._send([meta])
 
     def _drop_all_but(self, steps: Sequence[int]) -> None:
-        """Deletes the checkpoints that the folder no longer had, meta.json first. `steps`: those that were sent. A
-        folder that is away by now has none."""
-        kept = {self._checkpoints.folder(step).name for step in steps}
+        """Deletes the checkpoints that the folder no longer had, and models of a shorter run: first what says that they
+        are whole. `steps`: those that were sent. A folder that is away by now has none."""
+        kept, run = {self._checkpoints.folder(step).name for step in steps}, RunFolder(self._folder)
+        gone = {model.name for model in (run.trained_model, run.more_model) if not model.exists()}
+        gone = gone if run.config_file.exists() else set[str]()  # the folder itself is away
         with attributed():
             old = [name for name in self._remote.sizes("checkpoints")
                    if name not in POINTERS and name.split("/")[1] not in kept]
-            self._remote.delete(sorted(old, key=lambda name: not name.endswith(f"/{META}")))
+            old += [name for name in self._state.files if name.partition("/")[0] in gone]
+            self._remote.delete(sorted(old, key=lambda name: Path(name).name not in (META, *LAST)))
             self._remote.delete_abandoned()
         for name in old:
             self._state.files.pop(name, None)

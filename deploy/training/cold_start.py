@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -51,6 +52,7 @@ def cold_start(
     from envservice.tool_calls import TAGS
     from learner.cold_start.sft import Budget, Lesson, SftProgress
     from learner.cold_start.sft_data import encode
+    from learner.cold_start.states import folder_of, kept
 
     passing = passing or report
     path = continue_from or config.model.path
@@ -68,7 +70,8 @@ def cold_start(
         Budget(updates=epochs * math.ceil(len(rows) / config.sft.batch_rows))
     report(f"training for {_whole(budget)} on {number_of(len(rows), 'demonstrated step')} of "
            f"{sum(len(r.ids) for r in rows) / len(rows):.0f} tokens")
-    train = partial(imitate, config, path) if path is not None and config.imitates_on_ranks else \
+    on_ranks = config.imitates_on_ranks or kept(folder_of(out))  # one rank also goes on from the state of several
+    train = partial(imitate, config, path) if path is not None and on_ranks else \
         partial(_here, config, path, tokenizer)
     made = train(out, Lesson(rows, budget, seed), report=report, tell=lambda now: _tell(passing, now, budget))
     _tell(report, SftProgress(**made["training"]), budget)
@@ -79,6 +82,7 @@ def cold_start(
     }
     while_folder_away(lambda: write_whole(out / "sft.json", json.dumps(facts, indent=1) + "\n"),
                       seconds=config.learner.collective_s, what=f"{out} could not be written", note=report)
+    shutil.rmtree(folder_of(out), ignore_errors=True)
     return out
 
 

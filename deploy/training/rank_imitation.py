@@ -24,11 +24,11 @@ from deploy.members.private_ray import RayLost
 from deploy.training.demonstrations import Report
 from learner.cold_start.sft import REPORT_SECONDS, Lesson, Order, SftProgress
 from learner.cold_start.sft_data import PROGRESS, ROWS, save_rows
-from learner.cold_start.states import kept
+from learner.cold_start.states import folder_of, kept
 from services.config.tree import Config
 from services.controller.member import End
 from services.controller.supervise import Supervisor
-from services.errors import UserError
+from services.errors import Fault, UserError
 from services.last_value import LastValue
 from services.patience import while_folder_away
 
@@ -40,8 +40,8 @@ Tell = Callable[[SftProgress], object]
 class ImitatingGang(LearnerGang):
     """The ranks of one cold start. What has failed `attempts` times without a new state would fail again.
 
-    So poll() raises UserError then, as a learner step ends a run after as many failed attempts. `kept` returns the
-    updates of the newest state.
+    So poll() raises UserError then, as a learner step ends a run after as many failed attempts, and Fault if the last
+    one was killed. `kept` returns the updates of the newest state.
     """
 
     def __init__(self, *arguments: Any, attempts: int, kept: Callable[[], int], **keys: Any) -> None:
@@ -57,9 +57,12 @@ class ImitatingGang(LearnerGang):
             self._reached, self._failed = kept, 0
         self._failed += 1
         if self._failed >= self._attempts:
-            raise UserError(f"the cold start failed {self._failed} times after update {self._reached} "
-                            f"(learner.step_attempts), last: {end.reason}",
-                            "start it again with a lower sft.lr or learner.token_budget, or with more memory")
+            said = (f"the cold start failed {self._failed} times after update {self._reached} (learner.step_attempts), "
+                    f"last: {end.reason}")
+            if end.killed:  # by a loss of nodes, say: another start may help
+                raise Fault(f"{said}; to go on: the same command, or --resume for a run")
+            raise UserError(said, "go on with a smaller learner.token_budget or learner.offload=true, or begin another "
+                            "one (name=..., or --out) with a lower sft.lr")
         return end
 
 
@@ -87,9 +90,9 @@ def imitate(config: Config, model: Path, out: Path, lesson: Lesson, *, report: R
 
 @contextmanager
 def _shared_folder(config: Config, lesson: Lesson, out: Path, report: Report) -> Iterator[Path]:
-    """Provides a folder beside `out` that holds the rows, what rank 0 tells and the states. It is hidden, so no mirror
-    copies it. If the block raises and there is a state, the folder stays, so that the same cold start goes on."""
-    work = out.absolute().with_name(f".{out.name}.ranks")
+    """Provides a folder beside `out` that holds the rows, what rank 0 tells and the states. It stays, unless the block
+    raises before there is a state: the same cold start goes on from a state, and the caller removes it at its end."""
+    work = folder_of(out)
 
     def hand_over() -> None:
         work.mkdir(parents=True, exist_ok=True)
@@ -103,7 +106,6 @@ def _shared_folder(config: Config, lesson: Lesson, out: Path, report: Report) ->
         if not kept(work):
             shutil.rmtree(work, ignore_errors=True)
         raise
-    shutil.rmtree(work, ignore_errors=True)
 
 
 def _imitate(config: Config, order: Order, *, report: Report, tell: Tell) -> dict[str, Any]:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from learner.trainer import Learner
 
 FORMAT = 1
+GIB = 1 << 30
 LEAST_S = 60.0
 """Seconds of training before a state, at least."""
 COST = 1 / 20
@@ -88,10 +89,11 @@ class States:
         self._since, self._took = time.monotonic(), 0.0
         self._newest = 0
         self._begun: tuple[float, tuple[str, ...]] | None = None
+        self._short = False
 
     def facts(self) -> dict[str, Any]:
         """Returns the number of updates of the newest whole state (`kept`), and what `load` found (`begun`, None before
-        it): its time, by which two lives differ, and lines for the user."""
+        it): its time, by which two lives differ, and lines for the user. A lack of room is told likewise."""
         return {"kept": self._newest, "begun": self._begun}
 
     def load(self) -> Reached:
@@ -109,12 +111,14 @@ class States:
         return is_due(time.monotonic() - self._since, self._took)
 
     def save(self, reached: Reached) -> float:
-        """Writes a state. Returns the seconds that it took on this rank."""
+        """Writes a state, if the disk has room for it and for the model. Returns the seconds that it took on this
+        rank."""
         began, rank = time.monotonic(), self._learner.gang.rank
         draft = self._folder / f".{self._named(reached.updates).name}"
-        if not rank:
-            self._patiently(partial(self._make_room, draft))
-        self._learner.gang.meet()
+        room = None if rank else self._patiently(partial(self._make_room, draft))
+        if not self._learner.gang.gather(room)[0]:
+            self._since = time.monotonic()
+            return self._since - began
         with Background("writing a state of the cold start", deadline_s=self._wait_s) as writing:
             writing.start(self._learner.save_part(draft).result)
         if not rank:
@@ -141,12 +145,24 @@ class States:
             return meta.reached, (*lines, f"the cold start goes on after update {updates}")
         return Reached(), (*lines, *["the cold start begins at its beginning"] * bool(lines))
 
-    def _make_room(self, draft: Path) -> None:
-        """Removes all but the newest state, and makes the folder of the next."""
+    def _make_room(self, draft: Path) -> bool:
+        """Removes all but the newest state, and makes the folder of the next. Returns False if it has no room."""
         for old in (*self._folder.glob(".state-*"), *map(self._named, kept(self._folder))):
             if old != self._named(self._newest):
                 shutil.rmtree(old)
+        needed = 4 * self._learner.shape.parameters + sum(
+            12 * weight.numel() for weight in self._learner.policy.parameters() if weight.requires_grad)
+        free = shutil.disk_usage(self._folder).free
+        if free < needed:
+            self._tell_once(f"warning: {self._folder} has {free / GIB:.1f} GiB free, and a state of the cold start and "
+                            f"its model may take {needed / GIB:.1f}: it goes on without a new state")
+            return False
         draft.mkdir()
+        return True
+
+    def _tell_once(self, line: str) -> None:
+        if not self._short:
+            self._short, self._begun = True, (time.time(), (line,))
 
     def _commit(self, draft: Path, reached: Reached) -> None:
         """Gives a draft its name once it is durable. Raises OSError, and can then be called again."""
@@ -163,6 +179,12 @@ class States:
 
     def _patiently(self, call: Callable[[], T]) -> T:
         return while_folder_away(call, seconds=self._wait_s, what=f"{self._folder} could not be used")
+
+
+def folder_of(out: Path) -> Path:
+    """Returns the folder of the states of a cold start whose model goes to `out`. It is hidden, so no mirror copies
+    it."""
+    return out.absolute().with_name(f".{out.name}.ranks")
 
 
 def kept(folder: Path) -> list[int]:

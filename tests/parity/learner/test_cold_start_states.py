@@ -1,5 +1,6 @@
 """A cold start that is interrupted and goes on from its newest state equals one that is not."""
 
+import re
 import time
 from types import SimpleNamespace
 
@@ -65,6 +66,17 @@ def test_two_interruptions_change_no_bit(live, sft, learner):
     assert same(last.weights, whole.weights)
     for name in ("updates", "rows", "epochs", "loss_response", "loss_prompt"):
         assert getattr(last.progress, name) == getattr(whole.progress, name)
+
+
+def test_a_disk_without_room_ends_no_cold_start(live, monkeypatch, tmp_path):
+    """A state is a precaution: it goes on without one, and says so once."""
+    whole = live(keeps=False)
+    monkeypatch.setattr(states.shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
+    made = live()
+    assert same(made.weights, whole.weights)
+    assert kept(tmp_path) == []
+    (line,) = made.facts["begun"][1]
+    assert re.search(r"has 0\.0 GiB free, and a state of the cold start and its model may take .* on without", line)
 
 
 def test_two_ranks_go_on_without_a_changed_bit_and_one_goes_on_from_their_state(model_path, gang, tmp_path):

@@ -5,44 +5,18 @@ import threading
 from pathlib import Path
 
 import pytest
+from mirrored_run import a_run, commit, config, stored
 
 from deploy.runs import mirror as module
 from deploy.runs.configs import default_config
 from deploy.runs.folder import check_folder
 from deploy.runs.mirror import OWNER, Mirror, claim, config_at
-from learner.checkpoints.checkpoint import Checkpoints, Position
+from learner.checkpoints.checkpoint import Checkpoints
 from learner.checkpoints.mirrored import MIRROR, MirrorState, wait_mirrored
 from rollout.engine.weights_file import MARK
 from services.errors import DeadlineExceeded, LeaseLost, UserError
 from services.files import Damaged, open_plain, read_json
 from services.object_folder import ObjectFolder, StoreAway
-
-
-def config(tmp_path, node="here", name="mine"):
-    url = (tmp_path / "store").as_uri()
-    return default_config([f"name={name}", f"runs_dir={tmp_path / node}", f"storage.url={url}"])
-
-
-def a_run(config):
-    """Makes the run's folder as its start does."""
-    config.run_dir.mkdir(parents=True)
-    claim(config, resume=False)
-    (config.run_dir / "run.json").write_text(json.dumps({"run": "mine-1"}))
-    (config.run_dir / "config.yaml").write_text("name: mine\n")
-    (config.run_dir / "metrics.jsonl").write_text("one\n")
-    (config.run_dir / "episodes").mkdir()
-    return config.run_dir
-
-
-def commit(folder, step, text="weights"):
-    checkpoints = Checkpoints(folder / "checkpoints", keep=2)
-    (checkpoints.draft(step) / "hf").mkdir()
-    (checkpoints.drafted(step) / "hf" / "model").write_text(text)
-    checkpoints.commit(Position(step=step, incarnation=1, next_group=step, trained=step))
-
-
-def stored(tmp_path):
-    return set(ObjectFolder((tmp_path / "store" / "mine").as_uri()).sizes())
 
 
 @pytest.fixture
@@ -114,22 +88,6 @@ def test_a_checkpoint_that_is_made_again_is_hidden_until_it_is_whole(tmp_path, e
     assert Checkpoints(elsewhere.run_dir / "checkpoints", keep=2).newest_whole().step == 1
 
 
-def test_a_folder_that_goes_away_during_a_copy_takes_no_checkpoint_along(tmp_path, monkeypatch):
-    """A shared folder may be away at any moment, and lists nothing then."""
-    folder, write = a_run(config(tmp_path)), ObjectFolder.write
-    commit(folder, 1)
-
-    def goes_away(self, name, data):
-        write(self, name, data)
-        if name == "checkpoints/latest.json":
-            folder.rename(tmp_path / "away")
-
-    monkeypatch.setattr(ObjectFolder, "write", goes_away)
-    with pytest.raises(FileNotFoundError):
-        Mirror(config(tmp_path)).push()
-    assert "checkpoints/step-00000001/meta.json" in stored(tmp_path)
-
-
 def test_a_file_that_cannot_be_read_to_its_end_is_no_fault_of_the_store(tmp_path, monkeypatch):
     """The first byte of a process's memory cannot be read, as a block of a disk that fails."""
     a_run(config(tmp_path))
@@ -138,16 +96,6 @@ def test_a_file_that_cannot_be_read_to_its_end_is_no_fault_of_the_store(tmp_path
     with pytest.raises(OSError, match="Input/output error"):
         mirror.push()
     assert (mirror.failing, stored(tmp_path)) == ({}, {OWNER})
-
-
-def test_checkpoints_that_the_folder_no_longer_has_are_deleted(tmp_path):
-    folder = a_run(config(tmp_path))
-    mirror = Mirror(config(tmp_path))
-    for step in (1, 2, 3):
-        commit(folder, step)
-        mirror.push()
-    steps = {name.split("/")[1] for name in stored(tmp_path) if "step-" in name}
-    assert steps == {"step-00000002", "step-00000003"}
 
 
 def test_the_driver_that_fetches_a_run_becomes_its_owner(tmp_path, elsewhere):

@@ -21,6 +21,7 @@ def config(models: dict[str, Path], folder: Path, *overrides: str) -> Config:
 
 @pytest.mark.parametrize(("overrides", "parameters"), [
     ([], 4 * 14 * PARAMETERS), (["checkpoint.keep=1"], 3 * 14 * PARAMETERS),
+    (["sft.enabled=true", "eval.compare_cold_start=true"], (4 * 14 + 2 * 12) * PARAMETERS),
     (["learner.credit.estimator=ppo", "learner.loss.ratio=token"], 4 * (12 + 14) * PARAMETERS)])
 def test_the_newest_the_best_and_a_draft_are_there_at_once(models, tmp_path, overrides, parameters):
     assert checkpoint_bytes(config(models, tmp_path, *overrides)) == parameters
