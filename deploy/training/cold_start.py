@@ -47,12 +47,11 @@ def cold_start(
     scripted player never wins, or the model path holds no model, and DeadlineExceeded if `out` cannot be written for
     learner.collective_s seconds.
     """
-    from deploy.training.rank_imitation import imitate
     from envservice.registry import find_spec, make_template
     from envservice.tool_calls import TAGS
     from learner.cold_start.sft import Budget, Lesson, SftProgress
     from learner.cold_start.sft_data import encode
-    from learner.cold_start.states import folder_of, kept
+    from learner.cold_start.states import folder_of
 
     passing = passing or report
     path = continue_from or config.model.path
@@ -70,10 +69,7 @@ def cold_start(
         Budget(updates=epochs * math.ceil(len(rows) / config.sft.batch_rows))
     report(f"training for {_whole(budget)} on {number_of(len(rows), 'demonstrated step')} of "
            f"{sum(len(r.ids) for r in rows) / len(rows):.0f} tokens")
-    on_ranks = config.imitates_on_ranks or kept(folder_of(out))  # one rank also goes on from the state of several
-    train = partial(imitate, config, path) if path is not None and on_ranks else \
-        partial(_here, config, path, tokenizer)
-    made = train(out, Lesson(rows, budget, seed), report=report, tell=lambda now: _tell(passing, now, budget))
+    made = _trainer(config, path, out, tokenizer)(out, Lesson(rows, budget, seed), report=report, tell=lambda now: _tell(passing, now, budget))
     _tell(report, SftProgress(**made["training"]), budget)
     facts = {
         "format": FORMAT, "minutes": minutes, "epochs": epochs,
@@ -84,6 +80,17 @@ def cold_start(
                       seconds=config.learner.collective_s, what=f"{out} could not be written", note=report)
     shutil.rmtree(folder_of(out), ignore_errors=True)
     return out
+
+
+def _trainer(config: Config, path: Path | None, out: Path, tokenizer: PreTrainedTokenizerBase
+             ) -> Callable[..., dict[str, Any]]:
+    """Returns what trains: the learner's ranks or this process. One rank also goes on from the state of several."""
+    from deploy.training.rank_imitation import imitate
+    from learner.cold_start.states import folder_of, kept
+
+    if path is not None and (config.imitates_on_ranks or kept(folder_of(out))):
+        return partial(imitate, config, path)
+    return partial(_here, config, path, tokenizer)
 
 
 def _check_length(kept: int, examples: int, max_tokens: int, report: Report) -> None:
