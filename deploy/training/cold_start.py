@@ -69,7 +69,8 @@ def cold_start(
         Budget(updates=epochs * math.ceil(len(rows) / config.sft.batch_rows))
     report(f"training for {_whole(budget)} on {number_of(len(rows), 'demonstrated step')} of "
            f"{sum(len(r.ids) for r in rows) / len(rows):.0f} tokens")
-    made = _trainer(config, path, out, tokenizer)(out, Lesson(rows, budget, seed), report=report, tell=lambda now: _tell(passing, now, budget))
+    train = _trainer(config, path, out, tokenizer)
+    made = train(out, Lesson(rows, budget, seed), report=report, tell=lambda now: _tell(passing, now, budget))
     _tell(report, SftProgress(**made["training"]), budget)
     facts = {
         "format": FORMAT, "minutes": minutes, "epochs": epochs,
