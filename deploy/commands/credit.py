@@ -130,6 +130,8 @@ def run(args: argparse.Namespace) -> int:
     options = credit_options(given)
     for name, why in unread(options, given).items():
         print(f"warning: --{name.replace('_', '-')} does nothing {why}", file=sys.stderr)
+    if args.source == "verl":
+        _needs_only_verl(options)
     groups = {"gagpo": read_groups, "verl": read_verl, "agents": read_agents}[args.source](args.file)
     credits = credit_of(groups, options)
     for number, (group, credit) in enumerate(zip(groups, credits, strict=True), start=1):
@@ -137,6 +139,13 @@ def run(args: argparse.Namespace) -> int:
             print(f"{'' if number == 1 else chr(10)}group {number}{f': {_cell(group.id)}' if group.id else ''}")
         print(_table(group, credit) if args.table else _json(group, credit))
     return 0
+
+
+def _needs_only_verl(options: CreditSection) -> None:
+    """Raises UserError for an option that would do nothing, because verl's logs do not have what it reads."""
+    for name, lacks in (("stay", "which actions changed nothing"), ("bootstrap", "in which state an episode was cut")):
+        if getattr(options, name, False):
+            raise UserError(f"--{name}: logs of verl do not say {lacks}", f"leave --{name} out")
 
 
 def _json(group: LoggedGroup, credit: Credit) -> str:

@@ -8,6 +8,7 @@ from pydantic import Field
 from deploy.cli import parse
 from learner.credit.base import CreditOptions, WithinGroup
 from learner.credit.types import Credit
+from services.errors import UserError
 
 
 class Levels(WithinGroup):
@@ -43,3 +44,10 @@ def test_the_help_names_no_types_of_python(capsys):
     assert "--most MOST" in shown
     assert "--weights" in shown
     assert "<class" not in shown
+
+
+@pytest.mark.parametrize(("option", "lacks"), [("stay", "which actions changed nothing"), ("bootstrap", "was cut")])
+def test_an_option_that_reads_what_logs_of_verl_lack_is_refused(option, lacks):
+    args = parse(["credit", "--from", "verl", f"--{option}"])
+    with pytest.raises(UserError, match=f"^--{option}: logs of verl do not say .*{lacks}; leave --{option} out$"):
+        args.run(args)
