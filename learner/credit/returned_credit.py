@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import chain
 from math import isfinite
 from typing import Any, cast
@@ -38,18 +38,21 @@ def check_credit(credits: object, groups: Sequence[Sequence[Sequence[object]]], 
         if valued is not None and (missing := set(chain.from_iterable(credit.states)) - valued.keys()):
             raise UserError(f"the estimator {name} returned values without one for the state {min(missing)!r:.60}",
                             "give each key in `states` its value and its number of occurrences, or set values=None")
-        for state, pair in (valued or {}).items():
-            _check_value(state, pair, name)
-
-
-def _check_value(state: object, pair: Any, name: str) -> None:
-    """Raises UserError unless the pair is a finite value and a number of occurrences."""
-    match pair:
-        case (int() | float() as value, int()) if isinstance(pair, tuple) and isfinite(value):
-            return
-        case _:
+        if valued is not None and not _are_values(valued.values()):
+            state, pair = next(item for item in valued.items() if not _are_values([item[1]]))
             raise UserError(f"the estimator {name} returned {pair!r:.40} as the value of the state {state!r:.60}",
                             "give (value, occurrences), a finite number and a whole one of Python's own")
+
+
+def _are_values(pairs: Collection[Any]) -> bool:
+    """Whether all are tuples of a finite number and a whole one. Of a learner step's thousands, none is looked at by
+    itself."""
+    if not all(issubclass(kind, tuple) for kind in set(map(type, pairs))) or set(map(len, pairs)) - {2}:
+        return False
+    numbers = list(chain.from_iterable(pairs))
+    values, counts = numbers[::2], numbers[1::2]
+    return (all(issubclass(kind, int | float) for kind in set(map(type, values)))
+            and all(issubclass(kind, int) for kind in set(map(type, counts))) and all(map(isfinite, values)))
 
 
 def _check_rows(rows: Any, lengths: Sequence[int], field: str, name: str) -> None:

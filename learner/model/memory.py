@@ -123,8 +123,13 @@ def layer_activations(shape: Shape, *, half: bool, grid: bool = False, longest: 
     norms = 2 * (4 + 2 * c) * shape.hidden
     attention = c * (2 * shape.queries + 2 * shape.keys) + 4 * shape.heads
     attention += c * shape.queries if grid or shape.capped else 0
-    attention += SCORE * shape.heads * longest if shape.capped else 0
+    attention += _capped_scores(shape, longest)
     return norms + attention + 4 * c * shape.intermediate
+
+
+def _capped_scores(shape: Shape, longest: int) -> int:
+    """Returns the bytes per token that a layer saves of its scores, 0 if it caps none and so holds none."""
+    return SCORE * shape.heads * longest if shape.capped else 0
 
 
 def saved_per_token(shape: Shape, *, half: bool, checkpointing: bool, grid: bool = False, longest: int = 0) -> float:
@@ -165,8 +170,8 @@ def memory(shape: Shape, training: Training) -> DeviceMemory:
     beside = (c + 4) * shape.parameters if between and training.critic else 0  # the critic does so too
     half, grid, longest = training.half, training.grid, training.longest
     again = layer_activations(shape, half=half, grid=grid, longest=longest) if training.checkpointing else 0
-    capped = SCORE * shape.heads * longest if shape.capped else 0  # gradients of the scores, two in float32
-    working = again + max(gradients_in_flight(shape, half=half), capped)
+    # Capped scores have two gradients in float32, as many bytes as a layer saves of them.
+    working = again + max(gradients_in_flight(shape, half=half), _capped_scores(shape, longest))
     saved = saved_per_token(shape, half=half, checkpointing=training.checkpointing, grid=grid, longest=longest)
     moments = 0 if training.offload else 8
     return DeviceMemory(

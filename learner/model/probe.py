@@ -118,9 +118,9 @@ def bound(policy: Policy, spread: float, *, half: bool) -> float:
 def _chosen(rows: Rows, token_budget: int) -> tuple[Rows, Ints]:
     """Returns rows, and which of their sequences to compare: of different lengths up to LONGEST, the longest first, as
     many as fit into one pack."""
-    if rows.lengths.min() > LONGEST:
-        return _end(rows), np.array([0])
     lengths = rows.lengths
+    if lengths.min() > LONGEST:
+        return _end(rows), np.array([0])
     order = np.argsort(-lengths, kind="stable")[int((lengths > LONGEST).sum()):]
     chosen = order[np.unique(np.linspace(0, len(order) - 1, PROBED_ROWS).round().astype(int))]
     return rows, chosen[:max(1, token_budget // int(lengths[chosen[0]]))]
