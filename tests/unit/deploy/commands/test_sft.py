@@ -6,6 +6,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from deploy.runs.configs import load_config
+from deploy.training import rank_imitation
 from deploy.training.cold_start import cold_start
 from services.config.file import lay_over
 from services.errors import UserError
@@ -43,6 +44,22 @@ def test_a_cold_start_writes_a_model_that_loads_and_can_be_continued(config, tmp
     assert more["demonstrations"]["digest"] == shown["digest"]  # the same games,
     assert more["demonstrations"]["rows"] != shown["rows"]  # other demonstrations
     assert AutoTokenizer.from_pretrained(second).get_vocab() == tokenizer.get_vocab()
+
+
+def test_one_rank_goes_on_from_states_of_several_and_they_go_once_the_model_is_whole(config, tmp_path, monkeypatch):
+    """A machine of two is lost: `learner.ranks=1` goes on where both of them were."""
+    model = cold_start(config, tmp_path / "model", minutes=0.001, report=lambda _: None)
+    (tmp_path / ".new.ranks" / "state-00000007").mkdir(parents=True)
+    training = {"updates": 9, "rows": 9, "epochs": 1.0, "seconds": 1.0, "loss_response": 1.0, "loss_prompt": None}
+
+    def goes_on(_config, _model, out, _lesson, **_):
+        out.mkdir()
+        return {"training": training, "parameters": 1, "ranks": 1}
+
+    monkeypatch.setattr(rank_imitation, "imitate", goes_on)
+    out = cold_start(lay_over(config, {"model.path": model}), tmp_path / "new", minutes=1.0, report=lambda _: None)
+    assert json.loads((out / "sft.json").read_text())["training"]["updates"] == 9
+    assert not (tmp_path / ".new.ranks").exists()
 
 
 def test_a_model_path_without_a_model_is_named(config, tmp_path):
