@@ -24,8 +24,18 @@ def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
         except BaseException:
             for worker in multiprocessing.active_children():
                 worker.kill()
-            pool.shutdown(wait=False)  # it waits for a thread, which a signal may have kept from beginning
+            _shut_down(pool)
             raise
+
+
+def _shut_down(pool: ProcessPoolExecutor) -> None:
+    """Waits for the executor's thread, unless a signal kept it from beginning. Python wakes the thread when it ends,
+    and fails with "Bad file descriptor" if the thread closes its pipe just then.
+    """
+    try:
+        pool.shutdown()
+    except RuntimeError:
+        pool.shutdown(wait=False)
 
 
 def _end_with_parent() -> None:

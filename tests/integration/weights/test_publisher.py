@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from processes import only_child
+from processes import gone, only_child
+from waiting import wait_until
 
 from learner.weights.publisher import Publisher
 from services.errors import DeadlineExceeded
@@ -27,6 +28,15 @@ def weights(monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
     ray.shutdown()
 
 
+def kill(weights: object) -> None:
+    """Kills the actor, and waits until its process is gone: until then it may still answer."""
+    import ray
+
+    process = only_child("ray::WeightsS")
+    ray.kill(weights, no_restart=False)
+    wait_until(lambda: gone(process.pid))
+
+
 @pytest.mark.ray
 def test_a_killed_weights_actor_is_filled_again(weights, monkeypatch):
     import ray
@@ -39,7 +49,7 @@ def test_a_killed_weights_actor_is_filled_again(weights, monkeypatch):
     version, packed = Version(incarnation=1, step=3, digest="d"), pack_tensors([("w", np.arange(4, dtype=np.float32))])
     publisher.publish(version, packed)
     assert ray.get(weights.latest.remote(), timeout=DEADLINE_S) == version
-    ray.kill(weights, no_restart=False)
+    kill(weights)
     deadline = time.monotonic() + DEADLINE_S
     found = None
     while found is None and time.monotonic() < deadline:
@@ -49,9 +59,9 @@ def test_a_killed_weights_actor_is_filled_again(weights, monkeypatch):
     assert found is not None
     assert ray.get(found.refs[0], timeout=DEADLINE_S).tobytes() == packed.buffer.tobytes()
     for step in range(4, 7):
-        ray.kill(weights, no_restart=False)
+        kill(weights)
         publisher.publish(Version(incarnation=1, step=step, digest="d"), packed)  # whether the actor is there or not
-    ray.kill(weights, no_restart=False)
+    kill(weights)
     assert publisher.ask("members") == [], "a transfer goes on with the new actor, which knows no member yet"
     actor = only_child("ray::WeightsS")
     actor.suspend()

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import signal
+import threading
 import time
 from concurrent.futures.process import _ExecutorManagerThread
 from pathlib import Path
@@ -29,6 +30,18 @@ def test_workers_that_do_not_hear_sigterm_end_with_a_block_that_raises(tmp_path:
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
+
+
+def test_the_executors_thread_ends_with_a_block_that_raises():
+    """Python wakes it at the end of the process, through a pipe that it may be closing just then."""
+    def interrupted() -> None:
+        with worker_pool(2) as pool:
+            pool.submit(time.sleep, 3600)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert not any(isinstance(thread, _ExecutorManagerThread) for thread in threading.enumerate())
 
 
 def test_a_signal_while_the_pool_starts_ends_the_block_as_at_any_other_time(monkeypatch: pytest.MonkeyPatch):
