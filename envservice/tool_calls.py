@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -42,6 +42,10 @@ _PARAMETER = re.compile(r"<parameter=([^<>\s]+)>\n?(.*?)\n?</parameter>", re.DOT
 
 Tool = Mapping[str, Any]
 """A tool in OpenAI's form: `type` and `function`, which has `name`, `description` and `parameters` (a JSON schema)."""
+
+
+Schema = Mapping[str, Any]
+"""A JSON schema, or a part of one."""
 
 
 def tool(name: str, description: str, parameters: Mapping[str, Mapping[str, Any]]) -> Tool:
@@ -135,33 +139,51 @@ def _tagged(body: str, tools: Sequence[Tool]) -> ToolCall:
     name, inside = function.groups()
     if _PARAMETER.sub("", inside).strip():
         raise msgspec.DecodeError("there is text between the parameters")
-    schemas = {parameter: schema for tool in tools if tool["function"]["name"] == name
-               for parameter, schema in _part(_part(tool["function"], "parameters"), "properties").items()}
-    return ToolCall(name, {parameter: _argument(text, schemas.get(parameter))
+    schema: Schema = next((_part(function, "parameters") for function in (tool["function"] for tool in tools)
+                           if function["name"] == name), {})
+    schemas = _part(schema, "properties")
+    return ToolCall(name, {parameter: _argument(text, list(_choices(schemas.get(parameter), schema)))
                            for parameter, text in _PARAMETER.findall(inside)})
 
 
-def _argument(text: str, schema: object) -> Any:
-    """Returns the value of a parameter, which is its text if the schema allows a text."""
-    if not _allows(schema, "string"):
+def _argument(text: str, choices: Sequence[Schema]) -> Any:
+    """Returns the value of a parameter, which is its text if one of its schemas allows that text."""
+    if not any(_of_type(one, "string") or text in _listed(one, "enum") or one.get("const") == text for one in choices):
         return _value(text)
-    return None if text == "null" and _allows(schema, "null") else text
+    return None if text == "null" and any(_of_type(one, "null") for one in choices) else text
 
 
-def _allows(schema: object, kind: str) -> bool:
-    """Whether a JSON schema, or one of the choices in it, names this type: an optional text is a choice of two."""
+def _of_type(schema: Schema, kind: str) -> bool:
+    return schema.get("type") == kind or kind in _listed(schema, "type")
+
+
+def _choices(schema: object, whole: Schema, seen: frozenset[str] = frozenset()) -> Iterator[Schema]:
+    """Yields a schema and those in it that say more of the same value: an optional text is a choice of two, and
+    pydantic refers to an enumeration, which stands elsewhere in the `whole`.
+    """
     if not isinstance(schema, Mapping):
-        return False
-    named, *choices = (cast("Tool", schema).get(key) for key in ("type", "anyOf", "oneOf"))
-    if named == kind or (isinstance(named, list) and kind in named):
-        return True
-    return any(_allows(one, kind) for some in choices if isinstance(some, list) for one in cast("list[object]", some))
+        return
+    this = cast("Schema", schema)
+    yield this
+    for one in (one for key in ("anyOf", "oneOf", "allOf") for one in _listed(this, key)):
+        yield from _choices(one, whole, seen)
+    place = this.get("$ref")
+    if isinstance(place, str) and place.startswith("#/") and place not in seen:
+        found = whole
+        for name in place[2:].split("/"):
+            found = _part(found, name)
+        yield from _choices(found, whole, seen | {place})
 
 
-def _part(schema: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def _part(schema: Schema, name: str) -> Schema:
     """Returns a part of a JSON schema, empty if it is not an object: schemas come from the agent as they are."""
     found: object = schema.get(name)
-    return cast("Mapping[str, Any]", found) if isinstance(found, Mapping) else {}
+    return cast("Schema", found) if isinstance(found, Mapping) else {}
+
+
+def _listed(schema: Schema, name: str) -> list[object]:
+    found: object = schema.get(name)
+    return cast("list[object]", found) if isinstance(found, list) else []
 
 
 def _value(text: str) -> Any:

@@ -86,11 +86,16 @@ def _room(arms: int, groups: int, policy: Policy) -> Gradients:
 
 
 def first_step(run: Path, overrides: Sequence[str] = ()) -> FirstStep:
-    """Reads a run's folder. Raises UserError if it is none, or has no groups of its first learner step."""
+    """Reads a run's folder. Raises UserError if it is none, or has no groups of its first learner step, or one of a
+    single episode.
+    """
     results = RunResults(run)
     groups = episodes_of(results.episodes(step=1).to_pylist())
     if not groups:
         raise UserError(f"{run} has no groups of a first learner step", "give a run that has trained")
+    if min(map(len, groups)) < 2:
+        raise UserError(f"{run} has a group of one episode, which has no other to be compared with",
+                        "give runs with a learner.group_size of at least 2")
     config = with_local_model(load_config(RunFolder(results.path).config_file, overrides))
     given, made = config.model.path, RunFolder(results.path).cold_model  # a cold start may begin with model.path
     return FirstStep(run=results.path, config=config, groups=groups,

@@ -99,6 +99,11 @@ class OpenEnvPlay:
         """Returns the episode's id, its task and its number of steps."""
         return {"episode_id": self.episode_id, "step_count": self.steps, "task": self.task}
 
+    def leave(self, _: dict[str, Any]) -> dict[str, Any]:
+        """Drops the session, which closes its game."""
+        self.session = None
+        return {}
+
     def _task(self, asked: dict[str, Any]) -> str:
         if isinstance(task := asked.get("task"), str):
             return task
@@ -188,6 +193,8 @@ class OpenEnvServer:
             return
         finally:
             self._playing -= 1
+            # A game takes its time to close, and may belong to its thread.
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._inside, play.leave, {})
 
     async def _answer(self, play: OpenEnvPlay, message: str | bytes) -> str | None:
         """Returns the answer to one message; None ends the session."""

@@ -148,7 +148,7 @@ def normalized_together(credits: list[Credit], options: RecursionOptions) -> lis
 
     An episode-level term that `group` added to Â keeps its own scale.
     """
-    if options.normalize != "batch":
+    if options.normalize != "batch" or not credits:
         return credits
     mean, spread = center([x for credit in credits for row in credit.raw_advantages for x in row], options.ddof)
     return [replace(credit, advantages=[

@@ -50,6 +50,7 @@ def test_the_credit_of_one_group_and_of_several():
     first, second = gagpo.credit(iter([one, flat]), normalize="batch")
     assert first.advantages[0] == pytest.approx([5 / (50 / 3) ** 0.5], abs=1e-5)
     assert second.advantages == [[0.0], [0.0]]
+    assert gagpo.credit([], normalize="batch") == []
     for bad, options, match in [([one, {"episodes": []}], {}, "group 2: episodes: "),
                                 (one, {"gama": 1}, "^unknown option gama: the estimator gagpo has none of this name; "
                                                    "did you mean gamma[?]$"),

@@ -40,12 +40,12 @@ def episodes(config: Config) -> list[list[Episode]]:
 @pytest.fixture
 def a_run(tmp_path: Path, tied_folder: Path):
     """Provides the factory of a run's folder with one learner step."""
-    def make(name: str, model: Path = tied_folder, *, seed: int = 0) -> tuple[Path, list[list[Episode]]]:
+    def make(name: str, model: Path = tied_folder, *, seed: int = 0, size: int = 2) -> tuple[Path, list[list[Episode]]]:
         folder = tmp_path / name
         config = Config.model_validate({"name": name, "seed": seed, "steps": 1, "runs_dir": tmp_path,
                                         "sft": {"enabled": False},
                                         "model": {"path": str(model)},
-                                        "learner": {"groups_per_step": 2, "group_size": 2}})
+                                        "learner": {"groups_per_step": 2, "group_size": size}})
         folder.mkdir()
         dump_config(config, folder / "config.yaml")
         (folder / "run.json").write_text("{}")
@@ -104,6 +104,12 @@ def test_runs_of_other_policies_and_runs_without_a_step_are_refused(a_run, tmp_p
     dropped.unlink()
     with pytest.raises(UserError, match="first has no archive of learner step 1"):
         gradient.run(args_of(tmp_path, runs=[first]))
+
+
+def test_runs_whose_groups_are_one_episode_are_refused(a_run, tmp_path: Path):
+    """They ended in a division by zero."""
+    with pytest.raises(UserError, match=r"alone has a group of one episode, .*learner\.group_size of at least 2"):
+        gradient.run(args_of(tmp_path, runs=[a_run("alone", size=1)[0]]))
 
 
 def test_groups_that_would_enter_twice_and_arms_with_a_critic_are_refused(a_run, tmp_path: Path):

@@ -5,11 +5,13 @@ import contextlib
 import dataclasses
 import sys
 import threading
+import weakref
 
 import httpx
 import msgspec
 import pytest
 from toy_environment import ToyEnvironment
+from waiting import wait_until
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from websockets.sync.client import connect
 
@@ -124,6 +126,24 @@ def test_each_mistake_of_a_client_is_an_error_and_the_session_goes_on(url):
         assert broken["data"]["message"] == "EnvFault: the engine broke"
         assert told(socket, {"type": "step", "data": {"action": "go on"}})["data"]["code"] == "EXECUTION_ERROR"
         assert told(socket, {"type": "reset", "data": {"seed": 1}})["type"] == "observation"
+
+
+def test_a_game_is_closed_in_the_thread_that_plays_it():
+    """A slow one held up the connections of all clients, and SQLite refuses another thread."""
+    closed = []
+
+    class Closing(ToyEnvironment):
+        def open(self, task):
+            session = super().open(task)
+            weakref.finalize(session, lambda: closed.append(threading.current_thread().name)).atexit = False
+            return session
+
+    with serving(environment=Closing()) as url:
+        with connect(f"ws{url.removeprefix('http')}/ws") as socket:
+            assert told(socket, {"type": "reset"})["type"] == "observation"
+            assert closed == []
+        wait_until(lambda: bool(closed))
+    assert [name.split("_")[0] for name in closed] == ["engine"]
 
 
 def test_a_full_server_says_so_and_takes_the_next_when_one_leaves():

@@ -105,6 +105,22 @@ def test_a_parameter_that_may_be_a_text_stays_one(schema, text, value):
     assert parse_calls(said, [offered]).calls == [ToolCall("find", {"year": value})]
 
 
+@pytest.mark.parametrize(("schema", "text", "value"), [
+    ({"$ref": "#/$defs/Year"}, "2024", "2024"), ({"allOf": [{"$ref": "#/$defs/Year"}], "default": ""}, "2024", "2024"),
+    ({"anyOf": [{"$ref": "#/$defs/Year"}, {"type": "null"}]}, "null", None),
+    ({"$ref": "#/$defs/Loop"}, "2024", 2024), ({"$ref": "#/no/where"}, "2024", 2024),
+    ({"$ref": "https://elsewhere/schema"}, "2024", 2024), ({"$ref": 7}, "2024", 2024),
+    ({"enum": ["2024", "2025"]}, "2024", "2024"), ({"const": "2024"}, "2024", "2024"),
+    ({"enum": ["newest", 2024]}, "2024", 2024), ({"enum": ["newest", 2024]}, "newest", "newest")])
+def test_a_parameter_is_a_text_wherever_its_schema_says_so(schema, text, value):
+    """Pydantic refers to an enumeration by `$ref`, and its "2024" became a number."""
+    parameters = {"properties": {"year": schema}, "$defs": {
+        "Year": {"type": "string", "enum": ["2024", "2025"]}, "Loop": {"anyOf": [{"$ref": "#/$defs/Loop"}]}}}
+    offered = {"type": "function", "function": {"name": "find", "parameters": parameters}}
+    said = f"<tool_call><function=find><parameter=year>{text}</parameter></function></tool_call>"
+    assert parse_calls(said, [offered]).calls == [ToolCall("find", {"year": value})]
+
+
 @pytest.mark.parametrize("said", [
     CALL, 'add', '{"name": "add", "parameters": {"a": 7, "b": 3}}',
     '[TOOL_CALLS][{"name": "add", "arguments": {"a": 7, "b": 3}}]'])
