@@ -24,7 +24,7 @@ from services.telemetry.tickets import reason_class, trace_drop
 
 POLL_S = 0.1
 SILENT_S = 60.0
-"""Seconds without a heartbeat of any rollout worker after which that is told. Workers beat also while they start."""
+"""Seconds without a heartbeat of any rollout worker after which that is told. A worker that loads sends none."""
 LOOK_S = 2.0
 WAITS, NO_WORKERS = "waits for groups", "waits for groups; no rollout worker has been heard"
 """The learner's activity, as `gagpo status` shows it."""
@@ -38,26 +38,34 @@ class _Workers:
 
     def __init__(self, store: Store, pulse: Pulse) -> None:
         self._store, self._pulse = store, pulse
-        self._looked_at = self._heard_at = time.monotonic()
+        self._looked_at = self._heard_at = self.idle_at = time.monotonic()
         self._told = False
+        self.no_servers = False
+        """Whether all workers waited for environment servers at the last look."""
 
-    def silent_s(self) -> float:
-        """Returns for how many seconds no worker has been heard; 0 up to SILENT_S. The first silence is logged."""
+    def look(self) -> None:
+        """Reads the heartbeats, if the last look is LOOK_S ago. The first silence is logged.
+
+        `idle_at` becomes the time of each look that finds no worker which could play.
+        """
         now = time.monotonic()
         if now - self._looked_at > LOOK_S:
-            self._looked_at = now
-            if any(beat.get("role") == "rollout" for beat in self._store.beats().values()):
-                self._heard_at = now
-        silent_s = now - self._heard_at
-        if silent_s <= SILENT_S:
-            self._pulse.doing(WAITS)
-            self._told = False
-            return 0.0
-        if not self._told:
-            log.warning(f"no rollout worker has been heard for {silent_s:.0f} s; waiting for one")
-            self._pulse.doing(NO_WORKERS)
-        self._told = True
-        return silent_s
+            self._looked_at, beats = now, self._store.beats()
+            self.no_servers = all_do(beats, "rollout", NO_SERVERS)
+            heard = any(beat.get("role") == "rollout" for beat in beats.values())
+            self._heard_at = now if heard else self._heard_at
+            self.idle_at = self.idle_at if heard and not self.no_servers else now
+        if self.silent_s and not self._told:
+            log.warning(f"no rollout worker has been heard for {self.silent_s:.0f} s; waiting for one "
+                        "(a worker that loads its model sends no heartbeat)")
+        self._told = bool(self.silent_s)
+        self._pulse.doing(NO_WORKERS if self._told else WAITS)
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds for which no worker has been heard, up to the last look; 0 up to SILENT_S."""
+        silent_s = self._looked_at - self._heard_at
+        return silent_s if silent_s > SILENT_S else 0.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -84,15 +92,16 @@ class GroupCollector:
                 ready = self._not_uniform(self._young_enough(ready, step))
                 if len(ready) == learner.groups_per_step:
                     return ready
-            waited = time.monotonic() - since
-            if waited > min(learner.overdue_s, learner.wait_s) and all_do(self.store.beats(), "rollout", NO_SERVERS):
-                since, waited = time.monotonic(), 0.0  # env.outage_seconds limits how long this may last
-            silent_s = workers.silent_s()
-            if ready and waited > learner.overdue_s and not silent_s:
-                # Other groups are finished, so the samplers work, and only these groups hang.
+            workers.look()
+            if workers.no_servers:
+                since = workers.idle_at  # env.outage_seconds limits how long this may last
+            now = time.monotonic()
+            if ready and now - max(since, workers.idle_at) > learner.overdue_s:
+                # Other groups are finished, and workers could play all this time, so only these groups hang.
                 reason = f"over-age: unfinished {learner.overdue_s:g} s after the last group was finished"
                 self.drop(dict.fromkeys(overdue, reason))
-            if waited > learner.wait_s:
+            if now - since > learner.wait_s:
+                silent_s = workers.silent_s
                 silence = f"; no rollout worker has been heard for {silent_s:.0f} s" if silent_s else ""
                 raise DeadlineExceeded(f"learner step {step}: {len(ready)} of {learner.groups_per_step} groups are "
                                        f"finished, and none more was in {learner.wait_s:g} s (learner.wait_s){silence}")

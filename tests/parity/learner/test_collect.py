@@ -1,6 +1,7 @@
 """The groups that a learner step trains on, over a real Redis."""
 
 import time
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -152,22 +153,30 @@ def test_no_group_is_dropped_while_nothing_at_all_is_finished(collector):
     assert made.store.counts().dropped == 0
 
 
-def test_no_group_hangs_while_the_workers_wait_for_environment_servers(collector):
-    """After the servers are back, waiting time is counted from zero."""
-    made = collector(overdue_s=0.2)
+@pytest.mark.parametrize("during", [NO_SERVERS, None])
+@pytest.mark.parametrize("seconds", [40, 90, 1500])
+def test_no_group_hangs_during_an_outage_and_after_it_the_wait_is_counted_from_zero(
+        collector, monkeypatch, during, seconds):
+    """The environment servers, or all workers (None), are away for a while, shorter or longer than the wait."""
+    made, now = collector(overdue_s=60.0, wait_s=3600.0), [0.0]
+    monkeypatch.setattr(collect, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _: None))
     issue(made.store, range(2))
     finish(made.store, [1])
-    since = time.monotonic()
 
-    def servers_return_after_a_second():
-        away = time.monotonic() - since < 1
-        assert not (away and made.store.counts().dropped)
-        made.store.beat("rollout-0", {"role": "rollout", "doing": NO_SERVERS if away else "playing"})
-        if not away:
+    def an_outage():
+        now[0] += 1.0
+        away = 10 < now[0] < 10 + seconds
+        silent = away and during is None
+        made.store.beat("rollout-0", {"role": "rollout", "doing": during if away else "playing"},
+                        ttl_s=0.001 if silent else 10.0)
+        time.sleep(0.002 * silent)
+        assert made.store.counts().dropped == 0
+        if now[0] > 10 + seconds + 50:
             finish(made.store, [0])
 
-    made.check = servers_return_after_a_second
+    made.check = an_outage
     assert made.collect(1) == [group(0), group(1)]
+    assert made.store.counts().dropped == 0
 
 
 def test_no_group_is_dropped_while_no_worker_is_heard_and_that_is_told(collector, monkeypatch):
