@@ -9,7 +9,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from services.config.file import one_line, read_tree
+from services.config.file import read_tree
+from services.config.refusals import one_line
 from services.config.tree import CreditSection
 from services.errors import UserError
 

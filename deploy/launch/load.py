@@ -42,6 +42,8 @@ class LoadMeter:
                 now |= _histogram(name, metrics, QUEUE)
         sessions = limit = 0.0
         for url, metrics in self._servers().items():
+            if not metrics:  # away for a moment, or too busy to answer; its counters have not begun again
+                continue
             sessions += _sum(metrics, "gagpo_env_sessions")
             limit += _sum(metrics, "gagpo_env_sessions_limit")
             now |= _histogram(url, metrics, REQUEST)

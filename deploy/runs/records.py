@@ -23,7 +23,6 @@ from services.config.tree import Config
 from services.errors import UserError
 from services.files import read_json, write_whole
 from services.process.packages import OURS, installation_root
-from services.telemetry.curve import on_curve
 
 FORMAT = 1
 CURVES = (
@@ -139,12 +138,12 @@ def record_of(folder: Path, *, arm: str, config: Config, minutes: float, code: s
         machine=f"{platform.machine()}, {os.cpu_count()} CPUs", minutes=_short(minutes),
         seconds={key.removeprefix("seconds/"): _short(sum(row[key] for row in metrics)) for key in phases},
         curves={key: [None if row[key] is None else _short(row[key]) for row in metrics] for key in keys},
-        evaluations=[_evaluation(row, common["panels"], config) for row in rows],
+        evaluations=[_evaluation(row, common["panels"]) for row in rows],
     )
 
 
-def _evaluation(row: Mapping[str, Any], task_sets: Mapping[str, Sequence[str]], config: Config) -> dict[str, Any]:
-    samples = 1 if on_curve(row["label"]) else config.eval.panel_samples
+def _evaluation(row: Mapping[str, Any], task_sets: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    samples = row["episodes"] // max(1, row["tasks"])
     kept = ("label", "step", "split", "temperature", "tasks", "dropped", "success_rate", "episode_length")
     return {key: _short(row[key]) if isinstance(row[key], float) else row[key] for key in kept} | {
         "success_by_type": {name: _short(rate) for name, rate in row["success_by_type"].items()},

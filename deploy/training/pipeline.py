@@ -247,9 +247,9 @@ class TrainingRun:
     def unplayed(self) -> dict[str, list[float]]:
         """Returns the policies of the final table, each with the temperatures at which it has not played yet."""
         more = self.config.eval.compare_cold_start and self.config.sft.enabled
-        games = len(self.task_sets.heldout)
-        rows = read_evaluations(self.folder.evaluations)
-        done = {(e["label"], e["step"], e["temperature"]) for e in rows if e["tasks"] + e["dropped"] == games}
+        games, samples = len(self.task_sets.heldout), self.config.eval.panel_samples
+        done = {(e["label"], e["step"], e["temperature"]) for e in read_evaluations(self.folder.evaluations)
+                if e["tasks"] + e["dropped"] == games and e["episodes"] == e["tasks"] * samples}
         left = {label: [t for t in self.config.eval.panel_temperatures if (label, self._steps_of(label), t) not in done]
                 for label in (COLD, TRAINED, *([MORE] if more else [])) if games}
         return {label: temperatures for label, temperatures in left.items() if temperatures}

@@ -32,7 +32,7 @@ from learner.credit.rlvmr import Rlvmr
 from learner.credit.state_keys import KEYS, find_key
 from learner.credit.types import NamedEstimator
 from services.config.credit import CreditSection
-from services.config.file import one_line
+from services.config.refusals import one_line
 from services.errors import UserError
 from services.process.own_code import made, told
 

@@ -25,7 +25,7 @@ from learner.credit.state_keys import LISTED_KEY, Keys, listed, similarity_of, s
 from learner.credit.text_pools import TEXT_KEYS, exact, pooled
 from learner.credit.types import Credit, CreditStep, Estimator
 from services.config.credit import CreditSection
-from services.config.file import one_line
+from services.config.refusals import one_line
 from services.errors import UserError
 from services.records import choices_digest
 

@@ -9,23 +9,19 @@ import difflib
 import math
 import re
 from collections.abc import Mapping, Sequence
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import ValidationError
 
-from services.config.keys import OPEN_SECTION, check_key, check_nested, config_keys, is_section, nearest, takes_text
-from services.config.secrets import masked
+from services.config.keys import OPEN_SECTION, check_key, check_nested, config_keys, is_section, takes_text
+from services.config.refusals import COMMAND_LINE, one_line, wrong
 from services.config.tree import Config
 from services.errors import UserError
 from services.files import read_bounded, write_whole
 
 FORMAT = 1
-SCALARS = (bool, int, float, date)
-"""The types that YAML makes of words such as `2026`, `no` and `2026-11-24`, which may be names."""
-COMMAND_LINE = "the command line"
 NOTHING = ("", "null", "~")
 """Values on the command line that leave a text empty."""
 CONFIG_BYTES = 1 << 20
@@ -151,7 +147,7 @@ def _read(file: Path, shipped_in: Path | None, above: tuple[Path, ...] = ()) -> 
     merged: Tree = {}
     for base in bases if isinstance(bases, list) else [bases]:
         if not isinstance(base, str):
-            raise UserError(f"{file}: base {_wrong(base)}", "name a config file, or remove `base`")
+            raise UserError(f"{file}: base {wrong(base)}", "name a config file, or remove `base`")
         merged = _merge(merged, _read(_find_base(file, base, shipped_in), shipped_in, (*above, file)))
     _make_way(merged, tree)
     return _merge(merged, tree)
@@ -256,36 +252,3 @@ def _check_keys(tree: Tree, where: Path | str, prefix: str = "") -> None:
         check_nested(str(name), prefix, where)
         if isinstance(value, dict) and is_section(key):  # the value of a key may be a mapping with names of its own
             _check_keys(value, where, f"{key}.")
-
-
-def one_line(error: ValidationError, where: Path | str, prefix: str = "") -> UserError:
-    """Returns the first finding of pydantic as a UserError. `where` is what to change, `prefix` goes before the key."""
-    first, *others = error.errors(include_url=False)
-    key = prefix + ".".join(str(part) for part in first["loc"])
-    more = f" (and {len(others)} more)" if others else ""
-    message = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "missing":
-        return UserError(f"{key} is not set{more}", f"set it in {where} or give {key}=VALUE")
-    if first["type"] == "value_error":
-        fix = "give another value" if where == COMMAND_LINE else \
-            f"change it in {where} or override it on the command line"
-        return UserError(f"{key}: {message}{more}", fix)
-    if first["type"] == "extra_forbidden":
-        return UserError(f"unknown key {key}{more} in {where}", nearest(key))
-    if first["type"] == "model_type":
-        return UserError(f"{key} is a section and {_wrong(first['input'])}{more}", f"set its keys: {key}.KEY=VALUE")
-    if first["type"] == "string_pattern_mismatch":
-        return UserError(f"{key} cannot be {first['input']!r}{more}",
-                         "use letters, digits, `.`, `_` and `-`, and begin with a letter or a digit")
-    if first["type"] == "tuple_type":
-        fix = "write [] or [VALUE, VALUE]" if first["input"] is None else f"write [{first['input']}]"
-        return UserError(f"{key} is a list and {_wrong(first['input'])}{more}", fix)
-    if first["type"] == "string_type" and isinstance(first["input"], SCALARS):
-        return UserError(f"{key} is a text and cannot be {first['input']!s}{more}", f"write it in quotes in {where}")
-    fix = re.sub(r"^(Input|String) should", "it should", message)
-    given = masked(first["input"]) if isinstance(first["input"], str) else first["input"]
-    return UserError(f"{key} {_wrong(given)}{more}", fix)
-
-
-def _wrong(value: object) -> str:
-    return "has no value" if value is None else f"cannot be {value!r}"

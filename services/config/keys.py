@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
@@ -29,16 +30,28 @@ def config_keys(section: type[BaseModel] = Config, prefix: str = "") -> Iterator
 
 def takes_text(key: str) -> bool:
     """Returns whether the values of a key are texts or paths, so that `2026` or `no` is a text there."""
+    kinds = _kinds(key)
+    return bool(kinds) and kinds <= {str, Path}
+
+
+def takes_pair(key: str) -> bool:
+    """Returns whether a value of a key is a list of exactly two."""
+    return any(get_origin(kind) is tuple and len(get_args(kind)) == 2 and ... not in get_args(kind)
+               for kind in _kinds(key))
+
+
+def _kinds(key: str) -> set[Any]:
+    """Returns the types of a key's values but for None; none if there is no such key."""
     section: type[BaseModel] = Config
     *above, leaf = key.split(".")
     for name in above:
         found = section.model_fields[name].annotation if name in section.model_fields else None
         if not (isinstance(found, type) and issubclass(found, BaseModel)):
-            return False
+            return set()
         section = found
     kind = section.model_fields[leaf].annotation if leaf in section.model_fields else None
-    kinds = {each for each in (get_args(kind) or (kind,)) if each is not type(None)}
-    return bool(kinds) and kinds <= {str, Path}
+    choices = get_args(kind) if isinstance(kind, UnionType) or get_origin(kind) is Union else (kind,)
+    return {each for each in choices if each is not None and each is not type(None)}
 
 
 def is_section(key: str) -> bool:

@@ -15,6 +15,8 @@ from pathlib import Path
 POWERCAP = Path("/sys/class/powercap")
 PACKAGES = "intel-rapl:[0-9]*"
 """Folders of Linux' RAPL zones, those of AMD's processors included. Packages have one colon, their parts have two."""
+WHOLE = "psys"
+"""The name of the zone of a whole laptop, which stands beside that of its package and includes it."""
 NVML = "libnvidia-ml.so.1"
 
 
@@ -22,7 +24,8 @@ class EnergyMeter:
     """Measures joules from look to look."""
 
     def __init__(self, powercap: Path = POWERCAP) -> None:
-        self._packages = [zone for zone in sorted(powercap.glob(PACKAGES)) if zone.name.count(":") == 1]
+        self._packages = [zone for zone in sorted(powercap.glob(PACKAGES))
+                          if zone.name.count(":") == 1 and _name(zone) != WHOLE]
         self._gpus = _Gpus()
         self._before = self._counters()
 
@@ -50,6 +53,13 @@ class EnergyMeter:
                 continue
             found[zone.name] = joules, most
         return found | {f"gpu {i}": (joules, 0.0) for i, joules in self._gpus.joules().items()}
+
+
+def _name(zone: Path) -> str:
+    try:
+        return (zone / "name").read_text().strip()
+    except OSError:
+        return ""
 
 
 class _Gpus:

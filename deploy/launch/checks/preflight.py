@@ -46,7 +46,7 @@ def check(config: Config, *, planned: bool = False, before: Config | None = None
     `planned`: nothing will be started here. If the config also sets `hardware`, this machine is not checked.
     `before`: the config of the run that goes on, whose servers are waited for; `tell` takes a line about that.
     """
-    _places(config)
+    _places(config, elsewhere=planned and config.hardware is not None)
     if before is None:
         _unread(config)
         _exact(config)
@@ -133,11 +133,13 @@ def _exact(config: Config) -> None:
                             f"set learner.{told}=0, or rollout.exact=false")
 
 
-def _places(config: Config) -> None:
-    """Checks that runs_dir and metrics.port can be used."""
+def _places(config: Config, *, elsewhere: bool) -> None:
+    """Checks that runs_dir, metrics.host and metrics.port can be used. `elsewhere`: the driver's machine is another."""
     machine.check_writable(config.run_dir, f"runs_dir={config.runs_dir}",
                            "choose a folder of your own, such as runs_dir=runs")
     port, host = config.metrics.port, config.metrics.host
+    if not elsewhere and not machine.port_is_free(0, host):
+        raise UserError(f"metrics.host={host} is no address of this machine", "give one of its own, or leave it out")
     if port and not machine.port_is_free(port, host):
         raise UserError(f"metrics.port={port} is in use on {host}", "choose another, or metrics.port=0 for a free one")
 

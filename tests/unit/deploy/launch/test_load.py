@@ -41,16 +41,33 @@ def server() -> Iterator[HTTPServer]:
     made.server_close()
 
 
+def meter_of(server: HTTPServer) -> LoadMeter:
+    parts = SimpleNamespace(config=Config(name="r", steps=1, autoscale={"env": (1, 2)}), supervisor=Supervisor(
+        print, SupervisionSection()), urls=lambda: (f"http://127.0.0.1:{server.server_port}",))
+    return LoadMeter(parts)
+
+
 def test_the_reader_of_the_load_ends_with_its_read(server: HTTPServer):
     """Its thread stayed, and the end of the process waited five seconds for each server that hung."""
     server.answers = [(200, METRICS)]
-    parts = SimpleNamespace(config=Config(name="r", steps=1, autoscale={"env": (1, 2)}), supervisor=Supervisor(
-        print, SupervisionSection()), urls=lambda: (f"http://127.0.0.1:{server.server_port}",))
-    meter = LoadMeter(parts)
+    meter = meter_of(server)
     meter.look()
     wait_until(lambda: not server.answers)
     wait_until(lambda: not [thread for thread in threading.enumerate() if "environment-load" in thread.name])
     assert meter.take()[1].requests == 0
+
+
+def test_a_server_that_could_not_be_read_once_has_not_refused_all_its_sessions_again(server: HTTPServer):
+    """Its counter seemed to begin again, and the number of servers doubled."""
+    known = (200, f'{METRICS}# TYPE gagpo_env_errors counter\ngagpo_env_errors_total{{type="full"}} 50.0\n')
+    more = (200, known[1].replace("50", "52"))
+    server.answers = [known, (503, "all connections are taken"), known, more]
+    meter = meter_of(server)
+    for left in (3, 2, 1, 0):
+        meter.look()
+        wait_until(lambda left=left: len(server.answers) == left and meter._reading.done())
+    meter.look()
+    assert meter.take()[1].refused == 2
 
 
 def test_a_server_that_refuses_or_is_away_has_no_load_and_ends_no_run(server: HTTPServer):

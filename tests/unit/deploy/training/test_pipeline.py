@@ -65,7 +65,8 @@ def test_an_evaluation_waits_while_the_checkpoints_cannot_be_read(training: Trai
 
 
 ROW = {"label": "panel-trained", "step": 7, "temperature": 1.0, "split": "test", "tasks": 1, "dropped": 0,
-       "success_rate": 1.0, "success_low": 1.0, "success_high": 1.0, "success_by_task": {"toy/test/0": 1.0}}
+       "episodes": 1, "success_rate": 1.0, "success_low": 1.0, "success_high": 1.0,
+       "success_by_task": {"toy/test/0": 1.0}}
 
 
 def hasty(training: TrainingRun) -> TrainingRun:
@@ -192,3 +193,15 @@ def test_a_run_that_goes_on_with_fewer_steps_than_it_has_taken_has_the_policy_of
                                    "eval": {"panel_temperatures": [1.0]}})
     task_sets = replace(training.task_sets, heldout=("toy/test/0",))
     assert replace(training, config=fewer, task_sets=task_sets).unplayed() == {COLD: [1.0]}
+
+
+def test_a_table_of_fewer_episodes_a_game_than_the_config_now_asks_for_is_played_again(training: TrainingRun):
+    for label, step in ((COLD, 0), (TRAINED, 7)):
+        append_row(training.folder.evaluations, ROW | {"label": label, "step": step})
+    left = {}
+    for samples in (1, 8):
+        config = Config.model_validate({"name": "t", "steps": 7, "sft": {"enabled": False}, "eval": {
+            "panel_temperatures": [1.0], "panel_samples": samples}})
+        left[samples] = replace(training, config=config,
+                                task_sets=replace(training.task_sets, heldout=("toy/test/0",))).unplayed()
+    assert left == {1: {}, 8: {COLD: [1.0], TRAINED: [1.0]}}

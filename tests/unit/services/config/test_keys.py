@@ -42,7 +42,14 @@ def test_a_wrong_key_of_a_file_is_told_the_form(file: Path, text: str, line: str
     ("learner.credit.gamma=null", "learner.credit.gamma has no value; it should be a valid number"),
     ("learner=", "learner is a section and has no value; set its keys: learner.KEY=VALUE"),
     ("env.urls=", "env.urls is a list and has no value; write [] or [VALUE, VALUE]"),
-    ("env.urls=a", "env.urls is a list and cannot be 'a'; write [a]")])
+    ("env.urls=a", "env.urls is a list and cannot be 'a'; write [a]"),
+    ("autoscale.rollout=[2]", "autoscale.rollout takes two values and cannot be [2]; write [VALUE, VALUE]"),
+    ("autoscale.env=8", "autoscale.env takes two values and cannot be 8; write [VALUE, VALUE]"),
+    ("learner.betas=[0.9]", "learner.betas takes two values and cannot be [0.9]; write [VALUE, VALUE]"),
+    ("learner.betas=[0.9, 0.99, 0.5]",
+     "learner.betas takes two values and cannot be [0.9, 0.99, 0.5]; write [VALUE, VALUE]"),
+    ("learner.betas=", "learner.betas takes two values and has no value; write [VALUE, VALUE]"),
+    ("runs_dir=", "runs_dir has no value; give a path")])
 def test_a_key_without_a_value_on_the_command_line_is_told_in_words_of_the_user(override: str, line: str):
     """They said that it cannot be None, which nobody had typed."""
     with pytest.raises(UserError) as error:

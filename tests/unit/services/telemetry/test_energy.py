@@ -40,6 +40,17 @@ def test_parts_of_a_package_are_not_counted_again(tmp_path: Path):
     assert meter.taken() == 2.0
 
 
+def test_the_counter_of_a_whole_laptop_which_includes_its_package_is_left_out(tmp_path: Path):
+    names = {"intel-rapl:0": "package-0", "intel-rapl:1": "psys"}
+    for zone, name in names.items():
+        write(tmp_path, zone, 0)
+        (tmp_path / zone / "name").write_text(f"{name}\n")
+    meter = packages_alone(tmp_path)
+    for zone in names:
+        write(tmp_path, zone, 2_000_000)
+    assert meter.taken() == 2.0
+
+
 def test_a_counter_that_starts_again_goes_on(tmp_path: Path):
     write(tmp_path, "intel-rapl:0", 9_000_000, most=10_000_000)
     meter = packages_alone(tmp_path)

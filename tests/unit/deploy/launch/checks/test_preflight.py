@@ -230,6 +230,11 @@ def test_a_port_in_use_is_refused():
             f"metrics.port={port} is in use on 127.0.0.1; choose another, or metrics.port=0 for a free one")
 
 
+def test_an_address_of_another_machine_for_the_metrics_is_refused_and_planned():
+    assert refusal("metrics.host=192.0.2.1").startswith("metrics.host=192.0.2.1 is no address of this machine; ")
+    preflight.check(config("metrics.host=192.0.2.1", "hardware=8x80"), planned=True)
+
+
 def test_a_dead_ray_is_refused_from_the_config_and_from_the_environment(monkeypatch: pytest.MonkeyPatch):
     address = f"127.0.0.1:{held_port()}"
     expected = (f"no Ray cluster answers at {address} ([Errno 111] Connection refused); "
