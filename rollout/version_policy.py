@@ -1,10 +1,11 @@
 """Decides which tickets a worker may start with its version, and which version it should load next. Pure functions.
 
 - Training follows the pointer. An update never waits for training episodes: they continue under the new weights.
+- No training episode is sampled by older weights than its ticket allows. A restarted learner publishes again from its
+  checkpoint on: the worker keeps its weights until the pointer has come as far as these episodes need, or they end.
 - An evaluation episode is played at exactly one version, so no update happens while one is being played.
 - The pointer may name weights that nobody has, until a restarted learner has published them again: see Missing.
-- A worker may have to load an older version for evaluation tickets. First it lets its training episodes end, because
-  they must not be sampled by older weights than their ticket allows.
+- A worker may have to load an older version for evaluation tickets. First it lets its training episodes end.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ def next_version(own: Version, pointer: Version, playing: Collection[Ticket], he
     """Returns the version to load now, or `own` for none. `held` tickets are claimed and not started."""
     if any(ticket.exact_version == own for ticket in (*playing, *held)):
         return own
+    training = [ticket for ticket in playing if ticket.exact_version is None]
     if own != pointer:
-        return pointer
+        return own if any(ticket.min_step > pointer.step for ticket in training) else pointer
     visits = wanted_elsewhere(own, held)
-    training = any(ticket.exact_version is None for ticket in playing)
     return own if not visits or training else min(visits)
 
 

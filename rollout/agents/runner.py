@@ -69,19 +69,21 @@ class AgentRunner:
         async with closing(game):
             with self.endpoint.serving(llm, world):
                 await self._run(ticket, llm, world)
-            if not llm.steps:
+            if not llm.steps and (llm.over is None or llm.over.end != "context"):
                 raise AgentFault(f"the agent ended {ticket.task} without a call of the model")
             return episode_of(llm, world, worker=self.worker, attempt=attempt, seconds=time.monotonic() - started,
                               engine=self.env_engine)
 
     async def _run(self, ticket: Ticket, llm: AgentSession, world: AgentWorld) -> None:
-        """Runs the agent to its end. After a budget has ended the episode, an error of the agent is no fault."""
+        """Runs the agent to its end. After a budget has ended the episode, an error of the agent is no fault.
+        One that does not end is: it may still wait for what its reward depends on."""
         running = asyncio.ensure_future(self._called(ticket.task, llm, world))
         running.add_done_callback(lambda task: task.cancelled() or task.exception())  # else asyncio logs it
         goes_on = ""
         try:
             ended = await self._ended_in_time(running, world)
         finally:
+            used_up = f"; before that, {llm.over}" if llm.over is not None else ""
             running.cancel()
             await asyncio.wait({running}, timeout=CANCEL_S)
             if not running.done():  # it caught its cancellation; nobody waits for it, and it gets no more calls
@@ -91,10 +93,10 @@ class AgentRunner:
             raise llm.fault
         if not ended:
             raise AgentFault(f"the agent did not end {ticket.task} within {self.settings.seconds:g} s (agent.seconds)"
-                             + goes_on)
+                             + goes_on + used_up)
         error = asyncio.CancelledError() if running.cancelled() else running.exception()
         if error is not None:
-            llm.over = llm.over or llm.full
+            llm.over = llm.over or llm.refused
         if error is not None and llm.over is None:
             told = error if isinstance(error, AgentFault) else described(error)
             raise AgentFault(f"the agent failed on {ticket.task}: {told}") from error

@@ -37,11 +37,15 @@ QUICK_TEXT = 1 << 16
 
 
 class EpisodeOver(Exception):
-    """A budget of the episode is used up; `end` says which one. The episode keeps its true reward."""
+    """A budget of the episode is used up; `end` says which one. The episode keeps its true reward.
 
-    def __init__(self, end: EpisodeEnd, message: str) -> None:
+    `lifts`: whether the episode goes on if a later prompt is shorter.
+    """
+
+    def __init__(self, end: EpisodeEnd, message: str, *, lifts: bool = False) -> None:
         super().__init__(message)
         self.end: EpisodeEnd = end
+        self.lifts = lifts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +92,9 @@ class AgentSession:
     over: EpisodeOver | None = None
     """The budget that ended the episode, also if the agent caught the exception. A prompt that is too long ends it
     unless a later prompt fits."""
-    full: EpisodeOver | None = None
-    """The latest refusal of a prompt that was too long, also if a later one fitted."""
+    refused: EpisodeOver | None = None
+    """The latest refusal that explains an error of the agent, whether the episode went on or was over before: of a
+    prompt that was too long, or of an action after the end of the game."""
     fault: Fault | None = None
     """Our fault that ended the episode, also if the agent caught the exception."""
     _begun: int = 0
@@ -135,15 +140,15 @@ class AgentSession:
 
         A prompt that is too long ends the episode, unless the agent shortens it and asks again.
         """
-        if (self.over is None or self.over is self.full) and self._begun - self._given_up >= self.max_calls:
+        if (self.over is None or self.over.lifts) and self._begun - self._given_up >= self.max_calls:
             self.over = EpisodeOver("turns", f"the episode has made its {self.max_calls} calls (agent.max_calls)")
-        if self.over is not None and self.over is not self.full:
+        if self.over is not None and not self.over.lifts:
             raise self.over
         if prompt is None or len(prompt) > self.prompt_tokens:
             size = f"{len(written)} characters" if prompt is None else f"{len(prompt)} tokens"
-            self.over = self.full = EpisodeOver("context", (
+            self.over = self.refused = EpisodeOver("context", (
                 f"the prompt has {size}, and the model's maximum context length is {self.prompt_tokens} tokens "
-                "(rollout.max_prompt_tokens)"))
+                "(rollout.max_prompt_tokens)"), lifts=True)
             raise self.over
         self.over = None
         return prompt

@@ -78,8 +78,11 @@ class AgentWorld:
 
     async def _step(self, action: str) -> Result:
         before = self.last
-        if before is None or before.done:
-            raise ValueError("the episode is over" if before else "the environment has not been reset")
+        if before is None:
+            raise ValueError("the environment has not been reset")
+        if before.done:  # of the calls in one answer, which an agent carries out together, one ended the game
+            self.llm.refused = EpisodeOver(before.ended("turns"), "the episode is over")
+            raise ValueError(str(self.llm.refused))
         if self.llm.over is not None:
             raise self.llm.over
         try:

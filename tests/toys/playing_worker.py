@@ -76,9 +76,10 @@ class Shelf:
         self.model_of = model_of
         self.held: dict[Version, Packed] = {}
 
-    def publish(self, step: int) -> Version:
+    def publish(self, step: int, *, life: int = 0) -> Version:
+        """Publishes weights, as the learner that was restarted `life` times."""
         packed = pack_tensors(self.model_of(tied=True, seed=100 + step).state_dict().items())
-        version = Version(incarnation=self.lease.epoch + 1000, step=step, digest=packed.digest)
+        version = Version(incarnation=self.lease.epoch + 1000 + life, step=step, digest=packed.digest)
         self.held[version] = packed
         self.store.publish_version(self.lease, version, "")
         return version

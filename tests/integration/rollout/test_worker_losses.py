@@ -95,6 +95,22 @@ async def test_a_drained_worker_finishes_its_tickets_takes_no_more_and_ends_whil
     assert {episode.attempt for episode in episodes} == {1}
 
 
+async def test_episodes_keep_their_weights_while_a_restarted_learner_takes_earlier_steps_again(world):
+    """It publishes its checkpoint first. Sampled by that, their groups would be too old for the learner."""
+    world.shelf.publish(2)
+    issue(world.store, world.lease, "train/0", size=SETTINGS.slots, min_step=2)
+    held = Held(world.engine, turn=2)
+    async with working(world, held=held) as worker:
+        await until(world, lambda: [len(world.store.turns(f"train/0#{k}")) for k in range(SETTINGS.slots)] == [
+            2] * SETTINGS.slots, worker)
+        checkpoint = world.shelf.publish(1, life=1)
+        await asyncio.sleep(3)  # longer than it takes to load this model
+        held.free.set()
+        await until(world, lambda: world.store.ready("train"), worker)
+        await until(world, lambda: world.engine.version == checkpoint, worker)
+    assert {episode.oldest_step for episode in world.store.episodes("train/0")} == {2}
+
+
 async def test_a_ticket_that_is_lost_and_claimed_again_is_played_on_and_counts_once(world):
     """A worker that was held up for longer than its claims last gets the tickets back while it plays them still."""
     world.shelf.publish(1)

@@ -72,6 +72,15 @@ def test_an_older_version_is_visited_once_training_is_done():
     assert next_version(OLD, NEW, [], [train(5)]) == NEW
 
 
+def test_weights_of_a_step_that_is_taken_again_wait_for_training_that_needs_newer_ones():
+    """A restarted learner publishes its checkpoint first, and the groups that were sampled by it were dropped."""
+    again = Version(incarnation=2, step=3, digest="e")
+    assert next_version(NEW, again, [train(3), train(5)], []) == NEW
+    assert next_version(NEW, again, [train(3)], []) == again
+    assert next_version(NEW, again, [], [train(5)]) == again
+    assert next_version(NEW, Version(incarnation=2, step=5, digest="f"), [train(5)], []).incarnation == 2
+
+
 def test_the_oldest_visit_comes_first():
     """It is the one whose weights are forgotten next."""
     older = Version(incarnation=1, step=2, digest="d")

@@ -31,7 +31,8 @@ def test_a_finished_run_becomes_a_few_kilobytes(tmp_path: Path, config: Config):
                                      ("panel-trained", 2, "heldout", {"a": 0.5, "c": 1.0})):
         append_row(run / "evaluations.jsonl", {
             "label": label, "step": step, "split": split, "temperature": 1.0, "tasks": len(wins), "dropped": 0,
-            "episodes": len(wins) * (1 if split == "valid_seen" else 2), "success_rate": 2 / 3, "episode_length": 10.0, "success_by_type": {"pick": 2 / 3},
+            "episodes": len(wins) * (1 if split == "valid_seen" else 2),
+            "success_rate": 2 / 3, "episode_length": 10.0, "success_by_type": {"pick": 2 / 3},
             "success_by_task": wins})
     common = {"cold_start": "digest", "panels": {"valid_seen": ["v"], "heldout": ["a", "b", "c"]}}
     record = records.record_of(run, arm="grpo", config=config, minutes=2.0, code="k", common=common)

@@ -88,6 +88,47 @@ async def test_a_last_call_that_is_repeated_is_rewarded_once(counting, ticket):
     assert (episode.won, episode.total_reward) == (True, 12.5)
 
 
+async def test_an_agent_that_asks_for_ever_after_its_calls_are_used_up_is_told_so(counting, ticket):
+    """Its own loop of attempts takes the refusal for an error that passes."""
+    async def tries_again(_task, llm, _env):
+        while True:
+            try:
+                await llm.chat([{"role": "user", "content": "x"}])
+            except Exception:
+                await asyncio.sleep(0.01)
+
+    async with counting(["so", "so"], tries_again) as (runner, _):
+        hasty = dataclasses.replace(runner, settings=AgentSection(name="x:y", seconds=0.5, max_calls=2))
+        with pytest.raises(AgentFault, match=r"\(agent\.seconds\); before that, the episode has made its 2 calls \("):
+            await hasty.play(ticket, 1)
+
+
+async def test_an_agent_whose_first_prompt_is_too_long_has_an_episode_that_says_so(counting, ticket):
+    """It was told that it had made no call, and played three times. The store refuses an episode without a step."""
+    async def asks_much(_task, llm, _env):
+        await llm.chat([{"role": "user", "content": "x" * 9000}])
+
+    async with counting([], asks_much) as (runner, _):
+        episode = await runner.play(ticket, 1)
+    assert (episode.steps, episode.end) == ([], "context")
+
+
+@pytest.mark.parametrize("caught", [True, False])
+async def test_an_action_after_the_one_that_won_takes_no_win_away(counting, ticket, caught):
+    """The policy wrote two calls in one answer, and the agent carried out both."""
+    async def at_once(_task, llm, env):
+        await env.reset()
+        for _ in range(2):
+            await llm.chat([{"role": "user", "content": "add"}])
+            found = await asyncio.gather(*(env.call("add", {"n": 5}) for _ in range(2)), return_exceptions=caught)
+        if caught:
+            assert isinstance(found[1], ValueError)
+
+    async with counting(["so"] * 2, at_once) as (runner, _):
+        episode = await runner.play(ticket, 1)
+    assert (episode.won, episode.end) == (True, "won")
+
+
 async def test_an_agent_that_cancels_itself_has_failed(counting, ticket):
     async def quitter(*_):
         raise asyncio.CancelledError
