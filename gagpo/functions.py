@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, overload
 
+from services.errors import UserError
+
 if TYPE_CHECKING:
     from deploy.runs.results import RunResults
     from learner.credit.types import Credit
@@ -38,6 +40,8 @@ def credit(groups: Mapping[str, Any] | Iterable[Mapping[str, Any]], **options: A
     chosen = credit_options(options)
     for name, why in unread(chosen, options).items():
         warnings.warn(f"{name} does nothing {why}", stacklevel=2)
+    if not isinstance(groups, Iterable):
+        raise UserError(f"groups cannot be {groups!r}", "give a group, or a list of groups")
     if isinstance(groups, Mapping):
         return credit_of([parse_group(cast("Mapping[str, Any]", groups))], chosen)[0]
     return credit_of([parse_group(group, f"group {number}: ") for number, group in enumerate(groups, 1)], chosen)
@@ -90,5 +94,12 @@ def open_run(path: Path | str) -> RunResults:
 
 
 def _words(overrides: Mapping[str, object] | None) -> list[str]:
-    """Returns overrides as the command line has them. JSON is YAML."""
-    return [f"{key}={json.dumps(value, default=str, ensure_ascii=False)}" for key, value in (overrides or {}).items()]
+    """Returns overrides as the command line has them. JSON is YAML. Raises UserError for a number that is not finite,
+    which YAML would read as a text."""
+    words: list[str] = []
+    for key, value in (overrides or {}).items():
+        try:
+            words.append(f"{key}={json.dumps(value, default=str, ensure_ascii=False, allow_nan=False)}")
+        except ValueError:
+            raise UserError(f"{key} cannot be {value!r}", "give a finite number, or leave the key out") from None
+    return words

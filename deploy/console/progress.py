@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from deploy.console.plain import EVERY_S, Pace, going_on, print_line, span
+from deploy.console.printable import printable
 from services.plural import number_of
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -199,7 +200,7 @@ class ProgressView:
         rate = f"   {pace:.3g} s each{self._left()}" if pace else ""
         table.add_row("step", f"{self._step} / {self._steps}{rate}")
         if self._passing:
-            table.add_row("now", self._passing)
+            table.add_row("now", Text(printable(self._passing)))
         if self._last:
             table.add_row("success", f"{self._last['success_rate']:.1%}   {sparkline(self._success)}")
             table.add_row("length", f"{self._last['episode_length']:.1f} turns")
@@ -209,5 +210,6 @@ class ProgressView:
         for at, rate, low, high in self._evaluations[-KEEP_NOTES:]:
             table.add_row(f"evaluation @{at}", f"{rate:.1%}  [{low:.1%}, {high:.1%}]")
         bar = ProgressBar(total=self._steps, completed=self._step, width=60)
-        return Group(head, bar, table, *[Text(f"warning: {text}", style="yellow") for text in self._warnings.values()],
-                     *[Text(note, style="dim") for note in self._notes])
+        return Group(head, bar, table, *[Text(printable(f"warning: {text}"), style="yellow")
+                                          for text in self._warnings.values()],
+                     *[Text(printable(note), style="dim") for note in self._notes])

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import random
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from statistics import fmean
 
 import numpy as np
@@ -39,6 +40,8 @@ TASKS = 500
 """Groups of each log-linear policy, each of another game."""
 LEARNERS, STEPS_LATER, SEED = ("gagpo", "gigpo"), (4, 12), 6000
 """The arms and the learner steps after which the log-linear policy is measured again, and the seed of those runs."""
+LONGEST_NAME = 200
+"""Bytes of the joined names of runs that name a table. More are counted."""
 TRANSFORMER_ARMS = "gagpo,gigpo,gagpo-mc,gagpo-adm,gagpo_loo-adm,gagpo_graph-adm"
 """The arms without `--arms`. Each takes a backward pass over all groups."""
 
@@ -55,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         check_distinct(args.runs)
         from deploy.experiment.first_steps import gradients_of_runs
 
-        name, policies = "-".join(run.name for run in args.runs), [gradients_of_runs(
+        name, policies = _name(args.runs), [gradients_of_runs(
             args.runs, chosen(args.arms or TRANSFORMER_ARMS), args.overrides)]
     else:
         name, policies = "loglinear", _loglinear(chosen_arms(args.arms), args.seeds or TASKS)
@@ -64,6 +67,12 @@ def run(args: argparse.Namespace) -> int:
     write_whole(args.out / f"{name}.md", "\n".join(["```text", *lines, "```"]) + "\n")
     print("\n".join(lines))
     return 0
+
+
+def _name(runs: Sequence[Path]) -> str:
+    """Returns the name of the table, which a file can have: most file systems take 255 bytes."""
+    joined = "-".join(run.name for run in runs)
+    return joined if len(joined.encode()) <= LONGEST_NAME else f"{runs[0].name}-and-{len(runs) - 1}-more"
 
 
 def _policies() -> Iterator[tuple[str, Floats]]:

@@ -11,6 +11,7 @@ from rich.live import Live
 from rich.text import Text
 
 from deploy.console.plain import going_on, print_line, span
+from deploy.console.printable import printable
 
 KEEP_LINES = 12
 
@@ -76,6 +77,6 @@ class RunsProgress:
     def render(self) -> Group:
         """Returns the live view."""
         head = Text(f"{self._done} of {self._total} runs{self._left()}", style="bold")
-        lines = [Text(line, style="dim") for line in self._lines]
-        going = [Text(f"{child.name}  {' '.join(child.tail(1))}", no_wrap=True) for child in self._running]
+        lines = [Text(printable(line), style="dim") for line in self._lines]
+        going = [Text(printable(f"{child.name}  {' '.join(child.tail(1))}"), no_wrap=True) for child in self._running]
         return Group(head, *lines, *going)

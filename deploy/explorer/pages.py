@@ -6,7 +6,7 @@ import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from deploy.explorer.calculation import calculation
 from deploy.explorer.curves import evaluation_chart, training_charts
@@ -103,7 +103,9 @@ def instructive(entries: Sequence[GroupEntry]) -> GroupEntry | None:
 def evaluations(run: ExploredRun, *, split: str, kind: str, sort: str, descending: bool) -> dict[str, Any]:
     """Returns the content of the page of evaluations by task."""
     found = matrix(run.evaluations, run.groups(), split=split, kind=kind, sort=sort, descending=descending)
-    return {"matrix": found, "kind": kind, "sort": sort, "descending": descending}
+    section: object = run.config.get("eval")
+    every = cast("dict[str, object]", section).get("every", 5) if isinstance(section, dict) else 5
+    return {"matrix": found, "kind": kind, "sort": sort, "descending": descending, "every": every}
 
 
 def group(run: ExploredRun, found: Group, k: int | None) -> dict[str, Any]:

@@ -216,37 +216,39 @@ class Grid:
 
 
 def means_grid(records: Sequence[Record], design: Design) -> Grid:
-    """Returns one line per arm."""
-    rows = [[design.arms[arm].title, str(max(cell.n for cell in cells.values())),
-             *(_mean(cells.get(m.name), m.form) for m in design.columns)]
-            for arm, cells in means(records, design).items()]
+    """Returns one line per arm. A cell of fewer seeds than the line's says their number."""
+    rows = [[design.arms[arm].title, str(most), *(_mean(cells.get(m.name), m.form, most) for m in design.columns)]
+            for arm, cells in means(records, design).items() if (most := max(cell.n for cell in cells.values()))]
     return Grid(note="Mean and 95% interval over seeds, half-width behind ±.",
                 head=["arm", "seeds", *(m.title for m in design.columns)], rows=rows)
 
 
 def differences_grid(records: Sequence[Record], design: Design) -> Grid:
-    """Returns one line per pair of arms with at least two common seeds."""
+    """Returns one line per pair of arms with at least two common seeds. A cell of fewer says their number."""
     shown = [m for m in design.columns if m.name not in ("minutes", "singletons")]
-    rows = [[f"{design.arms[a].title} - {design.arms[b].title}", str(max(cell.n for cell in cells.values())),
-             *(_difference(cells.get(m.name), m.form) for m in shown),
+    rows = [[f"{design.arms[a].title} - {design.arms[b].title}", str(most),
+             *(_difference(cells.get(m.name), m.form, most) for m in shown),
              _detectable(cells.get(shown[0].name), shown[0].form)]
-            for (a, b), cells in differences(records, design).items()]
+            for (a, b), cells in differences(records, design).items() if (most := max(c.n for c in cells.values()))]
     return Grid(note="Differences, paired by seed; * where the interval excludes zero. Detectable: the smallest true "
                 "difference on held-out games\nthat this many pairs find with 80% power.",
                 head=["difference", "pairs", *(m.title for m in shown), "detectable"], rows=rows)
 
 
-def _mean(cell: Cell | None, form: str) -> str:
+def _mean(cell: Cell | None, form: str, most: int) -> str:
     if cell is None:
         return ""
-    return f"{format(cell.mean, form)}{half_width(cell.mean, cell.high, form)}"
+    fewer = f" (n={cell.n})" if cell.n < most else ""
+    return f"{format(cell.mean, form)}{half_width(cell.mean, cell.high, form)}{fewer}"
 
 
-def _difference(cell: Cell | None, form: str) -> str:
+def _difference(cell: Cell | None, form: str, most: int) -> str:
+    """Returns the cell of a difference, with a mark if its interval excludes zero."""
     if cell is None:
         return ""
     mark = "*" if cell.low > 0 or cell.high < 0 else ""
-    return f"{format(cell.mean, '+' + form)}{half_width(cell.mean, cell.high, form)}{mark}"
+    fewer = f" (n={cell.n})" if cell.n < most else ""
+    return f"{format(cell.mean, '+' + form)}{half_width(cell.mean, cell.high, form)}{mark}{fewer}"
 
 
 def half_width(mean: float, high: float, form: str) -> str:

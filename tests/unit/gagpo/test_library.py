@@ -51,6 +51,8 @@ def test_the_credit_of_one_group_and_of_several():
     assert first.advantages[0] == pytest.approx([5 / (50 / 3) ** 0.5], abs=1e-5)
     assert second.advantages == [[0.0], [0.0]]
     assert gagpo.credit([], normalize="batch") == []
+    with pytest.raises(gagpo.UserError, match=r"^groups cannot be None; give a group, or a list of groups$"):
+        gagpo.credit(None)
     for bad, options, match in [([one, {"episodes": []}], {}, "group 2: episodes: "),
                                 (one, {"gama": 1}, "^unknown option gama: the estimator gagpo has none of this name; "
                                                    "did you mean gamma[?]$"),
@@ -132,6 +134,13 @@ def test_folders_that_hold_no_modules_disturb_nobody(tmp_path: Path):
     (tmp_path / "deploy" / "run.sh").touch()
     done = python("import gagpo; gagpo.UserError", tmp_path, ROOT)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_number_that_is_not_finite_is_no_text(value: float):
+    """A run called NaN was trained."""
+    with pytest.raises(gagpo.UserError, match=rf"^name cannot be {value}; give a finite number"):
+        _words({"name": value})
 
 
 def test_overrides_keep_every_character():

@@ -209,6 +209,18 @@ def test_the_view_can_be_drawn_before_anything_happened():
     assert "0 / 4" in out.file.getvalue()
 
 
+def test_the_view_shows_what_a_terminal_would_obey_and_reads_no_text_as_markup():
+    out, view = console(terminal=True), console(terminal=True)
+    progress = ProgressView("tiny", 4, console=out, clock=Clock())
+    progress.note("note \x1b]0;a\x07")
+    progress.warn({"rule": "warning \x1b]0;b\x07"})
+    progress.passing("plays a/[/old] \x1b]0;c\x07")
+    view.print(progress.render())
+    shown = view.file.getvalue()
+    assert "plays a/[/old]" in shown
+    assert [shown.count(f"\ufffd]0;{text}\ufffd") for text in "abc"] == [1, 1, 1]
+
+
 def test_only_the_last_notes_are_kept():
     out = console(terminal=False)
     progress = ProgressView("tiny", 4, console=out, clock=Clock())

@@ -91,6 +91,13 @@ def test_runs_are_compared_from_their_own_policy(a_run, tmp_path: Path, capsys):
     assert (tmp_path / "out/first-second.md").read_text() == f"```text\n{shown}```\n"
 
 
+def test_the_table_of_many_runs_has_a_name_that_a_file_can_have():
+    """It was made for an hour, and then lost."""
+    runs = [Path(f"runs/gigpo-seed{number}") for number in range(100, 140)]
+    assert gradient._name(runs[:2]) == "gigpo-seed100-gigpo-seed101"
+    assert gradient._name(runs) == "gigpo-seed100-and-39-more"
+
+
 def test_runs_of_other_policies_and_runs_without_a_step_are_refused(a_run, tmp_path: Path, tiny_model):
     other = tmp_path / "other-model"
     tiny_model(tied=True, seed=1).save_pretrained(other)

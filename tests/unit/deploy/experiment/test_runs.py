@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from collections.abc import Sequence
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -171,6 +172,16 @@ def test_the_live_view_shows_the_last_line_of_each_run(tmp_path: Path):
     console.print(progress.render())
     assert "1 of 4 runs; about 3 min left" in "".join(said)
     assert "gagpo-seed0  step 2" in "".join(said)
+
+
+def test_the_live_view_shows_what_a_terminal_would_obey(tmp_path: Path):
+    child = Child("gagpo-seed0", [], log=tmp_path / "log")
+    (tmp_path / "log").write_text("\x1b]0;title\x07\n")
+    console = Console(file=StringIO(), width=200, force_terminal=True)
+    progress = RunsProgress(4, console=console)
+    progress.running([child])
+    console.print(progress.render())
+    assert "\ufffd]0;title\ufffd" in console.file.getvalue()
 
 
 class FourHours(OneArmFails):

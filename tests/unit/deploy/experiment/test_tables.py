@@ -5,7 +5,15 @@ from dataclasses import replace
 import pytest
 
 from deploy.experiment.tables import as_lines, parts_of, planned
-from deploy.report.tables import differences, last_evaluations, means, measures, volatility
+from deploy.report.tables import (
+    differences,
+    differences_grid,
+    last_evaluations,
+    means,
+    means_grid,
+    measures,
+    volatility,
+)
 
 
 def test_volatility_is_the_spread_of_changes_over_the_mean():
@@ -69,6 +77,17 @@ def test_means_are_over_seeds(three_seeds):
     cell = means(three_seeds, planned(three_seeds))["gagpo"]["heldout"]
     assert (cell.mean, cell.n) == (pytest.approx(0.6), 3)
     assert cell.high - cell.mean == pytest.approx(0.248414, abs=1e-5)
+
+
+def test_a_mean_of_fewer_seeds_than_its_line_says_how_many(three_seeds):
+    """A run that goes on has no held-out games yet, and the line claimed its seed for them."""
+    *done, going_on = three_seeds
+    runs = [*done, replace(going_on, evaluations=[])]
+    gigpo = means_grid(runs, planned(runs))
+    at = gigpo.head.index("held-out")
+    assert [(row[1], row[at].partition(" (")[2]) for row in gigpo.rows] == [("3", ""), ("3", "n=2)")]
+    (pair,) = differences_grid(runs, planned(runs)).rows
+    assert (pair[1], pair[2].endswith("(n=2)")) == ("3", True)
 
 
 def test_differences_are_paired_by_seed(three_seeds):

@@ -62,6 +62,14 @@ def test_a_folder_in_place_of_a_file_is_named_and_the_rest_is_shown(tmp_path: Pa
         page(folder, path)
 
 
+@pytest.mark.parametrize("section", [None, [3]])
+def test_an_evaluation_section_without_keys_disturbs_no_page(tmp_path: Path, section: Any):
+    folder = make_run(tmp_path / "toy")
+    (folder / "evaluations.jsonl").unlink()
+    (folder / "config.yaml").write_text(json.dumps({"name": "toy", "steps": 3, "eval": section}))
+    assert "then one every 5" in page(folder, "/toy/evaluations")
+
+
 @pytest.mark.parametrize("model", ["qwen", ["qwen"], {"path": 3}, {"path": ["qwen"]}])
 def test_a_model_of_the_wrong_type_in_the_config_is_named_and_episodes_are_shown(tmp_path: Path, model: Any):
     folder = make_run(tmp_path / "toy")
