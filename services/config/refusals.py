@@ -1,4 +1,4 @@
-"""What pydantic found wrong with the values of a config, in one line for the user. Light."""
+"""Findings of pydantic in the values of a config, each told to the user in one line. Light."""
 
 from __future__ import annotations
 
