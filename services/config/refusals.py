@@ -16,16 +16,20 @@ COMMAND_LINE = "the command line"
 SCALARS = (bool, int, float, date)
 """The types that YAML makes of words such as `2026`, `no` and `2026-11-24`, which may be names."""
 
+FIXES = {"path_type": "give a path",
+         "string_pattern_mismatch": "use letters, digits, `.`, `_` and `-`, and begin with a letter or a digit"}
+"""Advice for errors whose own words do not help."""
+
 
 def one_line(error: ValidationError, where: Path | str, prefix: str = "") -> UserError:
     """Returns the first finding of pydantic as a UserError. `where` is what to change, `prefix` goes before the key."""
     first, *others = error.errors(include_url=False)
     more = f" (and {len(others)} more)" if others else ""
-    whole = prefix + ".".join(part for part in first["loc"] if isinstance(part, str))
-    if first["type"] == "tuple_type" or (first["type"] in ("missing", "too_long") and takes_pair(whole)):
-        return _no_list(whole, first["input"], more)
     key = prefix + ".".join(str(part) for part in first["loc"])
     message = first["msg"].removeprefix("Value error, ")
+    pair = prefix + ".".join(part for part in first["loc"] if isinstance(part, str))
+    if first["type"] in ("missing", "too_long", "tuple_type") and takes_pair(pair):
+        return UserError(f"{pair} takes two values and {wrong(first['input'])}{more}", "write [VALUE, VALUE]")
     if first["type"] == "missing":
         return UserError(f"{key} is not set{more}", f"set it in {where} or give {key}=VALUE")
     if first["type"] == "value_error":
@@ -36,22 +40,14 @@ def one_line(error: ValidationError, where: Path | str, prefix: str = "") -> Use
         return UserError(f"unknown key {key}{more} in {where}", nearest(key))
     if first["type"] == "model_type":
         return UserError(f"{key} is a section and {wrong(first['input'])}{more}", f"set its keys: {key}.KEY=VALUE")
-    if first["type"] == "string_pattern_mismatch":
-        return UserError(f"{key} cannot be {first['input']!r}{more}",
-                         "use letters, digits, `.`, `_` and `-`, and begin with a letter or a digit")
+    if first["type"] == "tuple_type":
+        fix = "write [] or [VALUE, VALUE]" if first["input"] is None else f"write [{first['input']}]"
+        return UserError(f"{key} is a list and {wrong(first['input'])}{more}", fix)
     if first["type"] == "string_type" and isinstance(first["input"], SCALARS):
         return UserError(f"{key} is a text and cannot be {first['input']!s}{more}", f"write it in quotes in {where}")
-    fix = "give a path" if first["type"] == "path_type" else re.sub(r"^(Input|String) should", "it should", message)
+    fix = FIXES.get(first["type"]) or re.sub(r"^(Input|String) should", "it should", message)
     given = masked(first["input"]) if isinstance(first["input"], str) else first["input"]
     return UserError(f"{key} {wrong(given)}{more}", fix)
-
-
-def _no_list(key: str, given: object, more: str) -> UserError:
-    """`given` is no list, or one of another length than the two values of a key that takes a pair."""
-    if takes_pair(key):
-        return UserError(f"{key} takes two values and {wrong(given)}{more}", "write [VALUE, VALUE]")
-    return UserError(f"{key} is a list and {wrong(given)}{more}",
-                     "write [] or [VALUE, VALUE]" if given is None else f"write [{given}]")
 
 
 def wrong(value: object) -> str:
