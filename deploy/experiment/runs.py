@@ -20,11 +20,12 @@ from deploy.experiment.common import COLD_START, keep_cold_evaluations
 from deploy.experiment.design import PlannedRun, config_of
 from deploy.experiment.progress import RunsProgress
 from deploy.runs import records
-from deploy.runs.folder import RunFolder
+from deploy.runs.folder import RunFolder, locked
 from deploy.training.child_runs import FAILURES_IN_A_ROW, POLL_S, Child, ChildFailed
 from deploy.training.start import saying_how_to_go_on
 from deploy.training.sweep import give_evaluations
 from services.config.file import dump_config
+from services.config.secrets import for_children
 from services.config.tree import Config
 from services.errors import GagpoError, UserError
 from services.patience import while_folder_away
@@ -89,7 +90,8 @@ class Runner:
     def make(self, runs: Sequence[PlannedRun]) -> int:
         """Makes the runs. Returns how many were not started because time was up.
 
-        Raises RunsFailed at the end if some failed, and at once after FAILURES_IN_A_ROW.
+        Raises RunsFailed at the end if some failed. After FAILURES_IN_A_ROW no run is started, and those that go on
+        are finished.
         """
         waiting = list(runs)
         with saying_how_to_go_on("the same command"):
@@ -106,9 +108,11 @@ class Runner:
 
     def _make(self, waiting: list[PlannedRun], last_start: float) -> None:
         """Takes runs from `waiting` until time is up. `last_start`: by the monotonic clock."""
-        while self._in_a_row < FAILURES_IN_A_ROW and (
-                self._children or (waiting and time.monotonic() < last_start)):
-            while waiting and len(self._children) < self.parallel and time.monotonic() < last_start:
+        def may_start() -> bool:
+            return bool(waiting) and self._in_a_row < FAILURES_IN_A_ROW and time.monotonic() < last_start
+
+        while self._children or may_start():
+            while len(self._children) < self.parallel and may_start():
                 self._start(waiting.pop(0))
             self._collect()
             self.progress.running(self._going())
@@ -119,12 +123,13 @@ class Runner:
 
     def _start(self, run: PlannedRun) -> None:
         config = self._config(run)
-        shutil.rmtree(config.run_dir, ignore_errors=True)  # left by an interrupted run
+        with locked(config):  # somebody may go on with it by hand
+            shutil.rmtree(config.run_dir, ignore_errors=True)  # left by an interrupted run
         give_evaluations(RunFolder(config.run_dir), self.common["cold_evaluations"])
         file = self.config.run_dir / f"{run.name}.yaml"
         dump_config(config, file)
         child = Child(run.name, ["train", "--config", str(file)], log=self.config.run_dir / f"{run.name}.log",
-                      leave_s=config.supervision.leave_seconds)
+                      leave_s=config.supervision.leave_seconds, secrets=for_children(config.redis))
         self._children[run] = child, records.code_digest()
         child.start()
 
@@ -140,7 +145,7 @@ class Runner:
                 self.progress.note(f"{run.name} failed")
                 continue
             del self._children[run]
-            self._in_a_row = 0
+            self._in_a_row = 0 if self._in_a_row < FAILURES_IN_A_ROW else self._in_a_row
             config = self._config(run)
             record = records.record_of(config.run_dir, arm=run.arm, config=config, minutes=child.seconds / 60,
                                        common=self.common, code=code)

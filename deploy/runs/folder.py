@@ -152,8 +152,13 @@ def differences(before: Config, now: Config) -> list[str]:
 
 
 def compared(before: Config, now: Config) -> tuple[dict[str, object], dict[str, object]]:
-    """Returns both configs by dotted key, without a model of the hub that is of one commit, wherever its cache is."""
+    """Returns both configs by dotted key, without a model that is the same folder, however its path is written, or of
+    the hub and of one commit, wherever its cache is.
+    """
     theirs, mine = flatten(before), flatten(now)
+    paths = [config.model.path for config in (before, now) if config.model.path is not None]
+    if len(paths) == 2 and paths[0].absolute() == paths[1].absolute():
+        theirs["model.path"] = mine["model.path"]
     if (commit := origin(now.model.path)) and commit == origin(before.model.path):
         for keys in (theirs, mine):
             del keys["model.path"], keys["model.revision"]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from services.errors import GagpoError
 from services.process.child_processes import ending_with_parent, wait_or_kill
 
 POLL_S = 0.5
+GO_ON = "to go on: "
+"""Begins the line in which a command that ends early says how to go on (deploy/training/start.py)."""
 STOP_GRACE_S = 60.0
 """Longest wait after SIGTERM, in seconds. A training run has to stop its samplers, Ray and Redis first."""
 TAIL_LINES = 12
@@ -34,14 +37,15 @@ class Child:
     """One command. `log`: file for its output, emptied first; if None, its output goes where ours goes."""
 
     def __init__(self, name: str, arguments: Sequence[str], *, log: Path | None = None, out: Path | None = None,
-                 leave_s: float = 0.0) -> None:
+                 leave_s: float = 0.0, secrets: Mapping[str, str] | None = None) -> None:
         """`out`: file for its stdout only. `leave_s`: seconds that the child may work on after SIGTERM, before it stops
-        (supervision.leave_seconds of a run)."""
+        (supervision.leave_seconds of a run). `secrets`: variables of its environment beside ours."""
         self.name = name
         self._grace_s = STOP_GRACE_S + leave_s
         self._log = log
         self._out = out
         self._arguments = arguments
+        self._secrets = dict(secrets or {})
         self._process: subprocess.Popen[bytes] | None = None
         self._told = False
         self._started = time.monotonic()
@@ -57,7 +61,8 @@ class Child:
             log, out = (stack.enter_context(path.open("wb")) if path else None for path in (self._log, self._out))
             self._process = subprocess.Popen(
                 ending_with_parent([sys.executable, "-m", "deploy.cli", *self._arguments]),
-                stdin=subprocess.DEVNULL, stdout=out or log, stderr=log, start_new_session=True)
+                stdin=subprocess.DEVNULL, stdout=out or log, stderr=log, start_new_session=True,
+                env=os.environ | self._secrets)
 
     @property
     def seconds(self) -> float:
@@ -101,16 +106,18 @@ class Child:
         wait_or_kill(self._process, self._grace_s)
 
     def tail(self, lines: int) -> list[str]:
-        """Returns the last lines of the child's log."""
+        """Returns the last lines of the child's log, without how to go on with it: that is its parent's to say."""
         if self._log is None or not self._log.exists():
             return []
-        return self._log.read_text(errors="replace").strip().splitlines()[-lines:]
+        said = self._log.read_text(errors="replace").strip().splitlines()
+        return [line for line in said if not line.startswith(GO_ON)][-lines:]
 
 
 def run_child(name: str, arguments: Sequence[str], *, log: Path | None = None, out: Path | None = None,
-              deadline_s: float | None = None, leave_s: float = 0.0) -> None:
+              deadline_s: float | None = None, leave_s: float = 0.0,
+              secrets: Mapping[str, str] | None = None) -> None:
     """Runs a command to its end. If this process is ended, the command is stopped too. Raises ChildFailed."""
-    child = Child(name, arguments, log=log, out=out, leave_s=leave_s)
+    child = Child(name, arguments, log=log, out=out, leave_s=leave_s, secrets=secrets)
     child.start()
     try:
         child.wait(deadline_s)

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from deploy.training.child_runs import GO_ON
 from services.config.tree import Config
 from services.plural import number_of
 from services.telemetry.logs import say
@@ -45,7 +46,7 @@ def saying_how_to_go_on(command: str) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        say(f"to go on: {command}")
+        say(f"{GO_ON}{command}")
         raise
 
 

@@ -23,6 +23,7 @@ from deploy.runs.configs import lay_over, load_config
 from deploy.runs.folder import RunFolder, check_run, compared
 from deploy.training.child_runs import FAILURES_IN_A_ROW, ChildFailed, run_child
 from services.config.file import dump_config
+from services.config.secrets import for_children
 from services.config.tree import Config
 from services.errors import UserError
 from services.files import write_whole
@@ -83,7 +84,7 @@ def configs(config: Config, variants: Sequence[Variant]) -> dict[str, Config]:
         _check_variant(variant, made[variant.name])
         if config.sft.enabled and not made.keys() - {variant.name}:
             cold = RunFolder(made[variant.name].run_dir).cold_model
-            shared |= {"sft.enabled": False, "sft.file": None, "model.path": str(cold)}
+            shared |= {"sft.enabled": False, "sft.file": None, "model.path": str(cold.absolute())}
     return made
 
 
@@ -175,7 +176,7 @@ def _train(name: str, config: Config, first: RunFolder, *, quiet: bool) -> None:
     give_evaluations(RunFolder(config.run_dir), cold_evaluations(first))
     arguments = ["train", "--config", str(file), "--resume", *(["--json"] if quiet else [])]
     run_child(f"variant {name}", arguments, out=Path(os.devnull) if quiet else None,
-              leave_s=config.supervision.leave_seconds)
+              leave_s=config.supervision.leave_seconds, secrets=for_children(config.redis))
 
 
 def cold_evaluations(folder: RunFolder) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from services.errors import UserError
 from services.files import read_bounded
@@ -67,6 +67,12 @@ def redis_url(redis: RedisSection) -> str | None:
         raise UserError("the password of redis.url was removed from this copy of the config",
                         f"set redis.password_file or ${REDIS_PASSWORD_VARIABLE}")
     return redis.url
+
+
+def for_children(redis: RedisSection) -> dict[str, str]:
+    """Returns the variable by which a child process has the password of redis.url, which no copy of a config keeps."""
+    password = urlsplit(redis.url).password if redis.url is not None and redis.password_file is None else None
+    return {} if password in (None, "", HIDDEN) else {REDIS_PASSWORD_VARIABLE: unquote(password)}
 
 
 def _with_password(url: str, password: str) -> str:

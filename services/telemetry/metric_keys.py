@@ -50,8 +50,9 @@ METRIC_TEXTS: Mapping[str, str] = {
     "loss/kl": "Estimate of the KL divergence to the initial policy per token; 0 if learner.loss.kl is 0.",
     "loss/entropy": "Mean entropy of the policy in nats per token.",
     "grad_norm": "Mean norm of the policy's gradient before clipping; null if an update was skipped.",
-    "clip_fraction": "Share of actions, or of tokens, whose ratio is clipped; learner.loss.ratio says which.",
-    "ratio_mean": "Mean ratio of new to old probability of these actions or tokens.",
+    "clip_fraction": "Share of the policy loss whose ratio is clipped, each action or each token with the weight that "
+                     "learner.loss.aggregation gives it.",
+    "ratio_mean": "Mean ratio of new to old probability, with the same weights.",
     "is_capped_share": "Share of tokens whose importance weight is learner.loss.is_cap.",
     "logprob_difference_mean": "Mean absolute difference of the learner's and the sampler's logprobs per token.",
     "logprob_difference_max": "Largest absolute difference of the learner's and the sampler's logprobs of a token.",

@@ -35,7 +35,7 @@ from deploy.training.child_runs import Child
 from services.process.signals import signals_unwind
 
 class Serving(Child):
-    def __init__(self, name, arguments, *, log, leave_s):
+    def __init__(self, name, arguments, *, log, leave_s, secrets):
         super().__init__(name, ["serve-env", "--port", "0"], log=log, leave_s=leave_s)
 
 runs.Child = Serving

@@ -3,9 +3,12 @@
 import json
 import os
 import shutil
-from collections.abc import Sequence
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
 from io import StringIO
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from rich.console import Console
@@ -17,8 +20,8 @@ from deploy.experiment.runs import Runner, RunsFailed, left, only_one, path_of
 from deploy.runs import records
 from deploy.runs.configs import load_config
 from deploy.runs.records import Record, settings_of
-from deploy.training.child_runs import Child
-from services.config.file import lay_over
+from deploy.training.child_runs import Child, ChildFailed
+from services.config.file import dump_config, lay_over
 from services.config.tree import Config
 from services.errors import UserError
 from services.telemetry.metrics_file import METRIC_KEYS, append_row
@@ -112,10 +115,11 @@ class Lines:
 class OneArmFails(Child):
     """A child that ends at once: with status 0 beside the files of a finished run, or with 2 for the arm gagpo."""
 
-    def __init__(self, name: str, arguments: Sequence[str], *, log: Path, leave_s: float) -> None:
+    def __init__(self, name: str, arguments: Sequence[str], *, log: Path, leave_s: float,
+                 secrets: Mapping[str, str]) -> None:
         fails = name.startswith("gagpo")
         super().__init__(name, ["train", "--config", "nowhere"] if fails else ["--help"], log=log,
-                         leave_s=leave_s)
+                         leave_s=leave_s, secrets=secrets)
         if not fails:
             folder = log.parent / name
             append_row(folder / "metrics.jsonl", dict.fromkeys(METRIC_KEYS, 0.5) | {"step": 1, "version": "1.1"})
@@ -182,6 +186,50 @@ def test_the_live_view_shows_what_a_terminal_would_obey(tmp_path: Path):
     progress.running([child])
     console.print(progress.render())
     assert "\ufffd]0;title\ufffd" in console.file.getvalue()
+
+
+class FirstGoesOn(OneArmFails):
+    """The run gigpo-seed0 finishes only once three others have failed."""
+
+    failed: ClassVar[list[str]] = []
+
+    def ended(self, deadline_s: float | None = None) -> bool:
+        if self.name == "gigpo-seed0" and len(self.failed) < 3:
+            return False
+        try:
+            return super().ended(deadline_s)
+        except ChildFailed:
+            self.failed.append(self.name)
+            raise
+
+
+def test_after_three_failures_no_run_is_started_and_those_that_go_on_are_finished(
+        out: Path, config: Config, monkeypatch: pytest.MonkeyPatch):
+    """A cause that hits new starts alone, such as a port that the first run has, lost the work of the first run."""
+    monkeypatch.setattr(FirstGoesOn, "failed", [])
+    made = finished(config, out, monkeypatch, FirstGoesOn)
+    made.parallel = 2
+    with pytest.raises(RunsFailed, match="3 runs failed"):
+        made.make([PlannedRun(arm="gigpo", seed=0), *runs(["gagpo"], range(4))])
+    assert [(record.arm, record.seed) for record in records.read_records(out)] == [("gigpo", 0)]
+
+
+def test_a_run_that_somebody_goes_on_with_by_hand_keeps_its_folder(out: Path, config: Config):
+    made = runner(config, out, [])
+    run_config = made._config(WANTED[0])
+    code = ("import sys, time; from deploy.runs.configs import load_config; from deploy.runs.folder import locked\n"
+            "with locked(load_config(sys.argv[1], [])):\n print('held', flush=True)\n time.sleep(600)")
+    dump_config(run_config, out / "run.yaml")
+    command = [sys.executable, "-c", code, str(out / "run.yaml")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+        try:
+            assert other.stdout.readline() == "held\n"
+            (run_config.run_dir / "mine").touch()
+            with pytest.raises(UserError):
+                made.make([WANTED[0]])
+            assert (run_config.run_dir / "mine").exists()
+        finally:
+            other.kill()
 
 
 class FourHours(OneArmFails):

@@ -97,6 +97,13 @@ def test_how_far_and_where_may_change_but_not_what_is_learnt(tmp_path: Path, cha
     assert (differences(config(tmp_path), config(tmp_path, **changes)) == []) == may_go_on
 
 
+def test_one_folder_of_a_model_has_many_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    relative, absolute, other = (config(tmp_path, model={"path": path}) for path in ("m", tmp_path / "m", "n"))
+    assert differences(relative, absolute) == []
+    assert [line.split()[0] for line in differences(relative, other)] == ["model.path"]
+
+
 def test_a_change_of_the_estimator_is_named(tmp_path: Path):
     """Each config holds the options of its own estimator only."""
     configs = {name: config(tmp_path, learner={"credit": {"estimator": name}}) for name in ESTIMATORS}

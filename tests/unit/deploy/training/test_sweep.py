@@ -13,7 +13,7 @@ from deploy.training import sweep
 from deploy.training.child_runs import ChildFailed
 from deploy.training.paper_tables import ABLATIONS
 from deploy.training.sweep import Variant
-from services.config.file import dump_config
+from services.config.file import dump_config, lay_over
 from services.config.tree import Config
 from services.errors import UserError
 from services.telemetry.metrics_file import append_row, read_rows
@@ -46,12 +46,16 @@ def test_the_rows_of_the_papers_table(config: Config):
     }
 
 
-def test_all_start_from_the_cold_start_that_the_first_makes(config: Config, tmp_path: Path):
+def test_all_start_from_the_cold_start_that_the_first_makes(
+        config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     made = list(sweep.configs(config, ABLATIONS).values())
     assert (made[0].sft.enabled, made[0].model.path) == (True, None)
     cold = tmp_path / "swept" / "full" / "model-cold-start"
     assert {(one.sft.enabled, one.model.path) for one in made[1:]} == {(False, cold)}
     assert {one.run_dir.parent for one in made} == {tmp_path / "swept"}
+    monkeypatch.chdir(tmp_path)
+    relative = list(sweep.configs(lay_over(config, {"runs_dir": "."}), ABLATIONS).values())
+    assert {one.model.path for one in relative[1:]} == {cold}, "a variant may be resumed from another folder"
     assert {one.seed for one in made} == {config.seed}
 
 

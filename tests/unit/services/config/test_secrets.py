@@ -6,7 +6,7 @@ import pytest
 
 from deploy.launch.planning.plan import as_dict
 from services.config.file import default_config, dump_config, lay_over, load_config
-from services.config.secrets import env_token, masked, redis_url
+from services.config.secrets import env_token, for_children, masked, redis_url
 from services.config.tree import Config
 from services.errors import UserError
 
@@ -45,6 +45,16 @@ def test_a_copy_takes_the_password_from_a_file_or_the_environment(tmp_path: Path
     assert redis_url(found.redis) == "redis://me:filed@h:1/0"
     assert redis_url(config(url="redis://h:1", password_file=tmp_path / "password").redis) == "redis://:filed@h:1"
     assert redis_url(config().redis) is None
+
+
+@pytest.mark.parametrize("url", ["redis://:p%2Fw%25@h:1/0", "redis://me:secret@h", "redis://h:1", None])
+def test_a_child_process_has_the_password_that_its_copy_lacks(url, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The runs of a sweep ended at once, and those of an experiment after its cold start."""
+    made = config(url=url)
+    dump_config(made, tmp_path / "config.yaml")
+    for name, value in for_children(made.redis).items():
+        monkeypatch.setenv(name, value)
+    assert redis_url(load_config(tmp_path / "config.yaml").redis) == url
 
 
 @pytest.mark.parametrize("key", ["password_file", "ca_file"])
