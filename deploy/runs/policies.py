@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from deploy.runs.configs import default_config, load_config
 from deploy.runs.folder import RunFolder, is_run
@@ -34,6 +34,8 @@ class PlayablePolicy:
     """Names the weights in the settings of kept trials: the folder, or the run with its step. Never a path."""
     step: int | None
     """Learner steps behind it; None if it is unknown."""
+    hold: BinaryIO | None = None
+    """Keeps the checkpoint of a run that still trains from being deleted, as long as this object lives."""
 
 
 def find_policy(path: Path, which: str | None = None) -> PlayablePolicy:
@@ -53,15 +55,29 @@ def find_policy(path: Path, which: str | None = None) -> PlayablePolicy:
         policy = PlayablePolicy(folder=run.trained_model, title=f"the trained model of {path}{after}",
                                 name=_weights_name(run, step), step=step)
     else:
-        step, folder = find_checkpoint(run, which or "latest")
+        step, folder, hold = _held_checkpoint(run, which or "latest")
         kind = f"the {which or 'latest'} checkpoint" if which in (None, "latest", "best") else "the checkpoint"
         policy = PlayablePolicy(folder=folder, title=f"{kind} of {path}, learner step {step}",
-                                name=_weights_name(run, step), step=step)
+                                name=_weights_name(run, step), step=step, hold=hold)
     if not policy.folder.is_dir():
         raise UserError(f"there is no folder {policy.folder}", "give a Hugging Face folder, or the folder of a run")
     if not (policy.folder / "config.json").exists():
         raise UserError(f"{policy.folder} holds no model", "give a Hugging Face folder, or the folder of a run")
     return policy
+
+
+def _held_checkpoint(run: RunFolder, which: str) -> tuple[int, Path, BinaryIO | None]:
+    """As `find_checkpoint`, with what keeps it from being deleted. The newest of a run may be replaced meanwhile."""
+    from learner.checkpoints.checkpoint import hold
+
+    step, folder = find_checkpoint(run, which)
+    while True:
+        try:
+            return step, folder, hold(folder.parent)
+        except FileNotFoundError:
+            before, (step, folder) = step, find_checkpoint(run, which)
+            if step == before:  # it is there, and has no model
+                return step, folder, None
 
 
 def find_checkpoint(run: RunFolder, which: str) -> tuple[int, Path]:

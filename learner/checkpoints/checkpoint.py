@@ -9,11 +9,13 @@ protect against a person who can write into the folder, so state_files.py reads 
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 import msgspec
 
@@ -27,6 +29,8 @@ FORMAT = 2
 PICKLED = 1
 """An older format. Its state was pickled, so it is never loaded."""
 EXPORT = "hf"
+HELD_BY = "config.json"
+"""The file of an export that is locked while somebody plays by the checkpoint."""
 _FOLDER = re.compile(r"step-(\d{8,12})")
 log = get_logger("checkpoints")
 
@@ -61,6 +65,30 @@ class _Best(_Pointer, frozen=True, kw_only=True):
 
 
 _Found = TypeVar("_Found", bound=_Pointer)
+
+
+def hold(folder: Path) -> BinaryIO:
+    """Returns an open file: while it is open, no learner deletes the checkpoint with this folder. Where the storage has
+    no locks, it may. Raises FileNotFoundError if the checkpoint is gone.
+    """
+    file = (folder / EXPORT / HELD_BY).open("rb")
+    with contextlib.suppress(OSError):
+        fcntl.flock(file, fcntl.LOCK_SH)
+    if not (folder / EXPORT / HELD_BY).exists():  # it was deleted while this waited
+        file.close()
+        raise FileNotFoundError(folder)
+    return file
+
+
+def _is_held(folder: Path) -> bool:
+    try:
+        with (folder / EXPORT / HELD_BY).open("r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # there is no such file, or there are no locks
+        return False
+    return False
 
 
 class Checkpoints:
@@ -231,7 +259,7 @@ class Checkpoints:
         older = [step for step in self.steps() if step <= newest]
         keep = {*older[-self.keep:], self.best()}
         for step in self.steps():
-            if step not in keep:
+            if step not in keep and not _is_held(self.folder(step)):
                 shutil.rmtree(self.folder(step))
 
     def _write(self, name: str, value: _Pointer) -> None:

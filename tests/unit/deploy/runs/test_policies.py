@@ -1,12 +1,14 @@
 """The model that a command plays, and its config."""
 
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
 from deploy import cli
 from deploy.runs.policies import EXPORTED_CONFIG, find_policy, find_run, resolve, run_path
 from deploy.training.evaluation import results_file
+from learner.checkpoints import checkpoint as checkpoint_files
 from learner.checkpoints.checkpoint import Checkpoints, Position
 from services.config.file import dump_config
 from services.config.tree import Config
@@ -49,10 +51,30 @@ def test_a_model_alone_needs_a_config(tmp_path: Path):
     assert resolve(model, "alfworld-tiny", {}, ["eval.panel=8"])[0].eval.panel == 8
 
 
-def checkpoint(run: Path, step: int) -> None:
-    checkpoints = Checkpoints(run / "checkpoints", keep=3)
+def checkpoint(run: Path, step: int, *, keep: int = 3) -> None:
+    checkpoints = Checkpoints(run / "checkpoints", keep=keep)
     model_at(checkpoints.draft(step) / "hf")
     checkpoints.commit(Position(step=step, incarnation=1, next_group=step, trained=step))
+
+
+def test_a_policy_of_a_run_that_trains_stays_as_long_as_it_is_played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run = run_at(tmp_path / "run")
+    checkpoint(run, 1)
+    played = find_policy(run)
+    checkpoint(run, 2, keep=1)
+    assert (played.folder / "config.json").exists()
+    hold = checkpoint_files.hold
+
+    def too_late(folder: Path) -> BinaryIO:
+        monkeypatch.undo()
+        checkpoint(run, 3, keep=1)
+        return hold(folder)
+
+    monkeypatch.setattr(checkpoint_files, "hold", too_late)
+    assert find_policy(run).step == 3, "the newest was replaced while it was looked for"
+    del played
+    checkpoint(run, 4, keep=1)
+    assert Checkpoints(run / "checkpoints", keep=1).steps() == [4]
 
 
 def test_a_run_that_goes_on_stands_for_its_latest_checkpoint_and_a_checkpoint_can_be_chosen(tmp_path: Path):

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from learner.checkpoints.checkpoint import Checkpoints, Position
+from learner.checkpoints.checkpoint import Checkpoints, Position, hold
 from services.errors import DeadlineExceeded, LearnerFault, UserError
 from services.files import Damaged
 
@@ -53,6 +53,27 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
         checkpoints.record_score(step, score)
     assert checkpoints.steps() == [2, 4, 5]
     assert checkpoints.best() == 2
+
+
+def test_a_checkpoint_that_somebody_plays_by_is_kept_until_they_end(tmp_path):
+    """`gagpo eval` of a run that trains takes longer to start than a small run takes for two steps."""
+    checkpoints = Checkpoints(tmp_path, keep=1)
+
+    def commit_model(step):
+        export = checkpoints.draft(step) / "hf"
+        export.mkdir()
+        (export / "config.json").write_text("{}")
+        checkpoints.commit(position(step))
+
+    commit_model(1)
+    with hold(checkpoints.folder(1)), hold(checkpoints.folder(1)):
+        for step in (2, 3):
+            commit_model(step)
+            assert checkpoints.steps() == [1, step]
+    commit_model(4)
+    assert checkpoints.steps() == [4]
+    with pytest.raises(FileNotFoundError):
+        hold(checkpoints.folder(3))
 
 
 def test_a_best_step_that_was_taken_again_has_its_new_score(tmp_path):
