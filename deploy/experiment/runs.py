@@ -25,7 +25,7 @@ from deploy.training.child_runs import FAILURES_IN_A_ROW, POLL_S, Child, ChildFa
 from deploy.training.start import saying_how_to_go_on
 from deploy.training.sweep import give_evaluations
 from services.config.file import dump_config
-from services.config.secrets import for_children
+from services.config.secrets import child_secrets
 from services.config.tree import Config
 from services.errors import GagpoError, UserError
 from services.patience import while_folder_away
@@ -85,7 +85,7 @@ class Runner:
     """Runs in progress, each with the digest of the code at its start."""
     _failures: list[ChildFailed] = field(default_factory=list)
     _in_a_row: int = 0
-    """Failures since the last run that finished."""
+    """Failures since the last run that finished. From FAILURES_IN_A_ROW on it stays, whatever finishes."""
 
     def make(self, runs: Sequence[PlannedRun]) -> int:
         """Makes the runs. Returns how many were not started because time was up.
@@ -129,7 +129,7 @@ class Runner:
         file = self.config.run_dir / f"{run.name}.yaml"
         dump_config(config, file)
         child = Child(run.name, ["train", "--config", str(file)], log=self.config.run_dir / f"{run.name}.log",
-                      leave_s=config.supervision.leave_seconds, secrets=for_children(config.redis))
+                      leave_s=config.supervision.leave_seconds, secrets=child_secrets(config.redis))
         self._children[run] = child, records.code_digest()
         child.start()
 

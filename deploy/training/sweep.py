@@ -23,7 +23,7 @@ from deploy.runs.configs import lay_over, load_config
 from deploy.runs.folder import RunFolder, check_run, compared
 from deploy.training.child_runs import FAILURES_IN_A_ROW, ChildFailed, run_child
 from services.config.file import dump_config
-from services.config.secrets import for_children
+from services.config.secrets import child_secrets
 from services.config.tree import Config
 from services.errors import UserError
 from services.files import write_whole
@@ -176,7 +176,7 @@ def _train(name: str, config: Config, first: RunFolder, *, quiet: bool) -> None:
     give_evaluations(RunFolder(config.run_dir), cold_evaluations(first))
     arguments = ["train", "--config", str(file), "--resume", *(["--json"] if quiet else [])]
     run_child(f"variant {name}", arguments, out=Path(os.devnull) if quiet else None,
-              leave_s=config.supervision.leave_seconds, secrets=for_children(config.redis))
+              leave_s=config.supervision.leave_seconds, secrets=child_secrets(config.redis))
 
 
 def cold_evaluations(folder: RunFolder) -> list[dict[str, Any]]:

@@ -81,6 +81,9 @@ def hold(folder: Path) -> BinaryIO:
 
 
 def _is_held(folder: Path) -> bool:
+    """Returns whether somebody plays by the checkpoint. The file is closed again before the checkpoint is deleted: NFS
+    keeps an open file in its folder, which then cannot be removed.
+    """
     try:
         with (folder / EXPORT / HELD_BY).open("r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -13,7 +13,7 @@ class LossSection(Section):
     """The policy objective."""
 
     ratio: Literal["sequence", "token"] = "sequence"
-    """One importance ratio per action (sequence) or per token. `ppo` with the values of tokens needs token."""
+    """One importance ratio per action (sequence) or per token. `ppo` needs token if its critic values tokens."""
     aggregation: Literal["actions", "tokens"] = "actions"
     """How the policy term is averaged: over actions (each action is the mean of its tokens) or over all tokens."""
     clip_low: float = Field(default=0.2, gt=0)

@@ -69,7 +69,7 @@ def redis_url(redis: RedisSection) -> str | None:
     return redis.url
 
 
-def for_children(redis: RedisSection) -> dict[str, str]:
+def child_secrets(redis: RedisSection) -> dict[str, str]:
     """Returns the variable by which a child process has the password of redis.url, which no copy of a config keeps."""
     password = urlsplit(redis.url).password if redis.url is not None and redis.password_file is None else None
     return {} if password in (None, "", HIDDEN) else {REDIS_PASSWORD_VARIABLE: unquote(password)}

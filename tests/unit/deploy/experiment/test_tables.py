@@ -83,9 +83,9 @@ def test_a_mean_of_fewer_seeds_than_its_line_says_how_many(three_seeds):
     """A run that goes on has no held-out games yet, and the line claimed its seed for them."""
     *done, going_on = three_seeds
     runs = [*done, replace(going_on, evaluations=[])]
-    gigpo = means_grid(runs, planned(runs))
-    at = gigpo.head.index("held-out")
-    assert [(row[1], row[at].partition(" (")[2]) for row in gigpo.rows] == [("3", ""), ("3", "n=2)")]
+    grid = means_grid(runs, planned(runs))
+    at = grid.head.index("held-out")
+    assert [(row[1], row[at].partition(" (")[2]) for row in grid.rows] == [("3", ""), ("3", "n=2)")]
     (pair,) = differences_grid(runs, planned(runs)).rows
     assert (pair[1], pair[2].endswith("(n=2)")) == ("3", True)
 

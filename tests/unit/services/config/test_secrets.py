@@ -6,7 +6,7 @@ import pytest
 
 from deploy.launch.planning.plan import as_dict
 from services.config.file import default_config, dump_config, lay_over, load_config
-from services.config.secrets import env_token, for_children, masked, redis_url
+from services.config.secrets import child_secrets, env_token, masked, redis_url
 from services.config.tree import Config
 from services.errors import UserError
 
@@ -52,7 +52,7 @@ def test_a_child_process_has_the_password_that_its_copy_lacks(url, tmp_path: Pat
     """The runs of a sweep ended at once, and those of an experiment after its cold start."""
     made = config(url=url)
     dump_config(made, tmp_path / "config.yaml")
-    for name, value in for_children(made.redis).items():
+    for name, value in child_secrets(made.redis).items():
         monkeypatch.setenv(name, value)
     assert redis_url(load_config(tmp_path / "config.yaml").redis) == url
 
