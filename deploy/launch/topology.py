@@ -118,7 +118,7 @@ def topology(config: Config, *, run: str, folder: Path, config_file: Path, note:
         address = stack.enter_context(ray_cluster(config, namespace, note))
         note("starting Redis" if config.redis.url is None else "connecting to Redis")
         url = redis_url(config.redis) or stack.enter_context(private_redis(
-            folder / "redis", address, memory=memory_share(memory_bytes())))
+            folder / "redis", None if is_local(address) else address, memory=memory_share(memory_bytes())))
         store = Store(url, run, settings=config.redis)
         until_answered(store.check, config.redis.outage_seconds, note)  # it has answered before, in the preflight
         supervisor = Supervisor(note, config.supervision, beats=store.beats, ground=private_ray.check)

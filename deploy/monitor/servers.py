@@ -22,7 +22,7 @@ from deploy.monitor.grafana import DASHBOARDS, FOLDER
 from deploy.runs.folder import targets_folder
 from services.config.secrets import ENV_TOKEN_VARIABLE, token_from
 from services.errors import DeadlineExceeded, Fault, UserError
-from services.process.addresses import held_port
+from services.process.addresses import likely_port
 from services.process.child_processes import ending_with_parent, wait_or_kill
 
 HOST = "127.0.0.1"
@@ -104,7 +104,7 @@ def _port(wanted: int, option: str) -> int:
         raise UserError(f"there is no port {wanted}", f"choose a {option} from 1 to 65535, or 0 for a free one")
     if wanted and not port_is_free(wanted, HOST):
         raise UserError(f"port {wanted} is taken", f"choose another {option}, or 0 for a free one")
-    return wanted or held_port()
+    return wanted or likely_port()
 
 
 def _secret(path: Path, token: str | None) -> Path | None:

@@ -62,8 +62,8 @@ def serve(
 
     When it is ready it says its URL in the log, and on stdout unless that is a terminal. If `environment` is a
     function, it is called after the port is bound. If the environment is a context manager, it is left at the end.
-    `parent` is the id of the process that started this one, if the server ends with it. It is told and not looked up:
-    a parent that died while this process was starting could no longer be found.
+    `parent` is the id of the process that started this one, if the server ends with it; it holds the port, too. The id
+    is told and not looked up: a parent that died while this process was starting could no longer be found.
     Raises UserError for a port in use, for a host that others can reach without a token, for an environment that is
     larger than the settings let the process grow, and for a live one in a process that starts again by itself.
     """
@@ -71,7 +71,7 @@ def serve(
     log.info("started", host=socket.gethostname(), pid=os.getpid())
     if _orphaned(parent):
         return
-    with contextlib.closing(_inherited() or reserve(host, port)) as listener:
+    with contextlib.closing(_inherited() or reserve(host, port, held=parent is not None)) as listener:
         made = environment() if callable(environment) else environment
         _check_room(settings)
         _check_ends(made, settings)

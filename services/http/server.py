@@ -37,15 +37,18 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def reserve(host: str, port: int) -> socket.socket:
+def reserve(host: str, port: int, *, held: bool = False) -> socket.socket:
     """Returns a socket as `bind` does, but one that refuses connections until `listen`.
 
     For a server that loads for long: who connects to it meanwhile is to ask another one, and nobody takes it for ready.
+    `held`: the port is one that another process of this user holds for it (held_port).
     """
     if not 0 <= port < 1 << 16:
         raise UserError(f"there is no port {port}", "choose a --port from 1 to 65535, or 0 for a free one")
     listener = socket.socket(family_of(host))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if held:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     # Accepted sockets inherit this. Without it the body of a reply waits 40 ms for the delayed ACK of its head.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:

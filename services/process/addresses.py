@@ -66,13 +66,27 @@ def interface_of(address: str) -> str | None:
 
 
 def held_port(host: str = "127.0.0.1") -> int:
-    """Returns a port of this address that no other program gets until this process ends.
+    """Returns a port of this address that only servers of this user get, until this process ends.
 
     The socket that holds it does not listen, so connections are refused until a server takes the port, and again after
-    that has ended. A server that asks for this port gets it if it sets SO_REUSEADDR, as ours, Redis and Ray do.
+    that has ended. A server that asks for this port gets it if it sets SO_REUSEPORT (`reserve(..., held=True)`), which
+    the kernel allows to the same user only. So nobody else can take the place of a server that has died, and be told
+    its clients' secrets.
     """
+    return _held(host, socket.SO_REUSEPORT)
+
+
+def likely_port(host: str = "127.0.0.1") -> int:
+    """Returns a port as `held_port` does, for a server that sets SO_REUSEADDR alone, as Redis and Go's do.
+
+    No program gets it by chance. One that sets SO_REUSEADDR takes it on purpose, of any user, while no server listens.
+    """
+    return _held(host, socket.SO_REUSEADDR)
+
+
+def _held(host: str, sharing: int) -> int:
     holder = socket.socket(family_of(host))
-    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.setsockopt(socket.SOL_SOCKET, sharing, 1)
     holder.bind((host, 0))
     _HOLDERS.append(holder)
     return int(holder.getsockname()[1])

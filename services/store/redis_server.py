@@ -19,12 +19,14 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import redis
 
 from services.errors import GagpoError, StoreFault, UserError
-from services.process.addresses import held_port, host_port
+from services.process.addresses import host_port, likely_port
 from services.process.child_processes import ending_with_parent, wait_or_kill
+from services.process.held_folder import HeldFolder, short_root
 from services.store.connection import OLDEST
 from services.telemetry.logs import get_logger
 
@@ -54,8 +56,8 @@ Nobody can log in as the default user, but that user keeps all rights: Redis 6.2
 file as that user, and silently skips commands that the user may not execute.
 """
 _CONFIG = """\
-bind {host}
-port {port}
+# {url}
+{listens}
 user default off ~* &* +@all
 user gagpo on >{password} ~gagpo:* resetchannels -@all {rights}
 client-output-buffer-limit normal 1gb 256mb 60
@@ -112,26 +114,24 @@ def known_holes(product: str, version: tuple[int, ...]) -> list[str]:
 
 
 class RedisServer:
-    """A redis-server at the address `host` with its data, its log and its password in `folder`. Not thread-safe.
+    """A redis-server with its data, its log and its password in `folder`. Not thread-safe.
 
+    It listens at the address `host`, or at a Unix socket in a folder that nobody else may enter: while it is down,
+    another user of the machine could listen at its port, and would be told the password.
     It holds at most `memory` bytes and refuses to write more: the run waits, then ends in one line.
     Start it from the main thread: the kernel stops it when the thread that started it ends.
     """
 
-    def __init__(self, folder: Path, binary: Path, host: str = "127.0.0.1", memory: int = LARGEST_BYTES) -> None:
+    def __init__(self, folder: Path, binary: Path, host: str | None = None, memory: int = LARGEST_BYTES) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._host = host
         self._memory = memory
         self._folder, self._binary = folder.resolve(), binary
         self._config = self._folder / "redis.conf"
         self._password = secrets.token_urlsafe(24)
-        self._port = held_port(host)
+        self._room = HeldFolder("gagpo-redis-", short_root()) if host is None else None
+        self._listens, self.url = _at_socket(self._room.path / "redis", self._password) if self._room is not None else \
+            _at_port(str(host), self._password)
         self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def url(self) -> str:
-        """URL of the server, with the password."""
-        return _url(self._host, self._port, self._password)
 
     def start(self) -> None:
         """Starts the server and waits for its answer. Data that it cannot read are set aside first.
@@ -159,7 +159,7 @@ class RedisServer:
         try:
             self._config.touch(mode=0o600)
             self._config.write_text(_CONFIG.format(
-                host=self._host, port=self._port, password=self._password, rights=RIGHTS, memory=self._memory))
+                url=self.url, listens=self._listens, password=self._password, rights=RIGHTS, memory=self._memory))
             # It keeps its data where it starts: its config has no place for each path that there may be.
             self._process = subprocess.Popen(
                 ending_with_parent([self._binary.absolute(), self._config]), cwd=self._folder, pass_fds=(lock,),
@@ -216,9 +216,23 @@ class RedisServer:
         self._process = None
         self._config.unlink(missing_ok=True)  # it holds the password
 
+    def close(self) -> None:
+        """Ends the process as `stop` does, and removes the folder of its socket. It cannot be started again."""
+        self.stop()
+        if self._room is not None:
+            self._room.remove()
 
-def _url(host: str, port: int | str, password: str) -> str:
-    return f"redis://gagpo:{password}@{host_port(host, port)}/0"
+
+def _at_port(host: str, password: str) -> tuple[str, str]:
+    """Returns the lines of the config by which a server listens at a port of `host`, and its URL."""
+    port = likely_port(host)
+    return f"bind {host}\nport {port}", f"redis://gagpo:{password}@{host_port(host, port)}/0"
+
+
+def _at_socket(path: Path, password: str) -> tuple[str, str]:
+    """Returns the lines of the config by which a server listens at a Unix socket, and its URL."""
+    quoted = str(path).replace("\\", "\\\\").replace('"', '\\"')
+    return f'port 0\nunixsocket "{quoted}"\nunixsocketperm 700', f"unix://gagpo:{password}@{quote(str(path))}"
 
 
 class _Keeper(threading.Thread):
@@ -261,17 +275,16 @@ def url_served_from(folder: Path) -> str | None:
         try:  # shared, so that others may look at once; NFS grants an exclusive one only to a file open for writing
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            host, port, password = (re.search(rf"^{key}(\S+)", config.read_text(), re.MULTILINE)
-                                    for key in ("bind ", "port ", "user gagpo on >"))
-            return _url(host[1], port[1], password[1]) if host and port and password else None
+            url = config.read_text().partition("\n")[0].removeprefix("# ")
+            return url or None  # the server that has the lock may not have written it yet
     return None  # nobody holds the lock, so no server lives
 
 
 @contextlib.contextmanager
-def private_redis(folder: Path, host: str = "127.0.0.1", *, memory: int = LARGEST_BYTES) -> Iterator[str]:
+def private_redis(folder: Path, host: str | None = None, *, memory: int = LARGEST_BYTES) -> Iterator[str]:
     """Yields the URL of a Redis that keeps its data in `folder` and ends with this block or this process.
 
-    `host`: the address on which Redis listens: loopback, or this machine's address in a cluster.
+    `host`: this machine's address in a cluster, on which Redis listens. None: only this machine and user reach it.
     `memory`: most bytes that it may hold.
     """
     server = RedisServer(folder, find_redis(), host, memory)
@@ -283,4 +296,4 @@ def private_redis(folder: Path, host: str = "127.0.0.1", *, memory: int = LARGES
     finally:
         if keeper.is_alive():
             keeper.end()
-        server.stop()
+        server.close()

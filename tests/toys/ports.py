@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from services.process.addresses import held_port
+from services.process.addresses import likely_port as held_port  # a test's server may set SO_REUSEADDR alone
 
 __all__ = ["held_port", "needs_ipv6"]
 

@@ -15,7 +15,6 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from ports import held_port
 from waiting import wait_until
 
 from deploy.launch import reach
@@ -26,6 +25,7 @@ from services.config.rollout import SupervisionSection
 from services.controller.member import End
 from services.controller.supervise import Supervisor
 from services.errors import EnvFault, Fault, UserError
+from services.process.addresses import held_port
 from services.telemetry.logs import configure_logs
 
 

@@ -21,7 +21,7 @@ def redis_url(tmp_path_factory):
     server = RedisServer(tmp_path_factory.mktemp("redis"), find_redis())
     server.start()
     yield server.url
-    server.stop()
+    server.close()
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ def server(request, tmp_path_factory):
     server = RedisServer(tmp_path_factory.mktemp("redis"), binary)
     server.start()
     yield server
-    server.stop()
+    server.close()
 
 
 @pytest.fixture

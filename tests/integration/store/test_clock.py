@@ -43,7 +43,7 @@ def store(library, tmp_path, monkeypatch):
         environment.setenv("CLOCK_OFFSET", str(tmp_path / "offset"))
         server.start()
     yield Store(server.url, "run", timeout_s=5.0)
-    server.stop()
+    server.close()
 
 
 def tickets():

@@ -76,8 +76,8 @@ def test_it_is_durable_private_and_never_evicts(tmp_path):
         assert client.info("memory")["maxmemory"] == 512 * 1024**2, "a quarter of the machine's memory"
         assert client.info("persistence")["aof_enabled"] == 1
         assert client.info("memory")["maxmemory_policy"] == "noeviction"
-        assert {one.laddr.ip for one in psutil.Process(client.info()["process_id"]).net_connections()
-                if one.status == psutil.CONN_LISTEN} == {"127.0.0.1"}
+        assert psutil.Process(client.info()["process_id"]).net_connections() == [], "it has no port"
+        assert stat.S_IMODE(Path(urlsplit(url).path).parent.stat().st_mode) == 0o700, "others do not reach its socket"
         client.set("gagpo:kept", "yes")
         with pytest.raises(redis.AuthenticationError):
             connect(url.replace(url[url.index("//") : url.index("@") + 1], "//")).ping()
@@ -167,10 +167,11 @@ def test_a_disk_that_is_full_when_it_dies_only_delays_its_return(tmp_path, monke
         Store(url, "run", settings=RedisSection(outage_seconds=120)).acquire("controller", "c")
 
 
-LOADING = """#!{python}
+LOADING = """#!{python} -IS
 import re, socket, sys, time
-port = int(re.search(r"^port (\\d+)", open(sys.argv[1]).read(), re.MULTILINE)[1])
-listener, began = socket.create_server(("127.0.0.1", port)), time.monotonic()
+listener, began = socket.socket(socket.AF_UNIX), time.monotonic()
+listener.bind(re.search(r'^unixsocket "(.*)"', open(sys.argv[1]).read(), re.MULTILINE)[1])
+listener.listen()
 while True:
     client, _ = listener.accept()
     with client:
@@ -183,21 +184,32 @@ while True:
 
 
 def test_one_that_reads_a_large_file_may_take_longer_to_start(tmp_path, monkeypatch):
-    monkeypatch.setattr(redis_server, "_START_S", 4.0)
+    monkeypatch.setattr(redis_server, "_START_S", 8.0)
     binary = tmp_path / "redis-server"
-    binary.write_text(LOADING.format(python=sys.executable, seconds=6.0))
+    binary.write_text(LOADING.format(python=sys.executable, seconds=10.0))
     binary.chmod(0o700)
     server = RedisServer(tmp_path, binary)
     server.start()
-    server.stop()
+    server.close()
 
 
-def test_its_port_is_kept_for_it_before_it_starts(tmp_path):
-    server = RedisServer(tmp_path, find_redis())
+def test_the_port_of_one_for_a_cluster_is_kept_for_it_before_it_starts(tmp_path):
+    server = RedisServer(tmp_path, find_redis(), "127.0.0.1")
     with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
         stranger.bind(("127.0.0.1", urlsplit(server.url).port))
     server.start()
-    server.stop()
+    server.close()
+
+
+@pytest.mark.parametrize("name", ["a b", 'with "quotes" and \\', "tmp@100%"])
+def test_its_socket_may_be_in_a_folder_of_any_name_and_leaves_with_it(tmp_path_factory, monkeypatch, name):
+    folder = tmp_path_factory.mktemp("t") / name
+    folder.mkdir()
+    monkeypatch.setattr(redis_server, "short_root", lambda: folder)
+    with private_redis(folder / "data") as url:
+        assert connect(url).ping()
+        assert len(list(folder.iterdir())) == 2
+    assert list(folder.iterdir()) == [folder / "data"]
 
 
 @pytest.mark.parametrize("name", ['my "new" runs', "a\\tb\\", "two\nlines", "\U0001F600 {x} #1 100%"])
@@ -220,7 +232,7 @@ def test_two_runs_cannot_share_a_folder(tmp_path, monkeypatch):
 
 
 def test_two_programs_that_look_at_once_find_no_server_where_one_was_killed(tmp_path):
-    (tmp_path / "redis.conf").write_text("bind 127.0.0.1\nport 1\nuser gagpo on >secret\n")
+    (tmp_path / "redis.conf").write_text("# redis://gagpo:secret@127.0.0.1:1/0\n")
     (tmp_path / "redis.lock").touch()
     with (tmp_path / "redis.lock").open() as other:
         fcntl.flock(other, fcntl.LOCK_SH)
@@ -240,13 +252,13 @@ def test_data_that_a_power_loss_has_damaged_are_set_aside(tmp_path, name):
     with structlog.testing.capture_logs() as told:
         server.start()
     Store(server.url, "run").acquire("controller", "second")
-    server.stop()
+    server.close()
     assert [line["event"] for line in told] == ["the data of the private Redis are damaged and set aside"]
     assert (tmp_path / "damaged" / data.relative_to(tmp_path)).read_bytes() == damaged
 
 
 def test_a_server_that_does_not_start_says_why(tmp_path):
-    server = RedisServer(tmp_path, find_redis())
+    server = RedisServer(tmp_path, find_redis(), "127.0.0.1")
     with socket.create_server(("127.0.0.1", urlsplit(server.url).port)), \
             pytest.raises(StoreFault, match=r"did not start .*Failed listening"):
         server.start()

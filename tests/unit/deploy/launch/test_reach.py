@@ -34,7 +34,7 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
     """Provides a Redis that is not started."""
     made = RedisServer(tmp_path / "redis", find_redis())
     yield made
-    made.stop()
+    made.close()
 
 
 def test_a_run_that_goes_on_waits_until_its_redis_answers(server: RedisServer, tmp_path: Path):

@@ -1,9 +1,14 @@
+import errno
+import os
 import socket
+import subprocess
+import sys
 
 import pytest
 from ports import needs_ipv6
 
-from services.process.addresses import held_port, host_port, is_local, servers_behind
+from services.http.server import listen, reserve
+from services.process.addresses import held_port, host_port, is_local, likely_port, servers_behind
 
 
 @pytest.mark.parametrize(("host", "local"), [
@@ -20,21 +25,73 @@ def test_brackets_keep_an_address_of_ipv6_and_a_port_apart():
                                                                                   "localhost:80"]
 
 
-def test_a_held_port_is_for_the_server_that_it_was_chosen_for():
+def gets(port: int, *options: int) -> bool:
+    """Returns whether a stranger's socket with these options gets the port."""
+    with socket.socket() as stranger:
+        for option in options:
+            stranger.setsockopt(socket.SOL_SOCKET, option, 1)
+        try:
+            stranger.bind(("127.0.0.1", port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            return False
+        return True
+
+
+AS_ANOTHER_USER = """
+import os, socket, sys
+os.setuid(65534)
+with socket.socket() as stranger:
+    for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+        stranger.setsockopt(socket.SOL_SOCKET, option, 1)
+    stranger.bind(("127.0.0.1", int(sys.argv[1])))
+"""
+
+
+def another_user_gets(port: int) -> bool:
+    """Returns whether a program of another user gets the port with both options. Only root can start one."""
+    if os.getuid():
+        return False
+    done = subprocess.run([sys.executable, "-S", "-c", AS_ANOTHER_USER, str(port)], capture_output=True, text=True,
+                          timeout=60, check=False)
+    assert done.returncode == 0 or "Address already in use" in done.stderr, done.stderr
+    return done.returncode == 0
+
+
+@pytest.mark.attack
+def test_a_held_port_is_for_servers_of_this_user_alone_also_while_none_listens():
     port = held_port()
-    with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
-        stranger.bind(("127.0.0.1", port))
     for _ in range(2):  # also for a server that starts again
+        assert not gets(port)
+        assert not gets(port, socket.SO_REUSEADDR)
+        assert not another_user_gets(port)
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port), 5)
-        with socket.create_server(("127.0.0.1", port)):  # which sets SO_REUSEADDR
+        with reserve("127.0.0.1", port, held=True) as server:
+            listen(server)
             socket.create_connection(("127.0.0.1", port), 5).close()
+            assert not gets(port, socket.SO_REUSEADDR)
+            assert not another_user_gets(port)
+
+
+def test_held_ports_differ():
+    ports = [held_port() for _ in range(50)]
+    assert len(set(ports)) == 50
+
+
+def test_a_likely_port_is_for_a_server_that_reuses_an_address():
+    port = likely_port()
+    assert not gets(port)
+    with socket.create_server(("127.0.0.1", port)):  # which sets SO_REUSEADDR
+        socket.create_connection(("127.0.0.1", port), 5).close()
 
 
 @needs_ipv6
 def test_a_port_of_an_address_of_ipv6_is_held_too():
     port = held_port("::1")
-    with socket.create_server(("::1", port), family=socket.AF_INET6):
+    with reserve("::1", port, held=True) as server:
+        listen(server)
         socket.create_connection(("::1", port), 5).close()
 
 
