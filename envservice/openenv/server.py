@@ -34,6 +34,7 @@ from services.errors import UserError, utf8
 from services.files import NOT_JSON
 from services.http.server import bind
 from services.process.addresses import check_exposure, host_port
+from services.process.forks import forks_apart
 from services.process.signals import signal_of
 from services.telemetry.logs import get_logger
 
@@ -237,7 +238,7 @@ def serve_openenv(
     check_exposure(host, token, ENV_TOKEN_VARIABLE)
     if importlib.util.find_spec("websockets") is None:
         raise UserError("the package websockets is not installed", "pip install websockets")
-    with contextlib.closing(bind(host, port)) as listener:
+    with contextlib.closing(bind(host, port)) as listener, forks_apart(listener):
         made = open_environment()
         url = f"http://{host_port(host, listener.getsockname()[1])}"
         with made if isinstance(made, contextlib.AbstractContextManager) else contextlib.nullcontext():

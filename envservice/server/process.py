@@ -41,6 +41,7 @@ from services.errors import UserError
 from services.http.server import Server, listen, reserve, server_config
 from services.plural import number_of
 from services.process.addresses import check_exposure, host_port
+from services.process.forks import forks_apart
 from services.telemetry import tracing
 from services.telemetry.logs import get_logger
 
@@ -71,7 +72,8 @@ def serve(
     log.info("started", host=socket.gethostname(), pid=os.getpid())
     if _orphaned(parent):
         return
-    with contextlib.closing(_inherited() or reserve(host, port, held=parent is not None)) as listener:
+    with contextlib.closing(_inherited() or reserve(host, port, held=parent is not None)) as listener, \
+            forks_apart(listener):
         made = environment() if callable(environment) else environment
         _check_room(settings)
         _check_ends(made, settings)

@@ -28,6 +28,7 @@ from services.config.secrets import env_token
 from services.config.tree import Config
 from services.errors import EngineFault
 from services.http.server import bind, serving_in_thread
+from services.process.forks import forks_apart
 from services.records import CUT, Episode, Ticket, Version
 from services.telemetry.metrics_file import append_row
 
@@ -109,16 +110,17 @@ async def _serve(served: ServedPolicy, stop: asyncio.Event, ready: Callable[[str
 async def agents_url(served: ServedPolicy, text: PromptRenderer, engine: Any,
                      listener: socket.socket) -> AsyncIterator[str]:
     """Serves on the listener until the block ends, and yields the URL. `engine` has been started."""
-    async with _environment(served.config, served.with_env) as env:
-        episodes = await _episodes(served, text, engine, env)
-        app = create_app(episodes)
-        add_routes(app, episodes)
-        expiring = asyncio.create_task(_expire(episodes))
-        try:
-            async with listening(app, listener, local_only=served.token is None) as url:
-                yield url
-        finally:
-            expiring.cancel()
+    with forks_apart(listener):
+        async with _environment(served.config, served.with_env) as env:
+            episodes = await _episodes(served, text, engine, env)
+            app = create_app(episodes)
+            add_routes(app, episodes)
+            expiring = asyncio.create_task(_expire(episodes))
+            try:
+                async with listening(app, listener, local_only=served.token is None) as url:
+                    yield url
+            finally:
+                expiring.cancel()
 
 
 async def _expire(episodes: OpenEpisodes) -> None:
@@ -183,8 +185,8 @@ def _server(config: Config) -> Iterator[list[str]]:
                         threaded=spec.threaded(env), live_lease_s=config.agent.seconds)
     with made if isinstance(made, contextlib.AbstractContextManager) else contextlib.nullcontext():
         listener = bind("127.0.0.1", 0)
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        with serving_in_thread(environment_app(made, settings), listener, local_only=True, name="environment"):
+        url, app = f"http://127.0.0.1:{listener.getsockname()[1]}", environment_app(made, settings)
+        with serving_in_thread(app, listener, local_only=True, name="environment"), forks_apart(listener):
             yield [url]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import multiprocessing
 import os
 import time
 
@@ -20,8 +21,9 @@ LEAKED: list[bytearray] = []
 
 
 class ToySession:
-    """`crash` as an action breaks the engine, `sleep` takes a second, `hang` an hour; `drift` changes what it says, as
-    another version would; each step leaks `leak` bytes."""
+    """`crash` as an action breaks the engine, `sleep` takes a second, `hang` an hour. `fork` ends a child process and
+    says whether it still lives after that, `leave a child` leaves one alive. `drift` changes what it says, as another
+    version would; each step leaks `leak` bytes."""
 
     def __init__(self, task: str, drift: str, leak: int = 0) -> None:
         self._drift = drift
@@ -38,6 +40,8 @@ class ToySession:
             raise EnvFault("the engine broke")
         if action in ("sleep", "hang"):
             time.sleep(1 if action == "sleep" else 3600)
+        if action in ("fork", "leave a child"):
+            return self._outcome(f"Alive: {_forked(ends=action == 'fork')}.")
         LEAKED.append(bytearray(b"x") * self._leak)
         if action not in self._admissible():
             return self._outcome("Nothing happens.")
@@ -103,6 +107,19 @@ class ToyEnvironment:
         if task == "toy/train/broken":
             raise EnvFault("the game file is broken")
         return ToySession(task, self._drift, self._leak)
+
+
+def _forked(*, ends: bool) -> bool:
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    child.start()
+    if ends:
+        child.terminate()
+        child.join(20)
+    try:
+        return child.is_alive()
+    finally:
+        if ends:
+            child.kill()
 
 
 SPEC = EnvironmentSpec(open=lambda _: ToyEnvironment(), prompts=PLAIN, describe=lambda _: "corridors", max_steps=12)
