@@ -118,16 +118,16 @@ class DatasetEnvironment:
         return table.slice(int(number), 1).to_pylist()[0]
 
 
-def dataset_spec(
+def dataset_spec(  # noqa: PLR0913 - datasets differ in all of it
     make: Callable[[Row], Session], *, name: str, version: str = "1", max_steps: int = LONGEST,
     splits: tuple[str, str, str] = PUBLISHED, task_type: Callable[[Row], str] | None = None,
-    prompts: Mapping[str, Callable[[int], PromptTemplate]] = PLAIN, replayable: bool = True,
+    prompts: Mapping[str, Callable[[int], PromptTemplate]] = PLAIN, replayable: bool = True, threaded: bool = False,
 ) -> EnvironmentSpec:
     """Makes the EnvironmentSpec of a dataset's rows, for `env.name` to point to. `env.data` says where the data is.
 
     `make` returns a fresh Session of a row, `task_type` the kind of a row in one word. `replayable`: whether the same
-    actions lead to the same outcomes again. If not, a lost session ends its episode, which is played anew.
-    Raises UserError unless `splits` names three.
+    actions lead to the same outcomes again. If not, a lost session ends its episode, which is played anew. `threaded`
+    is as in `text_spec`. Raises UserError unless `splits` names three.
     """
     if isinstance(splits, str) or len(splits) != 3:
         raise UserError(f"the dataset {name} has splits={splits!r:.60}",
@@ -144,7 +144,7 @@ def dataset_spec(
         return opened(Path(env.data))
 
     return EnvironmentSpec(open=open_data, prompts=prompts, max_steps=max_steps,
-                           check=plays_twice if replayable else opens,
+                           check=plays_twice if replayable else opens, threaded=lambda _: threaded,
                            describe=lambda env: f"version {version}, rows of {env.data} as tasks")
 
 

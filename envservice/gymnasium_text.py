@@ -122,19 +122,20 @@ class TextEnvironment:
 def text_spec(
     make: Callable[[], TextGame], *, name: str, version: str = "1", max_steps: int = LONGEST,
     sizes: tuple[int, int, int] = (1000, 100, 300),
-    prompts: Mapping[str, Callable[[int], PromptTemplate]] = PLAIN, replayable: bool = True,
+    prompts: Mapping[str, Callable[[int], PromptTemplate]] = PLAIN, replayable: bool = True, threaded: bool = False,
 ) -> EnvironmentSpec:
     """Makes the EnvironmentSpec of a game, for `env.name` to point to.
 
     `make` returns a fresh game for every session. `sizes` are those of train, valid and heldout. `replayable`: whether
     the same actions lead to the same outcomes again. If not, a lost session ends its episode, which is played anew.
-    Raises UserError for `sizes` of another form.
+    `threaded`: whether a server plays all games in one thread besides its event loop, for a game whose steps are slow
+    or run an event loop of their own. Raises UserError for `sizes` of another form.
     """
     _check_sizes(name, sizes)
     return EnvironmentSpec(
         open=lambda _: TextEnvironment(make, name=name, version=version, sizes=sizes, replayable=replayable),
         prompts=prompts, describe=lambda _: f"version {version}, seeds as tasks", max_steps=max_steps,
-        check=plays_twice if replayable else opens)
+        check=plays_twice if replayable else opens, threaded=lambda _: threaded)
 
 
 def _check_sizes(name: str, sizes: object) -> None:

@@ -171,6 +171,5 @@ def openenv_spec(  # noqa: PLR0913 - servers differ in all of it
             except NoAnswer as away:
                 raise UserError(str(away), f"start the OpenEnv server of {name}, or correct its URL") from None
 
-    spec = text_spec(game, name=name, max_steps=max_steps, sizes=sizes, replayable=replayable)
-    return replace(spec, reachable=reachable, threaded=lambda _: True,
-                   describe=lambda _: f"OpenEnv server {url}, numbers as tasks")
+    spec = text_spec(game, name=name, max_steps=max_steps, sizes=sizes, replayable=replayable, threaded=True)
+    return replace(spec, reachable=reachable, describe=lambda _: f"OpenEnv server {url}, numbers as tasks")

@@ -5,11 +5,13 @@ A live environment acts on the world, so its games are only opened, as its spec'
 
 from __future__ import annotations
 
+import asyncio
 import math
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -21,7 +23,8 @@ from envservice.registry import BUILT_IN, find_spec, find_teacher, make_template
 from rollout.demonstrations import demonstrate
 from services.config.file import as_yaml, flatten
 from services.config.tree import Config
-from services.errors import UserError
+from services.errors import EnvFault, UserError, described
+from services.process.daemon_thread import DaemonThread
 from services.process.own_code import told
 from services.records import Episode, Step, Ticket, choices_digest
 
@@ -41,16 +44,24 @@ def check_games(config: Config, tell: Callable[[str], object]) -> TaskSets:
     """Returns the run's task sets. Raises UserError for the first game that is broken, and for code of the user's own
     that fails on one. `tell` takes a line if not all games were tried, and for one that takes long."""
     task_sets = open_task_sets(config)
-    games, environment = len(task_sets.train), task_sets.environment
-    check_supply(config, games)
-    check_ends(config, environment)
-    own = config.env.name not in BUILT_IN
+    check_supply(config, len(task_sets.train))
+    check_ends(config, task_sets.environment)
+    if find_spec(config.env.name).threaded(config.env):
+        # As a server plays them. The thread stays: a game's process may end with the thread that started it.
+        DaemonThread("games").submit(_try_games, config, task_sets, tell).result()
+    else:
+        _try_games(config, task_sets, tell)
+    return task_sets
+
+
+def _try_games(config: Config, task_sets: TaskSets, tell: Callable[[str], object]) -> None:
+    environment, games, own = task_sets.environment, len(task_sets.train), config.env.name not in BUILT_IN
     _play(config, environment, task_sets.train[::max(1, games // PROBED_GAMES)], tell)
     if own:
         _check_types(config.env.name, environment, task_sets.train[0])
         _try_parser(config)
     if environment.replay == "live":
-        return task_sets
+        return
     if own:
         _try_prompt(config, environment, task_sets.train[0])
     if own and not config.env.urls:  # their names may lead to more servers
@@ -62,7 +73,6 @@ def check_games(config: Config, tell: Callable[[str], object]) -> TaskSets:
     if config.learner.credit.state_key == "environment" and not environment.open(task_sets.train[0]).reset().state:
         raise UserError(f"learner.credit.state_key=environment, and {config.env.name} gives no state",
                         "choose another state key (ALFWorld: or set env.alfworld.exact_state=true)")
-    return task_sets
 
 
 def check_supply(config: Config, games: int) -> None:
@@ -83,7 +93,8 @@ def check_ends(config: Config, environment: Environment) -> None:
 
 
 def _play(config: Config, environment: Environment, tasks: tuple[str, ...], tell: Callable[[str], object]) -> None:
-    name, check = config.env.name, find_spec(config.env.name).check
+    name, spec = config.env.name, find_spec(config.env.name)
+    check = spec.check if spec.threaded(config.env) else partial(_check_in_loop, spec.check)
     fix = "unpack the game data again" if name in BUILT_IN else f"fix {name}"
     start = time.monotonic()
     for number, task in enumerate(tasks, 1):
@@ -92,6 +103,25 @@ def _play(config: Config, environment: Environment, tasks: tuple[str, ...], tell
         if (seconds := time.monotonic() - start) > PROBED_S and number < len(tasks):
             tell(f"checked {number} of {len(tasks)} games in {seconds:.0f} s; the others are not played before the run")
             return
+
+
+def _check_in_loop(check: Callable[[Environment, str], None], environment: Environment, task: str) -> None:
+    """Checks a game in a running event loop, where a server plays it. Raises UserError for one that plays only outside
+    one, and otherwise as `check` does."""
+    async def checking() -> None:
+        check(environment, task)
+
+    loop = asyncio.new_event_loop()  # asyncio.run would keep the first Ctrl-C from a game that hangs
+    try:
+        loop.run_until_complete(checking())
+    except (UserError, EnvFault):
+        raise
+    except Exception as error:
+        check(environment, task)
+        raise UserError(f"game {task} cannot be played in the event loop of a server ({described(error)})",
+                        "say threaded=True in its spec, so that the server plays it in a thread") from error
+    finally:
+        loop.close()
 
 
 @contextmanager
@@ -142,9 +172,11 @@ def _time_steps(config: Config, environment: Environment, task: str, tell: Calla
             now = outcome_of(session.step(next(iter(now.admissible_actions), "0")), "step")
             step_s = min(step_s, time.monotonic() - start)
     if answer_s < games * step_s < math.inf:
+        inline = not find_spec(name).threaded(config.env)
         tell(f"a step of {name} takes {step_s:.2g} s, so the {games} games of a server wait for "
              f"{games * step_s:.3g} s, and an answer has {answer_s:g} s; give more env.servers, fewer rollout.slots or "
-             "a larger env.call_seconds")
+             "a larger env.call_seconds" + inline * ", and say threaded=True in its spec: without it a server answers "
+             "nothing else during a step")
 
 
 def _try_parser(config: Config) -> None:

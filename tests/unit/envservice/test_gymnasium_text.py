@@ -1,5 +1,6 @@
 """Games with Gymnasium's reset and step as environments, and the check that they are pure."""
 
+import asyncio
 import gc
 import random
 import threading
@@ -129,6 +130,30 @@ def test_a_spec_has_prompts_for_any_text(monkeypatch: pytest.MonkeyPatch):
     assert make_template(EnvSection(name="dice")).chat
     assert not make_template(EnvSection(name="dice", prompt="compact")).chat
     assert spec.open(EnvSection()).name == "dice"
+
+
+class Asking:
+    """A game that runs an event loop in each step, as clients of browsers do."""
+
+    def reset(self, *, seed):
+        return "Ask.", {}
+
+    def step(self, action):
+        return asyncio.run(asyncio.sleep(0, ("Told.", 0.0, False, False, {})))
+
+
+async def test_a_threaded_game_may_run_an_event_loop():
+    spec = text_spec(Asking, name="asking", sizes=(1, 1, 1), threaded=True)
+    store = SessionStore(spec.open(EnvSection()))
+    batches = Batches(store, ServerMetrics("asking", store), threaded=spec.threaded(EnvSection()))
+
+    async def told(verb, **fields):
+        element = {"episode_id": "e", "task": "asking/train/00000000", **fields}
+        return msgspec.json.decode((await batches.answer(verb, msgspec.json.encode([element]), "")).body)[0]
+
+    first = await told(batches.reset)
+    stepped = await told(batches.step, actions=[], action="ask", digest=first["digest"])
+    assert stepped["observation"] == "Told."
 
 
 @pytest.mark.parametrize("sizes", [(1,), 5, (10, 5, -1), (10, 5, 1.5), (10**8, 1, 1)])

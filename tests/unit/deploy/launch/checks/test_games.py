@@ -139,6 +139,33 @@ def test_a_game_that_leaves_the_process_is_refused(leaves: str, refused):
         f"def leave(self, action):\n    {leaves}\nGame.step = leave")
 
 
+BROWSER = """
+import asyncio
+
+def browse(self, action):
+    return asyncio.run(asyncio.sleep(0, ("Done.", 1.0, True, False, {})))
+
+Game.step = browse
+"""
+
+
+def test_a_game_that_runs_an_event_loop_is_refused_unless_its_spec_says_threaded(refused, tmp_path: Path):
+    """Each of its steps failed in the run: a server steps games in its own event loop."""
+    said = refused(BROWSER)
+    assert said.startswith("game own/train/00000000 cannot be played in the event loop of a server (RuntimeError: asyn")
+    assert said.endswith("; say threaded=True in its spec, so that the server plays it in a thread")
+    (tmp_path / "threaded_games.py").write_text(
+        MODULE + BROWSER + "SPEC = replace(text_spec(Game, name='own', max_steps=8, threaded=True), teacher=teacher())")
+    preflight.check(load_config("parts/tiny-model", (*RUN, "env.name=threaded_games:SPEC", "env.prompt=full")))
+
+
+def test_a_threaded_game_that_needs_the_main_thread_is_refused(refused):
+    said = refused("import signal\n\ndef step(self, action):\n    signal.signal(signal.SIGUSR1, signal.SIG_DFL)\n"
+                   "    return 'Done.', 1.0, True, False, {}\n\nGame.step = step\n"
+                   "SPEC = replace(SPEC, threaded=lambda env: True)")
+    assert "game own/train/00000000 is broken (ValueError: signal only works in main thread" in said
+
+
 @pytest.mark.parametrize("key", ["env.recycle_hours=4.0", "env.recycle_gb=8.0", "autoscale.env=[1, 4]"])
 def test_servers_of_a_live_environment_are_not_ended_on_purpose(key: str, refused):
     """Each such end lost the episodes on the server, and one of three attempts at each."""
@@ -173,7 +200,8 @@ def test_steps_that_a_server_cannot_answer_in_time_are_told(
     assert len(told) == lines
     assert all(re.fullmatch(
         rf"a step of {name}:SPEC takes [\d.]+ s, so the 64 games of a server wait for [\d.]+ s, and an answer has 4 s; "
-        r"give more env\.servers, fewer rollout\.slots or a larger env\.call_seconds", line) for line in told)
+        r"give more env\.servers, fewer rollout\.slots or a larger env\.call_seconds, and say threaded=True in its "
+        r"spec: without it a server answers nothing else during a step", line) for line in told)
 
 
 def test_a_game_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
