@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from deploy.bench.figures import Figure, Tell, silent
-from envservice.registry import find_spec, find_teacher, make_template
+from envservice.registry import find_teacher, make_template, open_environment
 from services.config.env import EnvSection
 from services.config.tree import SftSection
 from services.seeds import seed_for
@@ -89,7 +89,7 @@ def _group(env: EnvSection, number: int) -> list[list[Row]]:
     """The episodes of one group, each with all its steps: the same task, other noise."""
     from rollout.demonstrations import demonstrate
 
-    environment, template, teacher = find_spec(env.name).open(env), make_template(env), find_teacher(env)
+    environment, template, teacher = open_environment(env), make_template(env), find_teacher(env)
     task = environment.tasks(environment.training_splits()[0])[number]
     shown = [demonstrate(environment, task, teacher=teacher, template=template, seed=seed_for("bench", k),
                          sft=SftSection(noise=NOISE), max_steps=env.max_steps) for k in range(MEMBERS)]

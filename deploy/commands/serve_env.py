@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> None:
         configure_logs(args.run_folder, process=process, show=None, node=args.host)
     adopt_libraries()
 
-    from envservice.registry import find_spec
+    from envservice.registry import find_spec, open_environment
     from envservice.server.app import Settings
     from envservice.server.capacity import GIB, session_limit, sessions_bytes
     from envservice.server.process import serve
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> None:
     if args.openenv:
         from envservice.openenv.server import serve_openenv
 
-        serve_openenv(lambda: spec.open(env), host=args.host, port=args.port,
+        serve_openenv(lambda: open_environment(env), host=args.host, port=args.port,
                       limit=session_limit(env, spec.session_bytes), token=token, call_s=env.call_seconds)
         return
     settings = Settings(
@@ -71,5 +71,5 @@ def run(args: argparse.Namespace) -> None:
         recycle_bytes=None if env.recycle_gb is None else int(GIB * env.recycle_gb))
     with tracing(config.metrics.traces, process=process):
         serve(
-            lambda: spec.open(env), host=args.host, port=args.port, settings=settings,
+            lambda: open_environment(env), host=args.host, port=args.port, settings=settings,
             parent=args.exit_with_parent)

@@ -15,7 +15,7 @@ from services.seeds import seed_for
 
 if TYPE_CHECKING:
     from envservice.base import Environment, PromptTemplate
-    from envservice.spec import EnvironmentSpec, Teacher
+    from envservice.spec import Teacher
     from learner.cold_start.sft_data import Example
     from rollout.demonstrations import Demonstration
 
@@ -46,17 +46,16 @@ class Demonstrations:
                 "won": self.won, "rows": len(self.examples), "seconds": round(self.seconds, 1)}
 
 
-def shown_to(config: Config, spec: EnvironmentSpec, template: PromptTemplate, *, seed: int, report: Report,
-             passing: Report) -> Demonstrations:
+def shown_to(config: Config, template: PromptTemplate, *, seed: int, report: Report, passing: Report) -> Demonstrations:
     """Returns the examples of sft.file, or new demonstrations without one. Raises UserError if there are none.
 
     `passing` takes lines about the progress.
     """
-    from envservice.registry import find_teacher
+    from envservice.registry import find_teacher, open_environment
     from learner.cold_start.trajectories import read_trajectories
 
     if config.sft.file is None:
-        shown = demonstrations(config, spec.open(config.env), find_teacher(config.env), template, seed=seed,
+        shown = demonstrations(config, open_environment(config.env), find_teacher(config.env), template, seed=seed,
                                report=passing)
         report(f"demonstrations: {number_of(shown.episodes, 'episode')} on {number_of(shown.games, 'training game')}, "
                f"{shown.won / max(1, shown.episodes):.0%} won, {shown.seconds:.0f} s")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -163,3 +165,23 @@ def test_a_mistake_is_one_line(arguments: list[str], line: str, capsys: pytest.C
 def test_a_shared_folder_by_a_relative_address_is_refused(capsys: pytest.CaptureFixture[str]):
     assert main([*DRY, "redis.bodies=file://shared"]) == 2
     assert "redis.bodies: 'file://shared' names no absolute folder; write `file://` and then" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("protocol", [[], ["--openenv"]], ids=["own", "openenv"])
+@pytest.mark.parametrize(("module", "line"), [
+    ("unopened", "the environment unopened:SPEC cannot be opened (KeyError: 'maps' (in <lambda>, unopened.py:4)); fix "
+     "unopened"),
+    ("misnamed", "the environment misnamed:SPEC has replay='always'; choose one of pure, transcript, live"),
+])
+def test_a_server_of_a_broken_environment_ends_with_one_line(module: str, line: str, protocol: list[str]):
+    """One ended with a traceback, and the other served."""
+    Path("unopened.py").write_text(
+        "from dataclasses import replace\nimport untaught\n\n"
+        "SPEC = replace(untaught.SPEC, open=lambda env: {}['maps'])\n")
+    Path("misnamed.py").write_text(
+        "from dataclasses import replace\nimport untaught\n\ndef opened(env):\n    made = untaught.SPEC.open(env)\n"
+        "    made.replay = 'always'\n    return made\n\nSPEC = replace(untaught.SPEC, open=opened)\n")
+    command = [sys.executable, "-m", "deploy.cli", "serve-env", "--env", f"{module}:SPEC", "--port", "0", *protocol]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    said = [one for one in ended.stderr.splitlines() if '"event": "started"' not in one]
+    assert (ended.returncode, ended.stdout, said) == (2, "", [f"error: {line}"])
