@@ -173,10 +173,16 @@ class Batches:
 
 
 def _release(problem: Problem) -> None:
-    """Frees what the frames of a failure hold. A session that failed ends now, in the thread that has played it: the
-    problem itself lives until Python collects cycles, in any thread."""
-    for error in filter(None, (problem, problem.__cause__)):
-        traceback.clear_frames(error.__traceback__)
+    """Frees what the frames of a failure hold, and those of each exception before it. A session that failed ends now,
+    in the thread that has played it: the problem itself lives until Python collects cycles, in any thread."""
+    chain: list[BaseException | None] = [problem]
+    seen: set[int] = set()
+    while chain:
+        error = chain.pop()
+        if error is not None and id(error) not in seen:  # a game may chain exceptions in a circle
+            seen.add(id(error))
+            traceback.clear_frames(error.__traceback__)
+            chain += [error.__cause__, error.__context__]
 
 
 def _split(body: bytes) -> list[bytes]:
