@@ -2,10 +2,11 @@
 
     players ──HTTP──▶ `gagpo serve-env`, one process per environment ◀──/proc── a sample every PERIOD_S
 
-Each session plays one game after the other, at random, with the client that runs use. Before one step in fifty the
-player closes its session, so the server has to rebuild it and prove that by its digest. The slope of memory is a
-regression over means of blocks, after a warm-up in which caches fill. It uses blocks because neighbouring samples are
-not independent. Descriptors and JVMs are counted before the first game and after the last, with all connections closed.
+Each session plays one game after the other, at random, with the client that runs use. If a game lists no actions, its
+scripted player acts, and half of its actions are noise. Before one step in fifty the player closes its session, so the
+server has to rebuild it and prove that by its digest. The slope of memory is a regression over means of blocks, after a
+warm-up in which caches fill. It uses blocks because neighbouring samples are not independent. Descriptors and JVMs are
+counted before the first game and after the last, with all connections closed.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ import re
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import psutil
 
@@ -27,7 +29,9 @@ from deploy.bench.figures import Figure, Tell, silent
 from deploy.bench.served import served
 from envservice.base import Outcome
 from envservice.client.client import EnvClient, EpisodeHandle
-from envservice.registry import find_spec
+from envservice.registry import find_spec, make_template
+from services.config.env import EnvSection
+from services.config.sft import SftSection
 from services.errors import EnvFault, ReplayDiverged, UserError
 from services.statistics import student_t
 
@@ -68,10 +72,13 @@ class Look:
 
 @dataclass(slots=True)
 class ServerTally:
-    """Counts of the games on one server."""
+    """Counts of the games on one server, of the environment `name`."""
 
+    name: str
     episodes: int = 0
     steps: int = 0
+    unlisted: int = 0
+    """Steps that said `look`, because the environment neither lists actions nor has a scripted player."""
     replays: int = 0
     diverged: int = 0
     errors: Counter[str] = field(default_factory=Counter[str])
@@ -86,8 +93,7 @@ def run(tell: Tell = silent, *, minutes: float = MINUTES, sessions: str = SESSIO
     wanted, least = read_sessions(sessions), FEWEST_LOOKS * PERIOD_S / (1 - WARM_UP) / 60
     if minutes < least:
         raise UserError(f"--minutes {minutes:g} are too few for a slope of memory", f"give {least:.1f} or more")
-    return [figure for name, played in asyncio.run(_soak(wanted, 60 * minutes, tell)).items()
-            for figure in _figures(name, played)]
+    return [figure for played in asyncio.run(_soak(wanted, 60 * minutes, tell)).values() for figure in _figures(played)]
 
 
 def read_sessions(text: str) -> dict[str, int]:
@@ -127,7 +133,7 @@ def hourly(looks: Sequence[Look], *, engines: bool) -> tuple[float, float, float
 
 
 async def _soak(wanted: dict[str, int], seconds: float, tell: Tell) -> dict[str, ServerTally]:
-    played = {name: ServerTally() for name in wanted}
+    played = {name: ServerTally(name) for name in wanted}
     with contextlib.ExitStack() as stack:
         servers = {name: stack.enter_context(_server(name, number)) for name, number in wanted.items()}
         tell("lists of games", 0, 1)
@@ -213,24 +219,44 @@ async def _player(client: EnvClient, tasks: list[str], rng: random.Random, playe
 
 async def _play(episode: EpisodeHandle, rng: random.Random, played: ServerTally, until: float) -> None:
     now = await episode.reset()
+    choose = chooser(played.name, now, rng)
     for _ in range(STEPS):
         if now.done or time.monotonic() > until:
             return
         if rng.random() < LOST:
             await episode.close()
-        now = await episode.step(_any_action(now, rng))
+        action = choose(now)
+        now = await episode.step(action or "look")
         played.steps += 1
+        played.unlisted += not action
 
 
-def _any_action(now: Outcome, rng: random.Random) -> str:
-    """Returns one of the listed actions, with its placeholders filled with names of objects."""
+def chooser(name: str, first: Outcome, rng: random.Random) -> Callable[[Outcome], str]:
+    """Returns what plays an episode of an environment from its first outcome: a function from the latest outcome to an
+    action, which is empty if nothing says what one may be."""
+    spec = find_spec(name)
+    teacher = spec.teacher
+    if first.admissible_actions or teacher is None:
+        return partial(_any_listed, rng=rng)
+    player = teacher.player(first, rng, SftSection())
+    template = make_template(EnvSection(name=name, prompt=next(iter(spec.prompts))))
+
+    def taught(now: Outcome) -> str:
+        action = template.parse(player.act(now)).action
+        return rng.choice((action, teacher.disturb(action, first, now, rng)))
+
+    return taught
+
+
+def _any_listed(now: Outcome, *, rng: random.Random) -> str:
+    """Returns one of the listed actions, with its placeholders filled with names of objects. Empty without a list."""
     names = str(now.info["objects"]).split("; ") if "objects" in now.info else now.observation.split()
-    listed = rng.choice(now.admissible_actions or ["look"])
+    listed = rng.choice(now.admissible_actions or [""])
     return _BLANK.sub(lambda _: rng.choice(names or ["it"]), listed)
 
 
-def _figures(name: str, played: ServerTally) -> Iterator[Figure]:
-    first, last = played.looks[0], played.looks[-1]
+def _figures(played: ServerTally) -> Iterator[Figure]:
+    name, first, last = played.name, played.looks[0], played.looks[-1]
     for what, engines in (("server", False), ("server and its engines", True)):
         if engines and not any(look.engines for look in played.looks):
             continue
@@ -245,5 +271,7 @@ def _figures(name: str, played: ServerTally) -> Iterator[Figure]:
     for what, value in (("episodes", played.episodes), ("steps", played.steps), ("rebuilt sessions", played.replays),
                         ("episodes that diverged", played.diverged), ("errors", played.errors.total())):
         yield Figure(name=f"{name}: {what}", value=value, unit="")
+    if played.unlisted:
+        yield Figure(name=f"{name}: steps that said `look`, as no actions are listed", value=played.unlisted, unit="")
     for what, number in played.errors.most_common(5):
         yield Figure(name=f"{name}: error: {what[:60]}", value=number, unit="")

@@ -1,8 +1,12 @@
 """The soak over two servers for a few seconds, and the line through its memory."""
 
+import random
+
 import pytest
 
 from deploy.bench import soak
+from envservice.registry import open_environment
+from services.config.env import EnvSection
 from services.errors import UserError
 
 
@@ -21,6 +25,22 @@ def test_a_soak_counts_what_was_played_rebuilt_and_left_behind(monkeypatch):
         line = f"{name}: memory slope of the server"
         assert figures[f"{line}, low"].value <= figures[line].value <= figures[f"{line}, high"].value
     assert told[0] == ("lists of games", 0, 1)
+
+
+def test_questions_are_searched_for_and_answered():
+    """Search QA lists no actions, so every action was `look`."""
+    games, rng = open_environment(EnvSection(name="search")), random.Random(0)
+    seen, actions = [], []
+    for task in games.tasks("train")[:8]:
+        session = games.open(task)
+        first = now = session.reset()
+        choose = soak.chooser("search", first, rng)
+        while not now.done:
+            actions.append(choose(now))
+            now = session.step(actions[-1])
+            seen.append(now.observation)
+    assert any(observation.startswith("<information>") and "Doc 1" in observation for observation in seen)
+    assert {action.partition(">")[0] for action in actions} == {"<search", "<answer"}
 
 
 @pytest.mark.parametrize("text", ["", "alfworld", "alfworld=", "alfworld=0", "alfworld=x", "=3", "alfworld=3,"])
