@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from markdown.extensions.toc import slugify
 
+from envservice.alfworld.generator import GENERATED_SPLITS
 from envservice.spec import EnvironmentSpec
 from learner.credit.registry import ESTIMATORS, option_tables
 from services.config.file import default_config, flatten
@@ -160,3 +161,9 @@ def test_messages_that_are_explained_are_messages_of_the_code():
     pieces = [piece.strip() for row in rows for message in CODE.findall(row)
               for piece in PLACEHOLDER.split(message.removeprefix("warning: ")) if len(piece.strip()) > 8]
     assert [piece for piece in pieces if piece not in sources()] == []
+
+
+def test_the_example_of_the_http_api_shows_the_number_of_generated_games():
+    text = (ROOT / "docs" / "environments.md").read_text()
+    shown = re.findall(r'"name":"alfworld-gen".*"splits":{"train":{"tasks":(\d+),', text)
+    assert shown == [str(GENERATED_SPLITS["train"])]
