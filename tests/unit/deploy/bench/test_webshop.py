@@ -8,6 +8,7 @@ def test_the_bench_times_pages_and_ranking(monkeypatch):
         monkeypatch.setattr(webshop, name, size)
     figures = {figure.name: figure.value for figure in webshop.run()}
     assert len(figures) == 7
+    assert "index of 1M products: making its texts and build" in figures
     assert all(value > 0 for value in figures.values())
     assert figures["results page, 1,080 products"] > figures["item page, 1,080 products"]
 
