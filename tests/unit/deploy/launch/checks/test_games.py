@@ -141,9 +141,13 @@ def test_a_game_that_leaves_the_process_is_refused(leaves: str, refused):
 
 BROWSER = """
 import asyncio
+import contextlib
 
 def browse(self, action):
-    return asyncio.run(asyncio.sleep(0, ("Done.", 1.0, True, False, {})))
+    with contextlib.closing(asyncio.new_event_loop()) as loop:
+        seen = loop.create_future()
+        seen.set_result(("Done.", 1.0, True, False, {}))
+        return loop.run_until_complete(seen)
 
 Game.step = browse
 """
@@ -152,7 +156,7 @@ Game.step = browse
 def test_a_game_that_runs_an_event_loop_is_refused_unless_its_spec_says_threaded(refused, tmp_path: Path):
     """Each of its steps failed in the run: a server steps games in its own event loop."""
     said = refused(BROWSER)
-    assert said.startswith("game own/train/00000000 cannot be played in the event loop of a server (RuntimeError: asyn")
+    assert said.startswith("game own/train/00000000 cannot be played in the event loop of a server (RuntimeError: Cann")
     assert said.endswith("; say threaded=True in its spec, so that the server plays it in a thread")
     (tmp_path / "threaded_games.py").write_text(
         MODULE + BROWSER + "SPEC = replace(text_spec(Game, name='own', max_steps=8, threaded=True), teacher=teacher())")
