@@ -25,6 +25,7 @@ from services.chat import check_chat
 from services.config.tree import Config
 from services.http.server import STOP_S, Server, bind, server_config
 from services.process.addresses import host_port
+from services.process.forks import forks_apart
 from services.telemetry.logs import get_logger
 
 HOST = "127.0.0.1"
@@ -106,7 +107,7 @@ async def listening(app: ASGIApp, listener: socket.socket, *, local_only: bool) 
     """Serves an application in this event loop until the block ends, and yields its URL. Closes the listener."""
     server = _Server(server_config(app, local_only=local_only, timeout_graceful_shutdown=STOP_S))
     url = f"http://{host_port(*listener.getsockname()[:2])}"
-    with contextlib.closing(listener):
+    with contextlib.closing(listener), forks_apart(listener):
         running = asyncio.create_task(server.serve(sockets=[listener]), name="agents' endpoint")
         try:
             yield url

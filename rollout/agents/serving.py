@@ -110,17 +110,16 @@ async def _serve(served: ServedPolicy, stop: asyncio.Event, ready: Callable[[str
 async def agents_url(served: ServedPolicy, text: PromptRenderer, engine: Any,
                      listener: socket.socket) -> AsyncIterator[str]:
     """Serves on the listener until the block ends, and yields the URL. `engine` has been started."""
-    with forks_apart(listener):
-        async with _environment(served.config, served.with_env) as env:
-            episodes = await _episodes(served, text, engine, env)
-            app = create_app(episodes)
-            add_routes(app, episodes)
-            expiring = asyncio.create_task(_expire(episodes))
-            try:
-                async with listening(app, listener, local_only=served.token is None) as url:
-                    yield url
-            finally:
-                expiring.cancel()
+    async with _environment(served.config, served.with_env) as env:
+        episodes = await _episodes(served, text, engine, env)
+        app = create_app(episodes)
+        add_routes(app, episodes)
+        expiring = asyncio.create_task(_expire(episodes))
+        try:
+            async with listening(app, listener, local_only=served.token is None) as url:
+                yield url
+        finally:
+            expiring.cancel()
 
 
 async def _expire(episodes: OpenEpisodes) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
+import signal
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,7 @@ from scripted_engine import ScriptedEngine
 
 from envservice.client.client import EnvClient
 from envservice.openenv.tools import openenv_tools_spec
-from rollout.agents.served import agent_runner
+from rollout.agents.served import agent_runner, endpoint
 from rollout.episode import Limits
 from services.config.file import default_config
 from services.errors import EnvFault
@@ -37,6 +40,23 @@ async def test_agents_that_wait_in_threads_leave_some_to_the_worker(text):
         finally:
             answered.set()
             await asyncio.gather(*agents)
+
+
+async def test_an_agent_that_forks_ends_its_child_by_a_signal_that_its_worker_does_not_hear():
+    """As gagpo eval does, whose handler of SIGTERM the child would have."""
+    heard, loop, before = [], asyncio.get_running_loop(), signal.getsignal(signal.SIGTERM)
+    loop.add_signal_handler(signal.SIGTERM, heard.append, "SIGTERM")
+    async with endpoint():
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+        child.start()
+        child.terminate()
+        await asyncio.to_thread(child.join, 20)
+        ended = not child.is_alive()
+        child.kill()
+    loop.remove_signal_handler(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, before)
+    assert ended
+    assert heard == []
 
 
 async def test_a_worker_whose_tool_server_is_away_has_a_fault_and_is_started_again(text):
