@@ -32,8 +32,8 @@ class Watched:
     deaths: deque[float] = field(default_factory=deque)
     """Times of the deaths within WINDOW_S."""
     last: str = ""
-    words: str = ""
-    """The words of its last failure, without numbers, before its role worked."""
+    words: set[str] = field(default_factory=set)
+    """The words of its failures, without numbers, before its role worked."""
     unplaced_at: float | None = None
     """Time since which the member waits for a place on the cluster."""
     told: bool = False

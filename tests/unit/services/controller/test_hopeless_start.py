@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from scripted_member import Scripted
 from supervised_world import World
 
+from deploy.members.endings import of_actor
 from services.controller.member import End
-from services.errors import Fault
+from services.errors import Fault, GagpoError
+from services.process.shared_storage import check_seen
+
+
+class OnNode(Scripted):
+    """A worker whose node may lack a folder of the run, as one that joined again before it mounted its storage."""
+
+    lacking: Path | None = None
+
+    def poll(self) -> End | None:
+        try:
+            check_seen(*[self.lacking] if self.lacking else [])
+        except GagpoError as error:
+            return of_actor(error, self.role)
+        return self.end
 
 
 @pytest.fixture
@@ -54,3 +72,38 @@ def test_the_same_failure_is_no_reason_to_end_once_the_role_has_worked_or_when_t
         second.end, killed.end = End("head size 16 is not supported"), End("killed for want of memory", killed=True)
         world.check(70)
     assert sum("head size" in note for note in world.notes) == sum("want of memory" in n for n in world.notes) == 3
+
+
+def test_a_node_that_does_not_see_the_folders_ends_no_run_whose_others_work(world: World, tmp_path: Path) -> None:
+    world.add("healthy")
+    returns = OnNode("returns", world.events)
+    world.supervisor.add(returns)
+    world.check()
+    returns.answers, returns.lacking = False, tmp_path / "models"
+    world.check(70)
+    assert world.events.count("start returns") > 3
+    assert f"{tmp_path}/models is not there on" in world.notes[-1]
+    returns.answers, returns.lacking = True, None
+    world.check(700)
+    assert world.supervisor.states()["rollout", "running"] == 2
+
+
+def test_folders_that_no_node_sees_end_the_run_with_what_to_do(world: World, tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        worker = OnNode(name, world.events)
+        worker.answers, worker.lacking = False, tmp_path / "models"
+        world.supervisor.add(worker)
+    with pytest.raises(
+            Fault, match=f"failed twice in the same way: {tmp_path}/models is not there on .*; set runs_dir"):
+        world.check(2)
+
+
+def test_a_failure_on_two_nodes_in_turn_ends_the_run_although_its_words_name_them(world: World) -> None:
+    worker = world.add("worker")
+    worker.answers = False
+    for node in ("east", "west"):
+        worker.end = End(f"/models is not there on {node}")
+        world.check(2)
+    worker.end = End("/models is not there on east")
+    with pytest.raises(Fault, match="failed twice in the same way: /models is not there on east"):
+        world.check()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from services.errors import UserError
+from services.errors import Fault
 from services.process.shared_storage import check_seen
 
 
@@ -13,5 +13,5 @@ def test_folders_that_are_there_pass(tmp_path: Path):
 
 
 def test_the_missing_one_is_named_with_what_to_do(tmp_path: Path):
-    with pytest.raises(UserError, match=r"absent is not there on .*; set runs_dir"):
+    with pytest.raises(Fault, match=r"absent is not there on .*; set runs_dir"):
         check_seen(tmp_path, tmp_path / "absent")
