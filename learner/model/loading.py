@@ -7,6 +7,7 @@ layer at a time.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,8 @@ from learner.model.family import caps_scores
 from services.errors import UserError
 from services.weights.headers import weight_files
 
+_NO_MODEL = (None, errno.ENOENT, errno.ENOTDIR)
+"""Numbers of the OSErrors that a folder without a model raises: those of transformers have none."""
 Read = Callable[[str], Tensor]
 """Reads the tensor of a name from the files, on the CPU and in the files' number format."""
 
@@ -60,12 +63,16 @@ def filed(hf: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def empty_model(folder: Path, attention: str) -> tuple[PreTrainedModel, Weights]:
     """Returns the causal LM of a local folder without its weights, and the weights to fill it with.
 
-    Raises UserError if the folder holds no causal LM.
+    Raises UserError if the folder holds no causal LM. Raises OSError if the disk fails (EIO, ESTALE).
     """
     try:
+        for file in (folder / "config.json", *weight_files(folder)):
+            file.open("rb").close()  # transformers and safetensors call each failure to open a file "no such file"
         hf = skeleton(AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False), attention)
         return hf, Weights(hf, _reader(folder, dict(filed(hf)).keys()))
     except (OSError, ValueError, KeyError, RuntimeError) as error:
+        if isinstance(error, OSError) and error.errno not in _NO_MODEL:
+            raise
         raise UserError(f"{folder} holds no causal language model ({str(error).splitlines()[0]})",
                         "set model.path to a folder with config.json and model.safetensors") from error
 
