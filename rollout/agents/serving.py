@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import signal
 import socket
 import time
@@ -166,14 +167,15 @@ async def _environment(config: Config, wanted: bool) -> AsyncIterator[EnvClient 
     if not wanted:
         yield None
         return
-    with _server(config) as urls:
-        token = env_token(config.env) if config.env.urls else None
+    # Our own server gets a secret token, because other users of this machine can reach it too.
+    token = env_token(config.env) if config.env.urls else secrets.token_urlsafe(32)
+    with _server(config, token) as urls:
         async with EnvClient(urls, token, timeout_s=config.env.call_seconds) as client:
             yield client
 
 
 @contextlib.contextmanager
-def _server(config: Config) -> Iterator[list[str]]:
+def _server(config: Config, token: str | None) -> Iterator[list[str]]:
     env = config.env
     if env.urls:
         yield list(env.urls)
@@ -181,7 +183,7 @@ def _server(config: Config) -> Iterator[list[str]]:
     spec = find_spec(env.name)
     made = open_environment(env)
     settings = Settings(max_sessions=session_limit(env, spec.session_bytes), record_bytes=sessions_bytes(env),
-                        threaded=spec.threaded(env), live_lease_s=config.agent.seconds)
+                        threaded=spec.threaded(env), live_lease_s=config.agent.seconds, token=token)
     with made if isinstance(made, contextlib.AbstractContextManager) else contextlib.nullcontext():
         listener = bind("127.0.0.1", 0)
         url, app = f"http://127.0.0.1:{listener.getsockname()[1]}", environment_app(made, settings)

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import httpx
 import openai
+import psutil
 import pytest
 from counter import Counter, counter_spec
 from scripted_engine import ScriptedEngine
@@ -273,6 +274,24 @@ async def test_a_body_that_is_no_object_is_told_so(text):
         for body in (b'"x"', b"{", b"task=x"):
             reply = await http.post("/episodes", content=body, headers={"content-type": "application/json"})
             assert (reply.status_code, reply.json()["error"]["message"]) == (400, "the body is no JSON object")
+
+
+def listening_ports():
+    return {each.laddr.port for each in psutil.Process().net_connections("tcp") if each.status == psutil.CONN_LISTEN}
+
+
+@pytest.mark.attack
+async def test_only_the_endpoint_itself_may_use_its_environment(text):
+    """Other users of the machine reach its port too, and an environment's tools act as the user who serves."""
+    before = listening_ports()
+    async with served(text, ["so"], token="secret") as http:
+        (port,) = listening_ports() - before - {http.base_url.port}
+        for verb, more in (("reset", {}), ("step", {"actions": [], "action": "+2", "digest": "0"})):
+            element = {"episode_id": "e", "task": TASK, **more}
+            reply = await http.post(f"http://127.0.0.1:{port}/v1/episodes:{verb}", json=[element])
+            assert reply.status_code == 401, (verb, reply.text)
+        head = bearer((await begin(http, key="secret"))["api_key"])
+        assert (await http.post("/env/reset", headers=head)).status_code == 200
 
 
 @pytest.mark.attack
