@@ -149,7 +149,7 @@ def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, out: Path)
 
     with disk_errors():
         model.save_pretrained(out)
-    tokenizer.save_pretrained(out)
+        tokenizer.save_pretrained(out)
     open_as_folder(out)
     sync_tree(out)  # sft.json will say that all of it is there, also after a power loss
 

@@ -22,11 +22,16 @@ GENERATION = "generation_config.json"
 
 @contextmanager
 def disk_errors() -> Iterator[None]:
-    """Raises OSError for an error of the safetensors writer, which has one type for all, also for a full disk."""
+    """Raises OSError for a full disk, too, as safetensors and tokenizers meet it.
+
+    The writer of safetensors has one type for all errors, and that of tokenizers raises a plain Exception.
+    """
     try:
         yield
-    except SafetensorError as error:
-        raise OSError(str(error)) from error
+    except Exception as error:
+        if isinstance(error, SafetensorError) or (type(error) is Exception and "(os error " in str(error)):
+            raise OSError(str(error)) from error
+        raise
 
 
 def write_export(folder: Path, tensors: Mapping[str, Tensor], *, like: Path, dtype: str) -> None:

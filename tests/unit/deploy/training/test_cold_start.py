@@ -12,6 +12,7 @@ from envservice.registry import find_teacher, make_template, open_environment
 from rollout.demonstrations import Demonstration, DemoStep
 from services.config.tree import EnvSection
 from services.errors import EnvFault, UserError
+from services.tokenizer import load_tokenizer
 
 
 def demonstration(*, won: bool) -> Demonstration:
@@ -83,12 +84,13 @@ def test_demonstrations_of_no_game_at_all_are_a_fault_and_a_users_mistake_is_tol
         shown(lambda _: UserError("no data", "get it"))
 
 
-def test_a_cold_start_waits_for_a_disk_that_is_full_when_it_saves_its_model(tmp_path, monkeypatch):
-    """A folder in the place of the weights has the effect of a full disk: the minutes of the cold start were lost."""
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_a_cold_start_waits_for_a_disk_that_is_full_when_it_saves_its_model(tmp_path, monkeypatch, name):
+    """A folder in the place of a file has the effect of a full disk: the minutes of the cold start were lost."""
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
     config = load_config("alfworld-tiny", ["env.alfworld.task_types=[look]", "env.max_steps=12", "sft.demos_per_game=1",
                                            "model.layers=1"])
-    in_place = tmp_path / "model" / "model.safetensors"
+    in_place = tmp_path / "model" / name
     in_place.mkdir(parents=True)
     told: list[str] = []
 
@@ -99,8 +101,9 @@ def test_a_cold_start_waits_for_a_disk_that_is_full_when_it_saves_its_model(tmp_
 
     out = cold_start(config, tmp_path / "model", minutes=0.01, report=note)
     assert "Is a directory" in next(line for line in told if line.endswith("waiting for the folder"))
-    with safe_open(in_place, framework="pt") as weights:
+    with safe_open(out / "model.safetensors", framework="pt") as weights:
         assert list(weights.keys())
+    assert load_tokenizer(out).encode("take")
     assert json.loads((out / "sft.json").read_text())["training"]["updates"] > 0
 
 
