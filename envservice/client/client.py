@@ -38,7 +38,6 @@ from envservice.client.request_batching import (
     NotSent,
     Replica,
     Unreachable,
-    first_answer,
 )
 from envservice.client.results import Result, result_of
 from envservice.wire.schemas import MAX_ACTION, Info, TaskList
@@ -100,13 +99,15 @@ class EnvClient:
 
     async def info(self) -> Info:
         """Returns the environment that the servers play."""
-        info = Info.model_validate_json(await self._get("/v1/info"))
+        info, _ = await self.call(lambda: self._replicas, lambda replica: replica.get("/v1/info", Info))
         self.live = info.replay == "live"
         return info
 
     async def tasks(self, split: str) -> TaskList:
         """Returns the tasks of one split, sorted, with their digest."""
-        return TaskList.model_validate_json(await self._get(f"/v1/tasks/{split}"))
+        tasks, _ = await self.call(lambda: self._replicas,
+                                   lambda replica: replica.get(f"/v1/tasks/{split}", TaskList))
+        return tasks
 
     def episode(self, episode_id: str, task: str) -> EpisodeHandle:
         """Makes a handle on one episode, which sends nothing before its reset. Each attempt needs an id of its own."""
@@ -185,22 +186,6 @@ class EnvClient:
     def _later(self, began: float) -> float:
         """The new deadline of a call that met an outage, by the clock of the event loop."""
         return min(asyncio.get_running_loop().time() + self._timeout_s + BACKOFF_S[1], began + self._outage_s)
-
-    async def _get(self, path: str) -> bytes:
-        async def ask(replica: Replica) -> bytes:
-            try:
-                response = await first_answer(
-                    lambda: self._http.get(replica.url + path), once=False, within_s=replica.answer_s)
-            except httpx.HTTPError as error:
-                replica.failed()
-                raise Unreachable(f"{replica.url}: {type(error).__name__} {error}") from error
-            if response.status_code != 200:
-                raise replica.refused(response)
-            replica.answered()
-            return response.content
-
-        content, _ = await self.call(lambda: self._replicas, ask)
-        return content
 
 
 class EpisodeHandle:

@@ -11,14 +11,16 @@ import asyncio
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import httpx
 import msgspec
+from pydantic import ValidationError
 
-from envservice.wire.schemas import REPLAYS_HEADER, TRACES_HEADER
+from envservice.client.answers import first_answer
+from envservice.wire.schemas import REPLAYS_HEADER, TRACES_HEADER, WireModel
 from services.errors import EnvFault
 
 IN_FLIGHT = 2
@@ -26,14 +28,15 @@ BATCH = 128
 """The most elements of one request. A server accepts 256."""
 BATCH_BYTES = 2 * 1024 * 1024
 """The most bytes of one request, unless a single element is larger. A server accepts 4 MiB."""
-AGAIN_S = 5.0
-"""Seconds without an answer after which a request is sent once more. The pauses before further copies double."""
 SHARE = 1 / 3
 """The share of a call's time that one replica gets for an answer, copies included: the rest is to ask another one."""
+TOLD = 300
+"""Characters of a wrong answer that an error repeats."""
 FOR_NOW = (408, 425, 429)
 """Refusals that a proxy or a load balancer before the server sends: too late, too early, too many requests."""
 BACKOFF_S = (0.05, 2.0)
 """First and longest pause after a replica failed. The pause doubles each time it fails again."""
+Form = TypeVar("Form", bound=WireModel)
 
 
 class Unreachable(Exception):
@@ -79,6 +82,7 @@ class Replica:
     def __init__(self, http: httpx.AsyncClient, url: str, live: Callable[[], bool], answer_s: float) -> None:
         self.url = url
         self.answer_s = answer_s
+        self._http = http
         self.open_at = 0.0
         """It gets no requests before this time.monotonic()."""
         self.answers = 0
@@ -96,6 +100,27 @@ class Replica:
         `parent` is the traceparent of the span that the element belongs to.
         """
         return await self._batchers[verb].ask(element, parent)
+
+    async def get(self, path: str, form: type[Form]) -> Form:
+        """Reads a document. Raises Unreachable, Full, or EnvFault if no retry helps.
+
+        If it has another form, that is no answer: a proxy may send a page of its own for a server that starts.
+        """
+        url = self.url + path
+        try:
+            response = await first_answer(lambda: self._http.get(url), once=False, within_s=self.answer_s)
+        except httpx.HTTPError as error:
+            self.failed()
+            raise Unreachable(f"{url}: {type(error).__name__} {error}") from error
+        if response.status_code != 200:
+            raise self.refused(response)
+        try:
+            found = form.model_validate_json(response.content)
+        except ValidationError:
+            self.failed()
+            raise Unreachable(f"{url} answered with no {form.__name__}: {response.content[:TOLD]!r}") from None
+        self.answered()
+        return found
 
     def failed(self) -> None:
         """Pauses requests to it: longer after each failure, and at random, so that clients return one by one."""
@@ -219,48 +244,6 @@ class RequestBatcher:
         return kind(text)
 
 
-async def first_answer(
-    send: Callable[[], Coroutine[Any, Any, httpx.Response]], *, once: bool, within_s: float,
-) -> httpx.Response:
-    """Sends a request, and unless `once` copies of it while no answer comes. Returns the first answer.
-
-    All copies together have `within_s`: each has its own deadline too, but later ones would end ever later.
-
-    A connection may be dead without a sign, and the server may also be slow. It carries out a reset or a step once,
-    however often it is asked. A server that is about to end refuses a copy and answers the request all the same, so an
-    error counts when nothing else is under way. Raises httpx.HTTPError.
-    """
-    copies: set[asyncio.Task[httpx.Response]] = set()
-    pause = None if once else AGAIN_S
-    try:
-        async with asyncio.timeout(within_s):
-            while True:
-                copies.add(asyncio.create_task(send()))
-                answer = await _answer_within(copies, pause)
-                if answer is not None:
-                    return answer
-                pause = 2 * pause if pause else None
-    except TimeoutError:
-        raise httpx.ReadTimeout(f"no answer within {within_s:.3g} s") from None
-    finally:
-        for copy in copies:
-            copy.cancel()
-
-
-async def _answer_within(copies: set[asyncio.Task[httpx.Response]], seconds: float | None) -> httpx.Response | None:
-    """Returns the first answer of `copies`, or None after `seconds`. Raises the error of the last one if all fail."""
-    until = None if seconds is None else time.monotonic() + seconds
-    while True:
-        left = None if until is None else max(0.0, until - time.monotonic())
-        done, _ = await asyncio.wait(copies, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-        if not done:
-            return None
-        copies -= done
-        answered = [copy for copy in done if copy.exception() is None]
-        if answered or not copies:
-            return (answered or [*done])[0].result()
-
-
 def _never() -> bool:
     return False
 
@@ -270,5 +253,5 @@ def refusal(response: httpx.Response) -> Exception:
     status = response.status_code
     if status in (429, 503) and response.headers.get("retry-after", "").isdecimal():
         return Full(float(response.headers["retry-after"]))
-    text = f"{response.url} answered {status}: {response.text[:300]}"
+    text = f"{response.url} answered {status}: {response.text[:TOLD]}"
     return EnvFault(text) if status in range(400, 500) and status not in FOR_NOW else Unreachable(text)
