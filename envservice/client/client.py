@@ -72,7 +72,7 @@ class EnvClient:
     ) -> None:
         if not urls:
             raise ValueError("a client needs the URL of at least one environment server")
-        headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        headers = {"accept-encoding": "identity"} | ({} if token is None else {"authorization": f"Bearer {token}"})
         self._answer_s = timeout_s * SHARE
         timeout = httpx.Timeout(self._answer_s, connect=min(CONNECT_S, self._answer_s))
         # Proxies of the environment are ignored: servers are on this machine or in the cluster.

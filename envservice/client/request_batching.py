@@ -19,8 +19,8 @@ import httpx
 import msgspec
 from pydantic import ValidationError
 
-from envservice.client.answers import first_answer
-from envservice.wire.schemas import REPLAYS_HEADER, TRACES_HEADER, WireModel
+from envservice.client.answers import first_answer, whole
+from envservice.wire.schemas import MAX_BODY, REPLAYS_HEADER, TRACES_HEADER, WireModel
 from services.errors import EnvFault
 
 IN_FLIGHT = 2
@@ -28,6 +28,12 @@ BATCH = 128
 """The most elements of one request. A server accepts 256."""
 BATCH_BYTES = 2 * 1024 * 1024
 """The most bytes of one request, unless a single element is larger. A server accepts 4 MiB."""
+ANSWER_BYTES = MAX_BODY
+ELEMENT_BYTES = 1 << 20
+"""The most bytes of an answer: so many, and so many more for each element. An observation above MAX_BODY could not be
+sent back to a server that has lost its session, and fits no prompt."""
+LIST_BYTES = 256 << 20
+"""The most bytes of a list of tasks: that of 600,000 tasks whose ids have MAX_TASK characters."""
 SHARE = 1 / 3
 """The share of a call's time that one replica gets for an answer, copies included: the rest is to ask another one."""
 TOLD = 300
@@ -108,7 +114,8 @@ class Replica:
         """
         url = self.url + path
         try:
-            response = await first_answer(lambda: self._http.get(url), once=False, within_s=self.answer_s)
+            response = await first_answer(lambda: whole(self._http.stream("GET", url), LIST_BYTES),
+                                          once=False, within_s=self.answer_s)
         except httpx.HTTPError as error:
             self.failed()
             raise Unreachable(f"{url}: {type(error).__name__} {error}") from error
@@ -221,10 +228,11 @@ class RequestBatcher:
         content = b"[" + b",".join(asked.element for asked in batch) + b"]"
         traced = any(asked.parent for asked in batch)
         headers = {TRACES_HEADER: ",".join(asked.parent for asked in batch)} if traced else None
+        most = ANSWER_BYTES + ELEMENT_BYTES * len(batch)
         try:
             response = await first_answer(
-                lambda: self._http.post(self._url, content=content, headers=headers), once=self._once(),
-                within_s=self._replica.answer_s)
+                lambda: whole(self._http.stream("POST", self._url, content=content, headers=headers), most),
+                once=self._once(), within_s=self._replica.answer_s)
         except httpx.HTTPError as error:
             kind = NotSent if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout) else Unreachable
             raise self._failed(f"{self._url}: {type(error).__name__} {error}", kind) from error

@@ -1,9 +1,10 @@
-"""Servers whose answers are none of the API's."""
+"""Servers whose answers are none of the API's: a proxy's page, one without end, one that inflates to gigabytes."""
 
 from __future__ import annotations
 
+import gzip
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 import httpx
 import pytest
@@ -12,7 +13,21 @@ from envservice.client.client import EnvClient
 from services.errors import EnvFault
 
 INFO = {"name": "toy", "engine": "toy", "version": "1", "replay": "pure", "splits": {}}
+TASK = "toy/train/00"
+MIB = 1 << 20
 Answer = Callable[[httpx.Request], httpx.Response]
+
+
+class Body(httpx.AsyncByteStream):
+    """A body that comes in parts, and counts the bytes that were taken of it."""
+
+    def __init__(self, part: bytes, parts: int) -> None:
+        self.part, self.parts, self.taken = part, parts, 0
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for _ in range(self.parts):
+            self.taken += len(self.part)
+            yield self.part
 
 
 @pytest.fixture
@@ -44,3 +59,43 @@ async def test_a_server_that_never_says_what_it_plays_is_a_fault_that_names_it(a
             await client.info()
         with pytest.raises(EnvFault, match="last: http://toy/v1/tasks/train answered with no TaskList: "):
             await client.tasks("train")
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(("ask", "most"), [("info", 3), ("reset", 5)])
+async def test_an_answer_without_end_is_not_read_to_its_end(
+        asking: Callable[..., EnvClient], monkeypatch: pytest.MonkeyPatch, ask: str, most: int):
+    monkeypatch.setattr("envservice.client.request_batching.LIST_BYTES", 3 * MIB)
+    bodies: list[Body] = []
+
+    def answer(_: httpx.Request) -> httpx.Response:
+        bodies.append(Body(bytes(MIB), 1000))
+        return httpx.Response(200, stream=bodies[-1])
+
+    async with asking(answer, timeout_s=1) as client:
+        with pytest.raises(EnvFault, match=f"its answer has more than {most} MiB"):
+            await (client.info() if ask == "info" else client.episode("e", TASK).reset())
+    assert {body.taken for body in bodies} == {(most + 1) * MIB}
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("ask", ["info", "reset"])
+async def test_an_answer_that_would_be_inflated_is_not_read_at_all(asking: Callable[..., EnvClient], ask: str):
+    """300 MiB were 306 kB on the wire, and were inflated and parsed."""
+    body, asked = Body(gzip.compress(bytes(300 * MIB)), 1), set[str]()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.add(request.headers["accept-encoding"])
+        return httpx.Response(200, headers={"content-encoding": "gzip"}, stream=body)
+
+    async with asking(answer, timeout_s=0.5) as client:
+        with pytest.raises(EnvFault, match="its answer is compressed, and the client takes none that is"):
+            await (client.info() if ask == "info" else client.episode("e", TASK).reset())
+    assert (asked, body.taken) == ({"identity"}, 0)
+
+
+async def test_one_large_observation_is_taken(asking: Callable[..., EnvClient]):
+    result = {"observation": "x" * 4 * MIB, "admissible_actions": [], "reward": 0.0, "done": False, "won": False,
+              "info": {}, "digest": "0"}
+    async with asking(lambda _: httpx.Response(200, json=[result])) as client:
+        assert len((await client.episode("e", TASK).reset()).observation) == 4 * MIB
