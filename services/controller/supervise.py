@@ -229,8 +229,7 @@ class Supervisor:
         if member.role in self._worked or end.killed:
             return
         words = re.sub(r"[0-9]+", "#", end.reason)  # process ids and addresses differ from start to start
-        again = words in watched.words  # not only the last: they may name its node, and it may start on others between
-        watched.words.add(words)
+        again, watched.words = words in watched.words, watched.words | {words}
         if again and not any(w.member.role == member.role and w.may_work for w in self._watched):
             raise Fault(f"{member.name} cannot start, it failed twice in the same way: {end.reason}")
 

@@ -33,7 +33,8 @@ class Watched:
     """Times of the deaths within WINDOW_S."""
     last: str = ""
     words: set[str] = field(default_factory=set)
-    """The words of its failures, without numbers, before its role worked."""
+    """The words of its failures, without numbers, before its role worked. All are kept, because words may name a node,
+    and the member may start on another one in between."""
     unplaced_at: float | None = None
     """Time since which the member waits for a place on the cluster."""
     told: bool = False
