@@ -64,7 +64,7 @@ def add_options(parser: argparse.ArgumentParser, arguments: Sequence[str] = ()) 
     for name, default in (("estimator", "gagpo"), ("state-key", "observation")):
         named.add_argument(f"--{name}", nargs="?", const=default, default=default)
     own = models(CreditSection.model_validate(vars(named.parse_known_args(arguments)[0])))
-    shipped, titles = option_tables(), ("your own estimator", "your own key")
+    shipped, titles = {title: model for title, _, model in option_tables()}, ("your own estimator", "your own key")
     tables = {**shipped, **{title: model for title, model in zip(titles, own, strict=True)
                             if model not in shipped.values()}}
     able = [name for name, each in ESTIMATORS.items() if not (each.needs_critic or each.needs_tokens)]

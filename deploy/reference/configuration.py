@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 
 from deploy.reference.markdown import code, document, table
 from envservice.registry import BUILT_IN
-from learner.credit.registry import ESTIMATORS, option_tables
+from learner.credit.registry import ESTIMATORS, OptionTable, option_tables
 from learner.credit.state_keys import KEYS
 from services.config.credit import CreditSection
 from services.config.tree import Config
@@ -36,7 +36,7 @@ PLAIN = {"int": "whole number", "float": "number", "bool": "true or false", "str
 def page() -> str:
     """Returns the page."""
     blocks = [block for name, section in sections() for block in _section(name, section)]
-    blocks += [block for title, model in option_tables().items() for block in _options(title, model)]
+    blocks += [block for options in option_tables() for block in _options(options)]
     return document("Configuration", INTRODUCTION, *blocks)
 
 
@@ -77,14 +77,15 @@ def _section(name: str, section: type[BaseModel]) -> Iterator[str]:
     yield table(["key", "default", "values", "meaning"], rows)
 
 
-def _options(title: str, model: type[BaseModel]) -> Iterator[str]:
+def _options(options: OptionTable) -> Iterator[str]:
     """Yields the table of the keys of `learner.credit` that an estimator or a state key adds."""
+    title, introduction, model = options
     texts = docstrings(model)
     rows = [[code(f"learner.credit.{key}"), _default(field), _values(key, field), texts.get(key, "")]
             for key, field in model.model_fields.items() if key not in CreditSection.model_fields]
     if rows:
         yield f"## learner.credit: {title}"
-        yield inspect.cleandoc(model.__doc__ or "")
+        yield introduction
         yield table(["key", "default", "values", "meaning"], rows)
 
 

@@ -60,14 +60,17 @@ def recursion_keys(options: RecursionOptions) -> frozenset[str]:
 
 
 class GagpoOptions(RecursionOptions, EpisodeOptions):
-    """Options of GAGPO. `mode` and `statistics` are those of the term that `broadcast` adds."""
+    """Options of GAGPO."""
 
     broadcast: float = Field(default=0.0, ge=0)
     """Weight of GRPO's episode-level advantage, which is added to every turn."""
 
 
 class Gagpo:
-    """The method of the paper. docs/algorithms.md gives reasons for the choices that the paper leaves open."""
+    """The paper's method: generalised advantage estimation with group averages for a critic. `mode` and `statistics`
+    are those of the term that `broadcast` adds. docs/algorithms.md gives reasons for the choices that the paper leaves
+    open.
+    """
 
     Options: ClassVar = GagpoOptions
     needs_tokens: ClassVar[bool] = False

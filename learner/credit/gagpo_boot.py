@@ -42,7 +42,7 @@ from learner.credit.types import Credit, Group, Nested
 
 
 class GagpoBootstrapped:
-    """A variant of gagpo.py with another V of states that only one episode met, and the penalty after normalising."""
+    """GAGPO in which a state that only one episode met takes its value from its successor."""
 
     Options: ClassVar = RecursionOptions
     needs_tokens: ClassVar[bool] = False

@@ -53,7 +53,7 @@ class GraphOptions(RecursionOptions):
 
 
 class GagpoGraph:
-    """Graph values."""
+    """GAGPO with values from the group's transition graph instead of mean returns."""
 
     Options: ClassVar = GraphOptions
     needs_tokens: ClassVar[bool] = False

@@ -56,7 +56,7 @@ class LeaveOneOutOptions(RecursionOptions):
 
 
 class GagpoLeaveOneOut:
-    """A variant of gagpo.py with another V, and the penalty after normalising."""
+    """GAGPO with values that leave out the episode itself and use the value of the step before."""
 
     Options: ClassVar = LeaveOneOutOptions
     needs_tokens: ClassVar[bool] = False

@@ -30,7 +30,7 @@ class GigpoOptions(EpisodeOptions):
 
 
 class Gigpo(WithinGroup):
-    """Episode- and step-level credit."""
+    """Episode-level credit, and step-level credit against the steps taken in the same state."""
 
     Options: ClassVar = GigpoOptions
 

@@ -33,14 +33,15 @@ WON: Final = object()
 
 
 class GraphgpoOptions(EpisodeOptions):
-    """Options of GraphGPO. `statistics` is for the episode's term, `mode` for both terms."""
+    """Options of GraphGPO."""
 
     decay: float = Field(default=0.1, gt=0, lt=1)
     """q: factor on the value of a state for each further step to a won end."""
 
 
 class Graphgpo(WithinGroup):
-    """Credit by distances to success, beside the episode's."""
+    """Credit by distances to success, beside the episode's. `statistics` is for the episode's term, `mode` for both
+    terms."""
 
     Options: ClassVar = GraphgpoOptions
     reads_cuts: ClassVar[bool] = True

@@ -31,7 +31,7 @@ def episode_keys(options: EpisodeOptions) -> frozenset[str]:
 
 
 class Grpo(WithinGroup):
-    """Episode-level credit."""
+    """Episode-level credit against the mean of the group."""
 
     Options: ClassVar = EpisodeOptions
 

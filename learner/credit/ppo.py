@@ -22,7 +22,7 @@ from learner.credit.types import Credit, Group
 
 
 class PpoOptions(CreditOptions):
-    """Options of PPO. γ and λ are those of the estimation over the tokens of an answer, or over turns."""
+    """Options of PPO."""
 
     lam: float = Field(default=0.8, ge=0, le=1)
     """λ of GAE."""
@@ -31,7 +31,7 @@ class PpoOptions(CreditOptions):
 
 
 class Ppo(WithinGroup):
-    """Scores for the critic."""
+    """Scores for a learned critic. γ and λ are those of the estimation over the tokens of an answer, or over turns."""
 
     Options: ClassVar = PpoOptions
     needs_critic: ClassVar[bool] = True

@@ -8,8 +8,9 @@ section of a config into the model of its estimator, with all defaults, and refu
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
@@ -164,7 +165,17 @@ def unread(section: CreditSection, given: Mapping[str, Any]) -> dict[str, str]:
             for name, value in given.items() if value != known[name] and name not in read}
 
 
-def option_tables() -> Mapping[str, type[BaseModel]]:
-    """Returns title -> options model of every shipped estimator and of every shipped state key that has options."""
-    return {**{f"estimator {name}": each.Options for name, each in ESTIMATORS.items()},
-            **{f"state key {name}": key.Options for name, key in KEYS.items() if key.Options.model_fields}}
+class OptionTable(NamedTuple):
+    """The options of an estimator or of a state key. `text`: what it is, in a sentence or two."""
+
+    title: str
+    text: str
+    model: type[BaseModel]
+
+
+def option_tables() -> list[OptionTable]:
+    """Returns the options of every shipped estimator and of every shipped state key that has options."""
+    estimators = [OptionTable(f"estimator {name}", inspect.getdoc(each) or "", each.Options)
+                  for name, each in ESTIMATORS.items()]
+    return estimators + [OptionTable(f"state key {name}", inspect.getdoc(key.Options) or "", key.Options)
+                         for name, key in KEYS.items() if key.Options.model_fields]

@@ -9,7 +9,7 @@ from deploy.reference.commands import subcommands
 from deploy.reference.configuration import docstrings, sections
 from deploy.reference.markdown import code, table
 from deploy.reference.pages import FOLDER, pages
-from learner.credit.registry import option_tables
+from learner.credit.registry import ESTIMATORS, option_tables
 from services.config.credit import CreditSection
 from services.config.keys import config_keys
 from services.telemetry.metric_keys import METRIC_KEYS
@@ -29,11 +29,16 @@ def test_no_other_page_is_there():
 
 def test_each_config_key_has_one_row():
     """And each option of an estimator or a state key one below each that has it."""
-    options = [f"learner.credit.{name}" for model in option_tables().values() for name in model.model_fields
+    options = [f"learner.credit.{name}" for options in option_tables() for name in options.model.model_fields
                if name not in CreditSection.model_fields]
     shown = re.findall(r"^\| `([a-z_.]+)` \|", PAGES["configuration.md"], re.MULTILINE)
     assert sorted(shown) == sorted([*config_keys(), *options])
     assert "Undefined" not in PAGES["configuration.md"], "pydantic's word where a factory makes the default"
+
+
+def test_each_estimator_is_introduced_by_a_sentence_of_its_own():
+    sentences = re.findall(r"^## learner\.credit: estimator \w+\n\n(.+)$", PAGES["configuration.md"], re.MULTILINE)
+    assert len(sentences) == len(set(sentences)) == len(ESTIMATORS)
 
 
 def test_each_config_key_has_a_docstring():

@@ -68,7 +68,7 @@ def sources() -> str:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_config_keys_within_sentences_exist(page: Path):
-    options = {name for model in option_tables().values() for name in model.model_fields}
+    options = {name for table in option_tables() for name in table.model.model_fields}
     keys = {*config_keys(), *(f"learner.credit.{name}" for name in options)}
     sections = {key.rpartition(".")[0] for key in keys if "." in key}
     tops = {section.partition(".")[0] for section in sections}

@@ -213,7 +213,7 @@ def test_the_section_of_a_config_is_completed_with_the_options_of_its_estimator(
 def test_the_options_of_shipped_estimators_are_the_frozen_ones():
     """A new option is a reviewed decision."""
     own = {title: sorted(set(model.model_fields) - set(CreditSection.model_fields))
-           for title, model in option_tables().items()}
+           for title, _, model in option_tables()}
     recursion = ["bootstrap", "ddof", "lam", "normalize"]
     assert own == {
         "estimator gagpo": sorted([*recursion, "broadcast", "mode", "statistics"]),
