@@ -67,7 +67,9 @@ def add_options(parser: argparse.ArgumentParser, arguments: Sequence[str] = ()) 
     shipped, titles = {title: model for title, _, model in option_tables()}, ("your own estimator", "your own key")
     tables = {**shipped, **{title: model for title, model in zip(titles, own, strict=True)
                             if model not in shipped.values()}}
-    able = [name for name, each in ESTIMATORS.items() if not (each.needs_critic or each.needs_tokens)]
+    refused = [name for name, each in ESTIMATORS.items() if each.needs_critic or each.needs_tokens]
+    able = [name for name in ESTIMATORS if name not in refused]
+    read = {title: model for title, model in tables.items() if title.removeprefix("estimator ") not in refused}
     parser.add_argument("--estimator", default="gagpo", help=(
         f"one of {', '.join(able)}, or module:Name of your own; default %(default)s"))
     parser.add_argument("--state-key", default="observation", help=(
@@ -78,11 +80,14 @@ def add_options(parser: argparse.ArgumentParser, arguments: Sequence[str] = ()) 
                         "`gagpo credit`", "rename it in its Options")
     for name, field in fields.items():
         if name not in ("estimator", "state_key"):
-            _add_option(parser, name, field, _meaning(name, field, tables))
+            _add_option(parser, name, field, _meaning(name, field, read))
 
 
 def _meaning(name: str, field: FieldInfo, tables: Mapping[str, type[BaseModel]]) -> str:
-    """Returns the help of a key: its meaning in each of the models that have it (title -> model), and its default."""
+    """Returns the help of a key: its meaning in each of the models that have it (title -> model), and its default.
+
+    A key that only refused estimators have is hidden. It is parsed, so that its estimator is refused with the reason.
+    """
     if name in CreditSection.model_fields:
         return f"{_one_line(field.description)} (default {field.default})".strip()
     readers: dict[str, list[str]] = {}
@@ -90,6 +95,8 @@ def _meaning(name: str, field: FieldInfo, tables: Mapping[str, type[BaseModel]])
         if name in model.model_fields:
             meaning = _one_line(model.model_fields[name].description)
             readers.setdefault(meaning, []).append(title.removeprefix("estimator "))
+    if not readers:
+        return argparse.SUPPRESS
     if len(readers) == 1:
         (meaning, titles), = readers.items()
         return f"{meaning} ({_default(field)}; for {', '.join(titles)})".strip()

@@ -86,11 +86,11 @@ def test_the_table_shows_the_value_that_each_step_was_measured_by(monkeypatch, c
 
 
 def test_every_key_of_the_config_is_an_option(monkeypatch, capsys):
-    """A new switch of credit can be seen at work here, or is refused with its reason."""
+    """A new switch of credit can be seen at work here. `values` is that of an estimator which is refused."""
     with pytest.raises(SystemExit):
         run(monkeypatch, capsys, "", "--help")
     shown = capsys.readouterr().out
-    for name in declared(make_options()):
+    for name in declared(make_options()).keys() - {"values"}:
         assert f"--{name.replace('_', '-')}" in shown
     assert "gagpo, " in shown
 

@@ -1,12 +1,14 @@
 """Options of `gagpo credit` that an estimator of the user's own declares."""
 
 import json
+import re
 
 import pytest
 from pydantic import Field
 
 from deploy.cli import parse
 from learner.credit.base import CreditOptions, WithinGroup
+from learner.credit.registry import ESTIMATORS
 from learner.credit.types import Credit
 from services.errors import UserError
 
@@ -44,6 +46,23 @@ def test_the_help_names_no_types_of_python(capsys):
     assert "--most MOST" in shown
     assert "--weights" in shown
     assert "<class" not in shown
+
+
+def test_no_option_names_an_estimator_that_the_command_refuses(capsys):
+    with pytest.raises(SystemExit):
+        parse(["credit", "--help"])
+    words = set(re.findall(r"[\w-]+", capsys.readouterr().out))
+    refused = {name for name, each in ESTIMATORS.items() if each.needs_critic or each.needs_tokens}
+    assert refused == {"ppo", "reinforce_pp", "reinforce_pp_baseline"}
+    assert words & refused == set()
+    assert "--values" not in words, "no other estimator has this option"
+
+
+def test_an_estimator_that_the_command_refuses_is_told_with_its_own_options_too(tmp_path, capsys):
+    (tmp_path / "group.json").write_text(GROUP)
+    args = parse(["credit", str(tmp_path / "group.json"), "--estimator", "ppo", "--values", "turns"])
+    with pytest.raises(UserError, match="option estimator ppo: it needs a critic"):
+        args.run(args)
 
 
 @pytest.mark.parametrize(("option", "lacks"), [("stay", "which actions changed nothing"), ("bootstrap", "was cut")])
