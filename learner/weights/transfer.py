@@ -7,9 +7,9 @@
     release   all ranks
 
 Rank 0 looks for members that are silent or have failed while it sends and while it waits, and then ends the round for
-all: NCCL tells nobody that a process is gone. A round in which anything failed ends its links, and the members take
-this version from host memory, like a worker that comes late. The next round makes links with the members that are there
-then. After GIVE_UP such rounds in a row none is tried any more, because each may cost its deadline.
+all: within a node NCCL tells nobody that a process is gone. A round in which anything failed ends its links, and the
+members take this version from host memory, like a worker that comes late. The next round makes links with the members
+that are there then. After GIVE_UP such rounds in a row none is tried any more, because each may cost its deadline.
 """
 
 from __future__ import annotations

@@ -3,17 +3,19 @@
 Torch's process groups are made here without a place in torch.distributed's registry, because a rank of the learner and
 a process of vLLM each have a default group of their own already. On GPUs a link is NCCL, on CPUs gloo.
 
-NCCL does not tell the others that a process has died or hangs. So nobody waits in it without looking whether the round
-has ended: at its deadline, or earlier, because rank 0 of the learner misses a member and tells all others through the
-store in which the links met.
+Between nodes NCCL reports an error to the others if a process dies. Within a node it does not, and nowhere if a process
+hangs. So nobody waits in it without looking whether the round has ended: at its deadline, or earlier, because rank 0 of
+the learner misses a member and tells all others through the store in which the links met.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -28,6 +30,9 @@ LOOK_S = 0.0005
 JOIN_LOOK_S = 0.02
 ASK_EVERY_S = 0.25
 """Seconds between two questions whether the round has ended early."""
+BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
+_ENVIRONMENT = threading.Lock()
+"""Held while the environment is that of a link. Links of several senders are made at once, each in its own thread."""
 
 
 class RoundEnd:
@@ -120,7 +125,7 @@ class Link:
 
     def _broadcast(self, bucket: Tensor, end: RoundEnd) -> None:
         self._work = self._group.broadcast(bucket, 0)
-        while not self._work.is_completed():
+        while not self._work.is_completed():  # which it also is after an error, and then `wait` raises that
             time.sleep(LOOK_S)
             end.look()
         try:
@@ -150,10 +155,31 @@ def _connected(store: Any, rank: int, world: int, device: torch.device, limit: t
     else:
         torch.cuda.set_device(device)  # of this thread
         options = dist.ProcessGroupNCCL.Options()
-        options._timeout = 2 * limit  # torch ends the process after it
-        group = dist.ProcessGroupNCCL(store, rank, world, options)
+        options._timeout = 2 * limit  # `wait` raises after it
+        with _no_watchdog():
+            group = dist.ProcessGroupNCCL(store, rank, world, options)
     group.broadcast(torch.zeros(1, dtype=torch.uint8, device=device), 0).wait()
     return group
+
+
+@contextmanager
+def _no_watchdog() -> Iterator[None]:
+    """Lets torch make groups of NCCL without a watchdog. Other groups of this process keep theirs.
+
+    A watchdog that finds an error of NCCL ends the process: by itself, or, with TORCH_NCCL_ASYNC_ERROR_HANDLING=2,
+    through the monitor of the process's first group, which it asks for a dump. A link needs none, because whoever looks
+    at its broadcast finds the error. Torch reads the variable when it makes a group.
+    """
+    with _ENVIRONMENT:
+        before = os.environ.get(BLOCKING_WAIT)
+        os.environ[BLOCKING_WAIT] = "1"
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[BLOCKING_WAIT]
+            else:
+                os.environ[BLOCKING_WAIT] = before
 
 
 def _in_time(connect: Callable[[], Any], end: RoundEnd) -> Any:

@@ -1,7 +1,11 @@
 """The links between learner and samplers. How they carry a version: tests/unit/rollout/transfer/test_inbox.py."""
 
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -54,3 +58,40 @@ def test_a_link_that_another_member_closed_names_the_end_that_was_told(monkeypat
     with pytest.raises(RuntimeError, match=r"^worker two is gone$"):
         sender.send(torch.zeros(1 << 24, dtype=torch.uint8), ends[0])
     sender.close()
+
+
+class Nccl:
+    """Stands for torch's group of NCCL, which CPU builds lack. It keeps the variables that torch reads in it."""
+
+    Options = SimpleNamespace
+    read: ClassVar[list[dict[str, str]]] = []
+
+    def __init__(self, *_):
+        time.sleep(0.1)  # long enough for another link to be made meanwhile
+        self.read.append(variables())
+
+    def broadcast(self, *_):
+        return SimpleNamespace(wait=lambda: None)
+
+
+def variables():
+    return {name: value for name, value in os.environ.items() if name.startswith("TORCH_NCCL_")}
+
+
+@pytest.mark.parametrize("given", [{}, {"TORCH_NCCL_BLOCKING_WAIT": "0", "TORCH_NCCL_NAN_CHECK": "1"}])
+def test_links_of_nccl_have_no_watchdog_that_ends_the_process_and_other_groups_keep_theirs(given, monkeypatch):
+    """Between nodes NCCL reports a dead member. torch's watchdog then ended each rank of the learner."""
+    for name in variables():
+        monkeypatch.delenv(name)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(Nccl, "read", [])
+    monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL", Nccl, raising=False)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(torch, "zeros", lambda *_, **__: None)
+    arguments = HashStore(), 0, 1, torch.device("cuda", 0), timedelta(seconds=1)
+    with ThreadPoolExecutor(3) as pool:
+        for made in [pool.submit(links._connected, *arguments) for _ in range(3)]:
+            made.result()
+    assert Nccl.read == [{**given, "TORCH_NCCL_BLOCKING_WAIT": "1"}] * 3
+    assert variables() == given
