@@ -16,15 +16,18 @@ from typing import Protocol
 
 from envservice.base import Outcome, ParsedAction, PromptTemplate, Turn
 from envservice.response_format import answer, without_thought
-from services.chat import Message
+from services.chat import THINK, THINK_END, Message
+from services.errors import UserError
 
 _ACTION = re.compile(r"^[ \t>*]*action[ \t*]*(?:\d+[ \t]*)?:[ \t*]*(.+?)[ \t*]*$", re.IGNORECASE | re.MULTILINE)
 _OBSERVATION = re.compile(r"^[ \t>*]*observation[ \t*]*(?:\d+[ \t]*)?:", re.IGNORECASE | re.MULTILINE)
 _RULES = (
     "Solve the task below in a text environment, one action at a time. Answer each observation in two lines:\n"
     "Thought: what you know now, and what to do next\n"
-    "Action: one action, written as the environment lists it"
+    "Action: one action, "
 )
+_AS_LISTED = "written as the environment lists it"
+_AS_INSTRUCTED = "in the form that the instructions below ask for; the reasoning goes into the line above"
 _REFLECT = (
     "The trial above did not solve its task. Find the decision that went wrong, and write a plan of a few sentences "
     "for the next trial of the same task: which actions to avoid, and which to take instead. Write the plan only."
@@ -75,7 +78,10 @@ class Direct:
 
 @dataclass(frozen=True, slots=True)
 class ReAct:
-    """Keeps the whole episode as a conversation. Only the newest observation lists its admissible actions."""
+    """Keeps the whole episode as a conversation. Only the newest observation lists its admissible actions.
+
+    If the environment lists no actions (search QA), the conversation begins with its prompt, which tells their form.
+    """
 
     template: PromptTemplate
     reflects: bool = False
@@ -83,7 +89,7 @@ class ReAct:
     def messages(self, trial: Trial, memory: Sequence[str]) -> list[Message]:
         seen = [*(turn.observation for turn in trial.turns), trial.now.observation]
         told = [f"Observation: {text}" for text in seen]
-        told[0] = "\n\n".join([_RULES, *_remembered(memory), told[0]])
+        told[0] = "\n\n".join([*self._rules(trial.first), *_remembered(memory), told[0]])
         if trial.now.admissible_actions:
             told[-1] += f"\nAdmissible actions: {'; '.join(trial.now.admissible_actions)}"
         messages: list[Message] = []
@@ -92,11 +98,26 @@ class ReAct:
         return [*messages, {"role": "user", "content": told[-1]}]
 
     def parse(self, text: str) -> ParsedAction:
-        """The first `Action:` line counts. Without one the last line is the action, and the answer is invalid."""
+        """The first `Action:` line counts. Without one the last line is the action, and the answer is invalid, as it is
+        if the environment finds no action in the line."""
         said = counted_part(text)
         found = _ACTION.search(said)
-        action = found[1] if found else (said.strip().splitlines() or [""])[-1]
-        return ParsedAction(action=self.template.parse(answer("", action)).action, valid=found is not None)
+        action = self._read(found[1] if found else (said.strip().splitlines() or [""])[-1])
+        return ParsedAction(action=action, valid=found is not None and bool(action))
+
+    def _rules(self, first: Outcome) -> list[str]:
+        """Raises UserError if nothing would tell the model what an action looks like."""
+        if first.admissible_actions:
+            return [_RULES + _AS_LISTED]
+        if not self.template.chat:
+            raise UserError("the environment lists no actions, and the raw text of env.prompt has no instructions",
+                            "set env.prompt=full, or another prompt for chat models")
+        return [_RULES + _AS_INSTRUCTED, self.template.render(first, (), first)]
+
+    def _read(self, line: str) -> str:
+        """Returns the action in a line that is the action itself, or holds it in the tags of the prompt."""
+        tagged = self.template.parse(f"{THINK}{THINK_END}{line}")
+        return (tagged if tagged.valid else self.template.parse(answer("", line))).action
 
 
 def counted_part(text: str) -> str:

@@ -4,11 +4,15 @@ import pytest
 
 from envservice.alfworld.prompts import AlfworldFullTemplate
 from envservice.base import Outcome, Turn
+from envservice.plain_prompts import PLAIN
+from envservice.search.prompts import SearchCompactTemplate, SearchFullTemplate
 from rollout.prompting.policies import Direct, ReAct, Trial, counted_part, make_policy, reflection_on
+from services.errors import UserError
 
 TEMPLATE = AlfworldFullTemplate(2)
 FIRST = Outcome(observation="You are in a room.\n\nYour task is to: find a Mug.", admissible_actions=["look", "go on"])
 NOW = Outcome(observation="You see a mug 1.", admissible_actions=["take mug 1"])
+QUESTION = Outcome(observation="Where is it?", admissible_actions=[])
 
 
 def trial(turns: int = 1) -> Trial:
@@ -46,6 +50,37 @@ def test_the_first_turn_of_react_has_rules_memory_observation_and_actions():
     parts = message["content"].split("\n\n")
     assert parts[1] == "Your plans from earlier, lost trials of this task:\n- look first\n- then go"
     assert parts[-1].endswith("Admissible actions: look; go on")
+
+
+def test_react_tells_the_form_of_an_action_if_the_environment_lists_none():
+    """In search QA the model was told the question alone, and every answer was an empty search."""
+    asked = Trial(first=QUESTION, now=QUESTION, turns=[], answers=[])
+    (message,) = ReAct(SearchFullTemplate()).messages(asked, ["be brief"])
+    rules, *_, observation = message["content"].split("\n\n")
+    assert rules.endswith("\nAction: one action, in the form that the instructions below ask for; the reasoning goes "
+                          "into the line above")
+    assert "<search> your query </search>" in message["content"]
+    assert "- be brief" in message["content"]
+    assert observation == "Observation: Where is it?"
+
+
+def test_react_is_refused_if_nothing_tells_the_form_of_an_action():
+    asked = Trial(first=QUESTION, now=QUESTION, turns=[], answers=[])
+    with pytest.raises(UserError, match=r"lists no actions, and .* has no instructions; set env.prompt=full"):
+        ReAct(SearchCompactTemplate()).messages(asked, [])
+
+
+@pytest.mark.parametrize(("text", "action", "valid"), [
+    ("Thought: a\nAction: <search>x</search>", "<search>x</search>", True),
+    ("<think>a</think> <answer>x</answer>", "<answer>x</answer>", False),
+    ("Action: search[x]", "", False)])
+def test_react_reads_the_form_of_an_environment_that_lists_no_actions(text: str, action: str, valid: bool):
+    parsed = ReAct(SearchFullTemplate()).parse(text)
+    assert (parsed.action, parsed.valid) == (action, valid)
+
+
+def test_react_takes_an_action_also_in_the_tags_that_the_prompt_asks_for():
+    assert ReAct(PLAIN["full"](2)).parse("Thought: a\nAction: <action>guess 5</action>").action == "guess 5"
 
 
 @pytest.mark.parametrize(("text", "action", "valid"), [
