@@ -176,6 +176,8 @@ def _show(summary: dict[str, Any]) -> None:
         print(f"{empty:,} of {summary['calls']:,} answers were empty; a model that thinks first may need a larger "
               "rollout.max_response_tokens")
     if "calls" in summary:
+        if invalid := summary["invalid_share"]:
+            print(f"{invalid:.1%} of the answers did not have the form that the prompt asks for")
         unknown = f"; {summary['uncounted_calls']} calls were not counted" if summary["uncounted_calls"] else ""
         print(f"cost: {summary['calls']:,} calls, {summary['prompt_tokens']:,} tokens of prompts and "
               f"{summary['answer_tokens']:,} of answers{unknown}")

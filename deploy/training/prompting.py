@@ -76,8 +76,12 @@ class PromptingPlan:
 
 
 def make_plan(config: Config, policy: str, split: str | None, *, own_sampler: bool = False) -> PromptingPlan:
-    """Returns the plan for a split, the held-out one without a name. Raises UserError for missing data, and for a
-    service of the environment that does not answer."""
+    """Returns the plan for a split, the held-out one without a name. Raises UserError for missing data, for a service
+    of the environment that does not answer, and for a prompt without instructions that nothing would add to."""
+    if policy == "direct" and not make_template(config.env).chat:
+        raise UserError(f"env.prompt={config.env.prompt} is raw text without instructions, for models trained on it",
+                        "set env.prompt=full, or another prompt for chat models" + (
+                            ", or leave out --policy to play a model as it was trained" if own_sampler else ""))
     environment = open_environment(config.env)
     find_spec(config.env.name).reachable(config.env)
     chosen, tasks = asked_for(environment, split, config.eval.panel)

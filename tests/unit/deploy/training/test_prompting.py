@@ -13,7 +13,7 @@ from toy_environment import ToyEnvironment, ToySession
 from deploy.training.prompting import episodes_file, make_plan, open_trials, play
 from rollout.prompting.model import ContextFull, ModelAnswer
 from services.chat import Message
-from services.config.file import default_config, lay_over
+from services.config.file import default_config
 from services.errors import DeadlineExceeded, EngineFault, UserError
 
 BEST = ("open door", "take key", "go on", "go back")
@@ -161,27 +161,6 @@ async def test_a_first_prompt_that_no_model_reads_is_an_error_and_no_result(tmp_
     with pytest.raises(UserError, match="the first prompt of every game is longer than the model reads"):
         await play(plan("react"), Short(), "m", file, lambda *_: None)
     assert (await play(plan("react"), Player(), "m", file, lambda *_: None))["success_rate"] == 1.0
-
-
-def test_the_longest_prompt_of_our_own_sampler_is_a_setting_of_its_trials():
-    config = default_config(["env.name=toy_environment:SPEC", "eval.panel=3", "rollout.max_prompt_tokens=99"])
-    assert make_plan(config, "react", None, own_sampler=True).settings("m")["prompt_tokens"] == 99
-    assert "prompt_tokens" not in make_plan(config, "react", None).settings("m")
-
-
-@pytest.mark.parametrize(("key", "value"), [
-    ("model.chat_template_kwargs", {"enable_thinking": False}), ("model.system_prompt", "Be brief."),
-    ("model.chat_template", "/templates/short.jinja")])
-def test_the_chat_template_of_our_own_sampler_is_a_setting_of_its_trials(tmp_path: Path, key: str, value: object):
-    """A file of before, without the key, is of the default."""
-    config = default_config(["env.name=toy_environment:SPEC", "eval.panel=3"])
-    before = make_plan(config, "react", None, own_sampler=True).settings("m")
-    now = make_plan(lay_over(config, {key: value}), "react", None, own_sampler=True).settings("m")
-    open_trials(tmp_path / "e.jsonl", before)
-    with pytest.raises(UserError, match=f"has trials with {key.removeprefix('model.')}=None, and this evaluation has"):
-        open_trials(tmp_path / "e.jsonl", now)
-    assert make_plan(lay_over(config, {key: value}), "react", None).settings("m").keys() == before.keys() - {
-        "prompt_tokens"}
 
 
 async def test_a_game_that_breaks_is_left_out_and_tried_again_later(tmp_path: Path):

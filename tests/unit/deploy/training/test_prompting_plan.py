@@ -1,0 +1,43 @@
+"""The plan of a prompting baseline: which settings decide its trials, and the prompts that it refuses."""
+
+from pathlib import Path
+
+import pytest
+
+from deploy.runs.configs import load_config
+from deploy.training.prompting import make_plan, open_trials
+from services.config.file import default_config, lay_over
+from services.errors import UserError
+
+
+def test_the_longest_prompt_of_our_own_sampler_is_a_setting_of_its_trials():
+    config = default_config(["env.name=toy_environment:SPEC", "eval.panel=3", "rollout.max_prompt_tokens=99"])
+    assert make_plan(config, "react", None, own_sampler=True).settings("m")["prompt_tokens"] == 99
+    assert "prompt_tokens" not in make_plan(config, "react", None).settings("m")
+
+
+@pytest.mark.parametrize(("key", "value"), [
+    ("model.chat_template_kwargs", {"enable_thinking": False}), ("model.system_prompt", "Be brief."),
+    ("model.chat_template", "/templates/short.jinja")])
+def test_the_chat_template_of_our_own_sampler_is_a_setting_of_its_trials(tmp_path: Path, key: str, value: object):
+    """A file of before, without the key, is of the default."""
+    config = default_config(["env.name=toy_environment:SPEC", "eval.panel=3"])
+    before = make_plan(config, "react", None, own_sampler=True).settings("m")
+    now = make_plan(lay_over(config, {key: value}), "react", None, own_sampler=True).settings("m")
+    open_trials(tmp_path / "e.jsonl", before)
+    with pytest.raises(UserError, match=f"has trials with {key.removeprefix('model.')}=None, and this evaluation has"):
+        open_trials(tmp_path / "e.jsonl", now)
+    assert make_plan(lay_over(config, {key: value}), "react", None).settings("m").keys() == before.keys() - {
+        "prompt_tokens"}
+
+
+@pytest.mark.parametrize("own_sampler", [False, True])
+def test_a_prompt_without_instructions_is_never_asked_by_direct(own_sampler: bool):
+    """Its whole message was the task and the page: no model could know what to do, and each won nothing."""
+    with pytest.raises(UserError, match=r"env\.prompt=compact is raw text .*; set env\.prompt=full"):
+        make_plan(load_config("webshop-tiny"), "direct", None, own_sampler=own_sampler)
+    assert make_plan(load_config("webshop-tiny", ["env.prompt=full"]), "direct", None, own_sampler=own_sampler)
+
+
+def test_react_needs_no_instructions_of_an_environment_that_lists_its_actions():
+    assert make_plan(load_config("webshop-tiny"), "react", None)
