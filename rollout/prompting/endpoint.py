@@ -28,7 +28,7 @@ from services.files import NOT_JSON
 from services.process.addresses import parts_of
 
 AGAIN = (408, 409, 425, 429, 500, 502, 503, 504, 529)
-"""Statuses that may pass. Every other one is the user's to fix."""
+"""Statuses that may pass, unless the conversation is too long. Every other one is the user's to fix."""
 CUT = ("abort", "error")
 """Ends of answers that a fault of the server has cut, as vLLM and OpenRouter name them beside a status of 200."""
 LONGEST_PAUSE_S = 60.0
@@ -43,7 +43,10 @@ MOST_BYTES = 16 << 20
 """Largest answer that is read. One of 100,000 tokens has less than one."""
 TOLD = 300
 """Characters of a server's refusal that our error repeats."""
-_TOO_LONG = ("context_length", "context length", "maximum context", "prompt is too long", "too many tokens")
+_TOO_LONG = (
+    "context_length", "context length", "context size", "context window", "maximum context", "maximum model length",
+    "prompt is too long", "too many tokens", "exceeds the maximum number of tokens", "`inputs` tokens +")
+"""Words of refusals for a conversation that is too long: OpenAI, vLLM, llama.cpp, Anthropic, Gemini and TGI."""
 
 
 class _Message(msgspec.Struct):
@@ -143,7 +146,7 @@ class EndpointModel:
             else:
                 self._met = True
                 key = self.http.headers.get("authorization", "").removeprefix("Bearer ")
-                if reply.status_code not in AGAIN and not (why := _cut(found := _checked(reply, form, key))):
+                if not _may_pass(reply) and not (why := _cut(found := _checked(reply, form, key))):
                     return found
                 wait = retry_after(reply.headers, time.time())
                 why = why or f"status {reply.status_code}" + ("" if wait is None else f", Retry-After {wait:.0f} s") \
@@ -205,6 +208,15 @@ def retry_after(headers: Mapping[str, str], now: float) -> float | None:
         return None
 
 
+def _too_long(reply: httpx.Response) -> bool:
+    """Returns whether the conversation is longer than the model reads. llama.cpp says so with a status of 500, too."""
+    return reply.status_code in (400, 413, 422, 500) and any(words in reply.text.lower() for words in _TOO_LONG)
+
+
+def _may_pass(reply: httpx.Response) -> bool:
+    return reply.status_code in AGAIN and not _too_long(reply)
+
+
 def _checked(reply: httpx.Response, form: type[Form], key: str) -> Form:
     wrong = ""
     if reply.status_code == httpx.codes.OK:
@@ -216,7 +228,7 @@ def _checked(reply: httpx.Response, form: type[Form], key: str) -> Form:
         except NOT_JSON as error:
             wrong = f", and no JSON ({error})"
     said = _said(reply, key)
-    if reply.status_code in (400, 413, 422) and any(words in reply.text.lower() for words in _TOO_LONG):
+    if _too_long(reply):
         raise ContextFull(said)
     if reply.status_code in (401, 403):
         raise UserError(f"the endpoint refuses the key (status {reply.status_code}: {said})",

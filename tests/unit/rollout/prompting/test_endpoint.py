@@ -1,51 +1,17 @@
-"""The client of an endpoint: its requests, what it tries again, and how long it waits."""
+"""The client of an endpoint: its requests, and how it takes answers and refusals."""
 
-import asyncio
 import json
 import threading
-from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import pytest
+from scripted_endpoint import ASKED, GOOD, Clock, in_turn, model
 
-from rollout.prompting.endpoint import EndpointModel, endpoint_client, retry_after
+from rollout.prompting.endpoint import EndpointModel, endpoint_client
 from rollout.prompting.model import ContextFull, ModelAnswer
 from services.config.prompting import PromptingSection
 from services.errors import UserError
-
-GOOD = {"choices": [{"message": {"role": "assistant", "content": "Action: look"}}],
-        "usage": {"prompt_tokens": 7, "completion_tokens": 3}}
-ASKED = [{"role": "user", "content": "hello"}]
-
-
-class Clock:
-    """Time that passes only in sleep."""
-
-    def __init__(self) -> None:
-        self.now, self.slept = 100.0, list[float]()
-
-    async def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        self.now += seconds
-
-
-def model(answers: Callable[[httpx.Request], httpx.Response], clock: Clock, **settings) -> EndpointModel:
-    http = httpx.AsyncClient(base_url="http://host/v1/", transport=httpx.MockTransport(answers))
-    return EndpointModel(http=http, model="m", settings=PromptingSection(**settings), temperature=0.4, max_tokens=64,
-                         clock=lambda: clock.now, sleep=clock.sleep)
-
-
-def in_turn(*replies: httpx.Response | Exception) -> Callable[[httpx.Request], httpx.Response]:
-    left = iter(replies)
-
-    def answer(_: httpx.Request) -> httpx.Response:
-        reply = next(left)
-        if isinstance(reply, Exception):
-            raise reply
-        return reply
-
-    return answer
 
 
 async def test_a_request_in_openais_form_and_its_cost():
@@ -61,44 +27,6 @@ async def test_a_request_in_openais_form_and_its_cost():
         "model": "m", "messages": ASKED, "temperature": 0.4, "max_tokens": 64, "seed": 5})]
 
 
-async def test_a_rate_limit_is_waited_for_as_long_as_the_server_says():
-    """After the others the pauses are ours, also if the server says 0: all calls were sent again at once, for as long
-    as prompting.wait_seconds. A status inside an answer is OpenRouter's: the first such one ended the evaluation."""
-    clock = Clock()
-    replies = in_turn(httpx.Response(429, headers={"retry-after": "7"}), httpx.Response(503),
-                      httpx.ConnectError("refused"), httpx.Response(503, headers={"retry-after": "0"}),
-                      httpx.Response(200, json={"error": {"code": 502}}), httpx.Response(200, json=GOOD))
-    await model(replies, clock).ask(ASKED, seed=0)
-    assert clock.slept == [7.0, 2.0, 4.0, 8.0, 16.0]
-
-
-async def test_a_call_waits_for_the_limit_that_another_call_met():
-    clock = Clock()
-    asked = model(in_turn(httpx.Response(429, headers={"retry-after": "9"}), httpx.Response(200, json=GOOD),
-                          httpx.Response(200, json=GOOD)), clock)
-    asked._not_before = 104.0
-    await asked.ask(ASKED, seed=0)
-    assert clock.slept == [4.0, 9.0]
-    await asked.ask(ASKED, seed=1)
-    assert clock.slept == [4.0, 9.0]
-
-
-async def test_a_limit_beyond_the_deadline_ends_at_once():
-    clock = Clock()
-    with pytest.raises(UserError, match=r"status 429.*prompting.wait_seconds is 60"):
-        await model(in_turn(httpx.Response(429, headers={"retry-after": "61"})), clock, wait_seconds=60).ask(
-            ASKED, seed=0)
-    assert not clock.slept
-
-
-async def test_failures_end_after_the_deadline():
-    """1 + 2 + 4 + 8 = 15 s of waiting fit into 20 s, 16 s more do not."""
-    clock = Clock()
-    with pytest.raises(UserError, match="status 500"):
-        await model(lambda _: httpx.Response(500), clock, wait_seconds=20).ask(ASKED, seed=0)
-    assert clock.slept == [1.0, 2.0, 4.0, 8.0]
-
-
 @pytest.mark.parametrize(("reply", "error", "text"), [
     (httpx.Response(401, text="bad key"), UserError, "refuses the key .status 401: bad key."),
     (httpx.Response(404), UserError, "status 404: nothing"),
@@ -108,6 +36,15 @@ async def test_failures_end_after_the_deadline():
     (httpx.Response(200, json={"object": "x"}), UserError, "missing required field `choices`"),
     (httpx.Response(400, json={"error": {"code": "context_length_exceeded"}}), ContextFull, "context_length"),
     (httpx.Response(400, text="This model's maximum context length is 512 tokens"), ContextFull, "512"),
+    (httpx.Response(400, json={"error": {
+        "message": "request (4390 tokens) exceeds the available context size (4096 tokens), try increasing it",
+        "type": "exceed_context_size_error"}}), ContextFull, "4390 tokens"),
+    (httpx.Response(500, json={"error": {"message": "Context size has been exceeded."}}), ContextFull, "exceeded"),
+    (httpx.Response(400, text="The decoder prompt (length 33) is longer than the maximum model length of 32."),
+     ContextFull, "length 33"),
+    (httpx.Response(422, text="`inputs` tokens + `max_new_tokens` must be <= 4096. Given: 5000"), ContextFull, "5000"),
+    (httpx.Response(400, text="The input token count (9) exceeds the maximum number of tokens allowed (8)."),
+     ContextFull, "count .9."),
     (httpx.Response(400, text="no such parameter"), UserError, "no such parameter")])
 async def test_a_reply_that_no_retry_can_fix_is_an_error(reply: httpx.Response, error: type[Exception], text: str):
     with pytest.raises(error, match=text):
@@ -126,13 +63,6 @@ async def test_the_only_model_is_taken_and_several_are_listed():
     two = model(lambda _: httpx.Response(200, json={"data": [{"id": "a"}, {"id": "b"}]}), Clock())
     with pytest.raises(UserError, match=r"serves 2 models: a, b; choose one with --model"):
         await two.choose_model()
-
-
-@pytest.mark.parametrize(("text", "seconds"), [
-    ("3", 3.0), ("0.5", 0.5), ("-1", 0.0), ("Thu, 01 Jan 1970 00:01:40 GMT", 40.0),
-    ("Thu, 01 Jan 1970 00:00:01 GMT", 0.0), ("soon", None), ("", None)])
-def test_retry_after_in_seconds_or_as_a_date(text: str, seconds: float | None):
-    assert retry_after({"retry-after": text}, now=60.0) == seconds
 
 
 @pytest.mark.parametrize(("url", "text"), [
@@ -162,25 +92,6 @@ async def test_an_answer_of_wrong_types_is_one_line(body):
     assert "\n" not in str(error.value)
     with pytest.raises(UserError):
         await model(lambda _: httpx.Response(200, json=body), Clock()).choose_model()
-
-
-async def test_a_limit_is_told_with_its_reason_and_once_for_all_calls_that_wait_for_it():
-    """While the second request is away, another call meets the same limit."""
-    clock, told = Clock(), list[str]()
-    replies = in_turn(httpx.Response(429, json={"error": "no quota"}), httpx.Response(503),
-                      httpx.Response(200, json=GOOD))
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        if (reply := replies(request)).status_code == 503:
-            asked._not_before = clock.now + 1.9
-        return reply
-
-    asked = model(answer, clock)
-    asked.tell = told.append
-    await asked.ask(ASKED, seed=0)
-    assert len(told) == 1
-    assert "fails (status 429: " in told[0]
-    assert "no quota" in told[0]
 
 
 async def test_a_server_that_wants_the_newer_name_of_the_limit_gets_it_from_then_on():
@@ -221,36 +132,6 @@ async def test_a_server_that_repeats_the_key_does_not_have_it_shown(status):
     with pytest.raises(UserError, match=r"what is Bearer \*\*\*\?") as error:
         await asked.ask(ASKED, seed=0)
     assert "c4n4ry" not in str(error.value)
-
-
-@pytest.mark.attack
-async def test_an_answer_that_drips_is_given_up_after_its_time():
-    """Each byte comes in time, so no timeout of a single read ends it."""
-    async def drip():
-        while True:
-            yield b" "
-            await asyncio.sleep(0.01)
-
-    asked = model(lambda _: httpx.Response(200, content=drip()), Clock(), call_seconds=0.05, wait_seconds=0.5)
-    with pytest.raises(UserError, match=r"no whole answer within prompting.call_seconds=0.05"):
-        await asked.ask(ASKED, seed=0)
-
-
-async def test_an_endpoint_that_never_answered_is_given_up_after_ten_seconds():
-    """A mistyped address is no outage."""
-    clock = Clock()
-    with pytest.raises(UserError, match=r"http://host/v1 cannot be reached \(ConnectError refused\); check --endpoint"):
-        await model(in_turn(*[httpx.ConnectError("refused")] * 9), clock).ask(ASKED, seed=0)
-    assert clock.slept == [1, 2, 4]
-
-
-async def test_an_endpoint_that_answered_before_is_waited_for():
-    clock = Clock()
-    asked = model(in_turn(httpx.Response(200, json=GOOD), *[httpx.ConnectError("refused")] * 5,
-                          httpx.Response(200, json=GOOD)), clock)
-    await asked.ask(ASKED, seed=0)
-    await asked.ask(ASKED, seed=1)
-    assert clock.slept == [1, 2, 4, 8, 16]
 
 
 class Replies(BaseHTTPRequestHandler):

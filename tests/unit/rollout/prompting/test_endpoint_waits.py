@@ -1,0 +1,104 @@
+"""The client of an endpoint: what it tries again, and how long it waits."""
+
+import asyncio
+
+import httpx
+import pytest
+from scripted_endpoint import ASKED, GOOD, Clock, in_turn, model
+
+from rollout.prompting.endpoint import retry_after
+from services.errors import UserError
+
+
+async def test_a_rate_limit_is_waited_for_as_long_as_the_server_says():
+    """After the others the pauses are ours, also if the server says 0: all calls were sent again at once, for as long
+    as prompting.wait_seconds. A status inside an answer is OpenRouter's: the first such one ended the evaluation."""
+    clock = Clock()
+    replies = in_turn(httpx.Response(429, headers={"retry-after": "7"}), httpx.Response(503),
+                      httpx.ConnectError("refused"), httpx.Response(503, headers={"retry-after": "0"}),
+                      httpx.Response(200, json={"error": {"code": 502}}), httpx.Response(200, json=GOOD))
+    await model(replies, clock).ask(ASKED, seed=0)
+    assert clock.slept == [7.0, 2.0, 4.0, 8.0, 16.0]
+
+
+async def test_a_call_waits_for_the_limit_that_another_call_met():
+    clock = Clock()
+    asked = model(in_turn(httpx.Response(429, headers={"retry-after": "9"}), httpx.Response(200, json=GOOD),
+                          httpx.Response(200, json=GOOD)), clock)
+    asked._not_before = 104.0
+    await asked.ask(ASKED, seed=0)
+    assert clock.slept == [4.0, 9.0]
+    await asked.ask(ASKED, seed=1)
+    assert clock.slept == [4.0, 9.0]
+
+
+async def test_a_limit_beyond_the_deadline_ends_at_once():
+    clock = Clock()
+    with pytest.raises(UserError, match=r"status 429.*prompting.wait_seconds is 60"):
+        await model(in_turn(httpx.Response(429, headers={"retry-after": "61"})), clock, wait_seconds=60).ask(
+            ASKED, seed=0)
+    assert not clock.slept
+
+
+async def test_failures_end_after_the_deadline():
+    """1 + 2 + 4 + 8 = 15 s of waiting fit into 20 s, 16 s more do not."""
+    clock = Clock()
+    with pytest.raises(UserError, match="status 500"):
+        await model(lambda _: httpx.Response(500), clock, wait_seconds=20).ask(ASKED, seed=0)
+    assert clock.slept == [1.0, 2.0, 4.0, 8.0]
+
+
+@pytest.mark.parametrize(("text", "seconds"), [
+    ("3", 3.0), ("0.5", 0.5), ("-1", 0.0), ("Thu, 01 Jan 1970 00:01:40 GMT", 40.0),
+    ("Thu, 01 Jan 1970 00:00:01 GMT", 0.0), ("soon", None), ("", None)])
+def test_retry_after_in_seconds_or_as_a_date(text: str, seconds: float | None):
+    assert retry_after({"retry-after": text}, now=60.0) == seconds
+
+
+async def test_a_limit_is_told_with_its_reason_and_once_for_all_calls_that_wait_for_it():
+    """While the second request is away, another call meets the same limit."""
+    clock, told = Clock(), list[str]()
+    replies = in_turn(httpx.Response(429, json={"error": "no quota"}), httpx.Response(503),
+                      httpx.Response(200, json=GOOD))
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if (reply := replies(request)).status_code == 503:
+            asked._not_before = clock.now + 1.9
+        return reply
+
+    asked = model(answer, clock)
+    asked.tell = told.append
+    await asked.ask(ASKED, seed=0)
+    assert len(told) == 1
+    assert "fails (status 429: " in told[0]
+    assert "no quota" in told[0]
+
+
+@pytest.mark.attack
+async def test_an_answer_that_drips_is_given_up_after_its_time():
+    """Each byte comes in time, so no timeout of a single read ends it."""
+    async def drip():
+        while True:
+            yield b" "
+            await asyncio.sleep(0.01)
+
+    asked = model(lambda _: httpx.Response(200, content=drip()), Clock(), call_seconds=0.05, wait_seconds=0.5)
+    with pytest.raises(UserError, match=r"no whole answer within prompting.call_seconds=0.05"):
+        await asked.ask(ASKED, seed=0)
+
+
+async def test_an_endpoint_that_never_answered_is_given_up_after_ten_seconds():
+    """A mistyped address is no outage."""
+    clock = Clock()
+    with pytest.raises(UserError, match=r"http://host/v1 cannot be reached \(ConnectError refused\); check --endpoint"):
+        await model(in_turn(*[httpx.ConnectError("refused")] * 9), clock).ask(ASKED, seed=0)
+    assert clock.slept == [1, 2, 4]
+
+
+async def test_an_endpoint_that_answered_before_is_waited_for():
+    clock = Clock()
+    asked = model(in_turn(httpx.Response(200, json=GOOD), *[httpx.ConnectError("refused")] * 5,
+                          httpx.Response(200, json=GOOD)), clock)
+    await asked.ask(ASKED, seed=0)
+    await asked.ask(ASKED, seed=1)
+    assert clock.slept == [1, 2, 4, 8, 16]
