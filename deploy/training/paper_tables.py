@@ -24,6 +24,7 @@ from services.statistics import spread
 SEEDS = 3
 """Seeds of tables 1 and 2, as the paper has."""
 _TOKEN_LOSS: Mapping[str, object] = {"learner.loss.ratio": "token", "learner.loss.aggregation": "tokens"}
+_SEQUENCE_LOSS: Mapping[str, object] = {"learner.loss.ratio": "sequence", "learner.loss.aggregation": "actions"}
 
 ABLATIONS = (
     Variant(name="full", title="full", overrides={}),
@@ -38,15 +39,16 @@ ABLATIONS = (
 
 
 def methods(config: Config) -> tuple[Variant, ...]:
-    """Returns the RL methods of table 1, with the settings of their presets (deploy/configs/paper) over `config`.
+    """Returns the RL methods of table 1, with the settings of their presets (deploy/configs/paper) over `config`, which
+    may be the preset of any of them.
 
     PPO has no groups, so it plays as many tasks as the others play episodes.
     """
     learner = config.learner
     mode = "mean_norm" if config.env.name == "webshop" else "mean_std_norm"
     laid: Mapping[str, Mapping[str, object]] = {
-        "GAGPO": {"estimator": "gagpo"},
-        "GiGPO": {"estimator": "gigpo", "omega": 1.0, "mode": mode},
+        "GAGPO": {"estimator": "gagpo", "gamma": 0.95, "lam": 0.8},
+        "GiGPO": {"estimator": "gigpo", "gamma": 0.95, "omega": 1.0, "mode": mode},
         "GRPO": {"estimator": "grpo", "mode": "mean_std_norm", "statistics": "rows"},
         "RLOO": {"estimator": "rloo", "statistics": "rows"},
         "PPO": {"estimator": "ppo", "gamma": 1.0, "lam": 1.0},
@@ -55,7 +57,7 @@ def methods(config: Config) -> tuple[Variant, ...]:
     return tuple(
         Variant(name=title.lower(), title=title, overrides={
             **{f"learner.credit.{key}": value for key, value in keys.items()},
-            **(_TOKEN_LOSS if title != "GAGPO" else {}), **(alone if title == "PPO" else {})})
+            **(_SEQUENCE_LOSS if title == "GAGPO" else _TOKEN_LOSS), **(alone if title == "PPO" else {})})
         for title, keys in laid.items())
 
 
