@@ -10,6 +10,7 @@ The server may be anybody's: its answers are bounded in time and size, and our k
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,6 +38,8 @@ FIRST_S = 10.0
 NEWER_LIMIT = "max_completion_tokens"
 """OpenAI's newer name of `max_tokens`. Its reasoning models refuse the old one and name this one; many servers know
 only the old one."""
+_OPTIONAL = {"max_tokens": re.compile(NEWER_LIMIT), "seed": re.compile(r"(?<![\w-])seed(?![\w-])")}
+"""Fields that some servers refuse, with the word that their refusal has then. Gemini and Mistral take no seed."""
 SAME_S = 0.5
 """Pauses that end within so many seconds of each other are told once."""
 MOST_BYTES = 16 << 20
@@ -47,6 +50,10 @@ _TOO_LONG = (
     "context_length", "context length", "context size", "context window", "maximum context", "maximum model length",
     "prompt is too long", "too many tokens", "exceeds the maximum number of tokens", "`inputs` tokens +")
 """Words of refusals for a conversation that is too long: OpenAI, vLLM, llama.cpp, Anthropic, Gemini and TGI."""
+
+
+class RequestRefused(UserError):
+    """The endpoint takes no such request, perhaps because of one field."""
 
 
 class _Message(msgspec.Struct):
@@ -101,22 +108,26 @@ class EndpointModel:
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
     _not_before: float = field(default=0.0, init=False)
-    _limit: str = field(default="max_tokens", init=False)
+    _refused: set[str] = field(default_factory=set[str], init=False)
+    """Fields that the endpoint has refused. Requests go without them."""
     _met: bool = field(default=False, init=False)
     """Whether the endpoint has ever answered."""
 
     async def ask(self, messages: Sequence[Message], *, seed: int) -> ModelAnswer:
         """Raises UserError if the endpoint refuses, fails for longer than prompting.wait_seconds, or cannot be reached
         at first."""
-        limit = self._limit
         body = {"model": self.model, "messages": list(messages), "temperature": self.temperature,
-                limit: self.max_tokens, "seed": seed}
+                NEWER_LIMIT if "max_tokens" in self._refused else "max_tokens": self.max_tokens,
+                **({} if "seed" in self._refused else {"seed": seed})}
         try:
             found = await self._request("POST", "chat/completions", body, _Completion)
-        except UserError as error:
-            if limit == NEWER_LIMIT or NEWER_LIMIT not in error.what:
+        except RequestRefused as error:
+            named = {name for name, word in _OPTIONAL.items() if name in body and word.search(error.what)}
+            if not named:
                 raise
-            self._limit = NEWER_LIMIT
+            if "seed" in named - self._refused:  # calls at once are refused at once, and one line is enough for them
+                self.tell(f"{self._address} takes no seed: answers cannot be repeated")
+            self._refused |= named
             return await self.ask(messages, seed=seed)
         usage = found.usage or _Usage()
         return ModelAnswer(text=found.choices[0].message.content or "", prompt_tokens=usage.prompt_tokens,
@@ -233,8 +244,12 @@ def _checked(reply: httpx.Response, form: type[Form], key: str) -> Form:
     if reply.status_code in (401, 403):
         raise UserError(f"the endpoint refuses the key (status {reply.status_code}: {said})",
                         "set prompting.key_file or $GAGPO_ENDPOINT_KEY")
-    raise UserError(f"the endpoint answers with status {reply.status_code}{wrong}: {said or 'nothing'}",
-                    "check --endpoint (it often ends in /v1) and --model")
+    what = f"the endpoint answers with status {reply.status_code}{wrong}: {said or 'nothing'}"
+    fix = "check --endpoint (it often ends in /v1) and --model"
+    if reply.status_code in (400, 422):
+        raise RequestRefused(what, "choose a temperature that the model takes, such as --temperature 1"
+                             if "temperature" in said else fix)
+    raise UserError(what, fix)
 
 
 def _status(status: int, content: bytes) -> int:

@@ -1,5 +1,6 @@
 """The client of an endpoint: its requests, and how it takes answers and refusals."""
 
+import asyncio
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -106,6 +107,41 @@ async def test_a_server_that_wants_the_newer_name_of_the_limit_gets_it_from_then
     await asked.ask(ASKED, seed=0)
     await asked.ask(ASKED, seed=1)
     assert seen == [{"max_tokens"}, {"max_completion_tokens"}, {"max_completion_tokens"}]
+
+
+@pytest.mark.parametrize(("status", "refusal"), [
+    (400, [{"error": {"message": 'Invalid JSON payload received. Unknown name "seed": Cannot find field.'}}]),
+    (422, {"detail": [{"type": "extra_forbidden", "loc": ["body", "seed"], "msg": "Extra inputs are not permitted"}]})],
+    ids=["Gemini", "Mistral"])
+async def test_a_server_that_takes_no_seed_is_told_once_and_gets_none_from_then_on(status: int, refusal):
+    """Three calls at once are refused at once, and one line is enough for them."""
+    seen, told = list[bool](), list[str]()
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        await asyncio.sleep(0)
+        seen.append("seed" in json.loads(request.content))
+        return httpx.Response(status, json=refusal) if seen[-1] else httpx.Response(200, json=GOOD)
+
+    asked = model(answer, Clock())
+    asked.tell = told.append
+    await asyncio.gather(*(asked.ask(ASKED, seed=number) for number in range(3)))
+    await asked.ask(ASKED, seed=3)
+    assert seen == [True] * 3 + [False] * 4
+    assert told == ["the endpoint http://host/v1 takes no seed: answers cannot be repeated"]
+
+
+async def test_a_server_that_refuses_a_seed_which_was_left_out_is_an_error():
+    """It would be asked for ever."""
+    with pytest.raises(UserError, match="status 400: no seed here"):
+        await model(lambda _: httpx.Response(400, text="no seed here"), Clock()).ask(ASKED, seed=0)
+
+
+async def test_a_temperature_that_is_refused_is_an_error_with_the_option_that_sets_it():
+    """It decides the result, so nothing is left out on the quiet."""
+    with pytest.raises(UserError, match=r"Unsupported value: 'temperature'.*; .*--temperature 1"):
+        await model(lambda _: httpx.Response(400, json={"error": {"message": (
+            "Unsupported value: 'temperature' does not support 0.4 with this model. Only the default (1) value is "
+            "supported.")}}), Clock()).ask(ASKED, seed=0)
 
 
 async def test_an_error_that_a_gateway_sends_with_status_200_is_shown():
