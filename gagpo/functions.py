@@ -40,8 +40,8 @@ def credit(groups: Mapping[str, Any] | Iterable[Mapping[str, Any]], **options: A
     chosen = credit_options(options)
     for name, why in unread(chosen, options).items():
         warnings.warn(f"{name} does nothing {why}", stacklevel=2)
-    if not isinstance(groups, Iterable):
-        raise UserError(f"groups cannot be {groups!r}", "give a group, or a list of groups")
+    if isinstance(groups, str | bytes) or not isinstance(groups, Iterable):
+        raise UserError(f"groups cannot be {groups!r:.60}", "give a group, or a list of groups")
     if isinstance(groups, Mapping):
         return credit_of([parse_group(cast("Mapping[str, Any]", groups))], chosen)[0]
     return credit_of([parse_group(group, f"group {number}: ") for number, group in enumerate(groups, 1)], chosen)

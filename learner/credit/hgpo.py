@@ -89,14 +89,14 @@ class _Term(NamedTuple):
 
 
 def _terms(group: Group, q: Nested, options: HgpoOptions) -> list[_Term]:
-    """Returns the terms for k = 1 ... history + 1."""
+    """Returns the terms for k = 1 ... history + 1, up to the longest episode: beyond it no step has a history."""
     xs, last = flat(q), state_numbers(group)
     base = int(last.max()) + 1
     position = np.concatenate([np.arange(len(row)) for row in q])
     alone = -1 - np.arange(len(xs))
     terms: list[_Term] = []
     history, bound = np.zeros_like(last), 1
-    for k in range(1, options.history + 2):
+    for k in range(1, min(options.history + 1, max(map(len, group))) + 1):
         if bound > _LARGEST // base:
             history, bound = np.unique(history, return_inverse=True)[1], len(xs)
         # A number for each list of k states, below `bound`; it means nothing where fewer steps came before.
@@ -109,18 +109,19 @@ def _terms(group: Group, q: Nested, options: HgpoOptions) -> list[_Term]:
 
 def _weighed(terms: Sequence[Array] | Array, options: HgpoOptions) -> Array:
     """Returns the weighted mean over k of the numbers that are not zero, elementwise; 0 if there is none."""
-    weights = [weight * (np.abs(a) > ZERO) for weight, a in zip(_weights(options), terms, strict=True)]
+    weights = [weight * (np.abs(a) > ZERO) for weight, a in zip(_weights(len(terms), options), terms, strict=True)]
     total = sum(weight * a for weight, a in zip(weights, terms, strict=True))
     over = np.sum(weights, axis=0)
     return np.divide(total, over, out=np.zeros_like(over), where=over > 0)
 
 
-def _weights(options: HgpoOptions) -> list[float]:
-    return [(k + 1) ** options.alpha for k in range(1, options.history + 2)]
+def _weights(number: int, options: HgpoOptions) -> list[float]:
+    """Returns w_k for k = 1 ... number."""
+    return [(k + 1) ** options.alpha for k in range(1, number + 1)]
 
 
 def _line(symbol: str, terms: list[float], options: HgpoOptions) -> CalculationLine:
-    kept = [f"{plain(weight)} · ({signed(a)})" for weight, a in zip(_weights(options), terms, strict=True)
+    kept = [f"{plain(weight)} · ({signed(a)})" for weight, a in zip(_weights(len(terms), options), terms, strict=True)
             if abs(a) > ZERO]
     shown = f"({' + '.join(kept)}) / Σ w" if kept else "0, as no step with this history differs"
     return CalculationLine(formula=f"{symbol} = Σ w_k · (deviation for k states) / Σ w_k = {shown}",

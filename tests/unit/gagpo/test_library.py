@@ -51,8 +51,9 @@ def test_the_credit_of_one_group_and_of_several():
     assert first.advantages[0] == pytest.approx([5 / (50 / 3) ** 0.5], abs=1e-5)
     assert second.advantages == [[0.0], [0.0]]
     assert gagpo.credit([], normalize="batch") == []
-    with pytest.raises(gagpo.UserError, match=r"^groups cannot be None; give a group, or a list of groups$"):
-        gagpo.credit(None)
+    for no_groups in (None, "text", b"text"):
+        with pytest.raises(gagpo.UserError, match=f"^groups cannot be {no_groups!r}; give a group, or a list of "):
+            gagpo.credit(no_groups)
     for bad, options, match in [([one, {"episodes": []}], {}, "group 2: episodes: "),
                                 (one, {"gama": 1}, "^unknown option gama: the estimator gagpo has none of this name; "
                                                    "did you mean gamma[?]$"),

@@ -99,6 +99,13 @@ def test_hgpo_numbers_histories_anew_that_one_integer_cannot_hold():
     assert [a for row in found.advantages for a in row] == pytest.approx(expected, abs=1e-9)
 
 
+def test_hgpo_compares_no_histories_that_are_longer_than_every_episode(group):
+    """Three states are the longest history here, and a hundred million more passes never ended."""
+    episodes = group("SX+", "SX-", "SZX+", reward=8.0)
+    longest, beyond = (credit("hgpo", episodes, gamma=0.5, history=history) for history in (2, 10**8))
+    assert (longest.advantages, longest.raw_advantages) == (beyond.advantages, beyond.raw_advantages)
+
+
 def test_graphgpo_gives_a_step_of_a_lost_episode_credit_for_getting_nearer(group):
     """q = 1/2, reward 8: d(X) = 1, d(S) = 2. Episode 1 went S X and lost; episode 2 went S Z, unreachable, d = 3.
 
