@@ -15,6 +15,7 @@ from deploy.runs.live_status import TargetGroup
 from deploy.runs.stage import read_stage
 from services.controller.telemetry import Telemetry
 from services.files import Damaged, read_json, write_whole
+from services.process.addresses import host_port, is_every_address
 from services.records import Version
 from services.store.connection import briefly
 from services.store.store import Store
@@ -31,7 +32,8 @@ def monitoring(parts: Topology, telemetry: Telemetry, folder: RunFolder, *,
     """Monitors the run while the block is active. Raises UserError if metrics.host and metrics.port cannot be bound."""
     config = parts.config
     store = Store(parts.store_url, parts.run, timeout_s=READ_S, settings=briefly(config.redis))
-    with serving(lambda: decode(store.beats()), host=config.metrics.host, port=config.metrics.port) as address:
+    with serving(lambda: decode(store.beats()), host=config.metrics.host, port=config.metrics.port) as bound:
+        address = _reached(bound, parts.address)
         targets = _Targets(folder.targets, lambda urls: target_groups(config.name, address, urls), note)
 
         def fill() -> None:
@@ -47,6 +49,13 @@ def monitoring(parts: Topology, telemetry: Telemetry, folder: RunFolder, *,
         finally:
             with suppress(OSError):
                 folder.targets.unlink(missing_ok=True)
+
+
+def _reached(bound: str, node: str) -> str:
+    """Returns the HOST:PORT at which other machines reach an endpoint. If it listens on all addresses of this machine,
+    that is `node`, the machine's address in the cluster: 0.0.0.0 leads each machine to itself."""
+    parts = urlsplit(f"//{bound}")
+    return host_port(node, parts.port or 0) if is_every_address(parts.hostname or "") else bound
 
 
 class _Targets:

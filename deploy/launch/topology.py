@@ -55,6 +55,8 @@ class Topology:
     weights: Any
     weights_name: str
     supervisor: Supervisor
+    address: str = "127.0.0.1"
+    """The address by which the nodes of the cluster reach this machine; loopback with a private Ray."""
     env_token: str | None = None
     """The bearer token of the environment servers."""
     cards: SharedCards | None = None
@@ -133,7 +135,7 @@ def topology(config: Config, *, run: str, folder: Path, config_file: Path, note:
         given = stack.enter_context(Discovery(config.env.urls))
         weights, name = _weights_actor(config, namespace)
         yield Topology(config=config, run=run, folder=folder, store=store, store_url=url, given_urls=given.urls,
-                       env_token=token, weights=weights, weights_name=name, supervisor=supervisor,
+                       address=address, env_token=token, weights=weights, weights_name=name, supervisor=supervisor,
                        cards=_cards(config), servers=servers)
 
 

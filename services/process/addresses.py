@@ -19,6 +19,13 @@ def is_local(host: str) -> bool:
     return host == "localhost"
 
 
+def is_every_address(host: str) -> bool:
+    """Returns whether a server bound to `host` listens on all addresses of its machine, as with 0.0.0.0 or `::`."""
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_unspecified
+    return False
+
+
 def is_host(name: str) -> bool:
     """Returns whether a name service can be asked for the name: it cannot for one with an empty or overlong part."""
     try:

@@ -12,7 +12,7 @@ import httpx
 import msgspec
 import numpy as np
 import pytest
-from ports import held_port
+from ports import held_port, needs_ipv6
 from prometheus_client.parser import text_string_to_metric_families
 from waiting import wait_until
 
@@ -119,6 +119,20 @@ def test_workers_are_shown_while_they_beat_and_the_store_beside_them(
     assert not folder.targets.exists()
     assert look(folder.path) == {}
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("host", "node", "told"), [
+    ("0.0.0.0", "10.0.0.5", "10.0.0.5"), pytest.param("::", "fd00::5", "[fd00::5]", marks=needs_ipv6),
+    ("127.0.0.1", "10.0.0.5", "127.0.0.1")])
+def test_an_endpoint_on_all_addresses_is_told_by_that_of_its_node(
+        host: str, node: str, told: str, parts: Topology, folder: RunFolder):
+    """A Prometheus and a `gagpo status` on another node asked their own machine."""
+    port, notes = held_port(), list[str]()
+    parts = dataclasses.replace(parts, address=node, config=lay_over(parts.config, {
+        "metrics.host": host, "metrics.port": port}))
+    with monitoring(parts, Telemetry(), folder, note=notes.append):
+        assert json.loads(folder.targets.read_text())[0]["targets"] == [f"{told}:{port}"]
+        assert notes == [f"metrics on http://{told}:{port}/metrics"]
 
 
 def test_a_new_run_forgets_a_killed_one_at_its_address(parts: Topology, folder: RunFolder):

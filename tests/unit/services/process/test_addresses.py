@@ -8,7 +8,14 @@ import pytest
 from ports import needs_ipv6
 
 from services.http.server import listen, reserve
-from services.process.addresses import held_port, host_port, is_local, likely_port, servers_behind
+from services.process.addresses import (
+    held_port,
+    host_port,
+    is_every_address,
+    is_local,
+    likely_port,
+    servers_behind,
+)
 
 
 @pytest.mark.parametrize(("host", "local"), [
@@ -18,6 +25,12 @@ from services.process.addresses import held_port, host_port, is_local, likely_po
 ])
 def test_only_loopback_addresses_are_this_machine_s_alone(host: str, local: bool):
     assert is_local(host) == local
+
+
+@pytest.mark.parametrize(("host", "every"), [("0.0.0.0", True), ("::", True), ("127.0.0.1", False), ("10.0.0.5", False),
+                                             ("localhost", False)])
+def test_only_the_empty_addresses_stand_for_all_of_a_machine(host: str, every: bool):
+    assert is_every_address(host) == every
 
 
 def test_brackets_keep_an_address_of_ipv6_and_a_port_apart():
