@@ -1,7 +1,9 @@
-"""Settings that are allowed but hardly meant: keys without effect, learning rates of tiny models for large ones, and a
-cold start on answers that the prompt cannot read."""
+"""Settings that are allowed but hardly meant: keys without effect, learning rates of tiny models for large ones,
+workers that would play nothing, and a cold start on answers that the prompt cannot read."""
 
 from __future__ import annotations
+
+import math
 
 from deploy.launch.planning.disk import short_of_disk
 from deploy.launch.planning.idle_keys import idle_keys
@@ -24,7 +26,7 @@ HIGHEST_RATE = 1e-4
 def warnings(config: Config) -> list[str]:
     """Returns one line for each warning about a config. If the config names a model, reads its headers."""
     imitates = (*_slow_imitation(config), *unread_answers(config)) if config.sft.enabled else ()
-    return [*idle_keys(config), *_large_rates(config), *imitates, *short_of_disk(config)]
+    return [*idle_keys(config), *_large_rates(config), *imitates, *idle_workers(config), *short_of_disk(config)]
 
 
 def _large(config: Config) -> int:
@@ -55,6 +57,17 @@ def _large_rates(config: Config) -> list[str]:
     rates |= {"sft.lr": (sft.lr, 1e-5)} if imitates else {}
     return [f"{key}={rate:g} is for tiny models, and {config.model.path} has {parameters:,} parameters: "
             f"try {key}={usual:g}" for key, (rate, usual) in rates.items() if rate > HIGHEST_RATE]
+
+
+def idle_workers(config: Config) -> list[str]:
+    """Returns a line if the first workers that ask would take all episodes of training, so that others play none."""
+    learner, workers, slots = config.learner, config.rollout.workers, config.rollout.slots
+    episodes = learner.groups_per_step * learner.group_size * (1 + learner.staleness)
+    busy, share = math.ceil(episodes / slots), math.ceil(episodes / workers)
+    if busy >= workers or slots <= share:
+        return []
+    return [f"rollout.slots={slots} lets {busy} of {workers} workers take all {episodes:,} episodes that are under way "
+            f"at once, and the others play none: try rollout.slots={share}"]
 
 
 def unread_answers(config: Config) -> list[str]:

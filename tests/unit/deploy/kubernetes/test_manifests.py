@@ -17,6 +17,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from deploy.launch.planning.warnings import idle_workers
 from deploy.runs.configs import load_config
 
 ROOT = Path(__file__).parents[4] / "deploy" / "kubernetes"
@@ -157,6 +158,7 @@ def test_the_run_fits_the_cluster(name: str):
     head = ray["headGroupSpec"]["template"]
     for url in (config.redis.url, *config.env.urls):
         assert urlsplit(url).port == services[urlsplit(url).hostname]
+    assert idle_workers(config) == [], "a cluster whose workers stand idle is paid for all the same"
     assert config.rollout.workers * config.rollout.slots <= _fewest_servers(resources) * config.env.max_sessions
     assert config.name == head["metadata"]["labels"]["gagpo-run"]
     assert any(config.run_dir.is_relative_to(mount["mountPath"])

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import multiprocessing
-import signal
-import time
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -186,31 +183,6 @@ async def test_looks_for_idle_episodes_may_overlap_and_spare_one_that_is_used_me
         await closing.wait()
         await asyncio.gather(*looks)
     assert [episodes.get(key) is not None for key in keys] == [False, False, True, True]
-
-
-async def test_a_game_that_ends_its_child_does_not_end_the_server(text, monkeypatch):
-    """The child had the handler of SIGTERM, and the pipe by which it tells the loop of the server."""
-    alive, heard = [], []
-
-    def step(self, action):
-        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
-        child.start()
-        child.terminate()
-        child.join(20)
-        alive.append(child.is_alive())
-        child.kill()
-        return "2", 0.0, False, False, {}
-
-    monkeypatch.setattr(Counter, "step", step)
-    before, loop = signal.getsignal(signal.SIGTERM), asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, heard.append, "SIGTERM")
-    async with served(text, []) as http:
-        head = bearer((await begin(http))["api_key"])
-        await http.post("/env/reset", headers=head)
-        await http.post("/env/step", json={"action": "add"}, headers=head)
-    loop.remove_signal_handler(signal.SIGTERM)
-    signal.signal(signal.SIGTERM, before)
-    assert (alive, heard) == ([False], [])
 
 
 async def test_a_faulty_episode_is_told_and_not_recorded(text, tmp_path, monkeypatch):

@@ -51,6 +51,22 @@ def test_only_rates_that_are_used_and_high_are_told(overrides: list[str], keys: 
     assert [key for key in warned(f"model.path={models['1.5b']}", *overrides) if not key.startswith(slow)] == keys
 
 
+@pytest.mark.parametrize(("workers", "slots", "more", "suggested"), [
+    (1, 128, [], None), (4, 32, [], None), (4, 42, [], None), (4, 43, [], (3, 32)), (4, 128, [], (1, 32)),
+    (4, 43, ["learner.staleness=1"], None), (4, 128, ["learner.staleness=1"], (2, 64)),
+    (3, 2, ["learner.groups_per_step=2", "learner.group_size=2"], None), (200, 1, [], None)])
+def test_workers_that_would_play_nothing_are_told(
+        workers: int, slots: int, more: list[str], suggested: tuple[int, int] | None):
+    """The first workers take all that they have room for. A step has 128 episodes; three workers cannot share four."""
+    config = load_config("alfworld-tiny", [
+        f"rollout.workers={workers}", f"rollout.slots={slots}", "learner.groups_per_step=16", "learner.group_size=8",
+        *more, ELSEWHERE])
+    episodes = 256 if more == ["learner.staleness=1"] else 128
+    assert warnings(config) == ([] if suggested is None else [
+        f"rollout.slots={slots} lets {suggested[0]} of {workers} workers take all {episodes} episodes that are under "
+        f"way at once, and the others play none: try rollout.slots={suggested[1]}"])
+
+
 def test_answers_of_a_file_that_the_prompt_cannot_read_are_counted(tmp_path: Path):
     """A template may open the thought, so an answer may lack its first tag. An agent reads its answers itself."""
     file, good = tmp_path / "shown.jsonl", "<think>mug</think><action>look</action>"
