@@ -6,22 +6,20 @@ import copy
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
+from manifests import OVERLAYS, ROOT, Resource, needs_kubectl, only, overlay, pods, rendered
 
 from deploy.launch.planning.warnings import idle_workers
 from deploy.runs.configs import load_config
 
-ROOT = Path(__file__).parents[4] / "deploy" / "kubernetes"
-OVERLAYS = ("kind-cpu", "1x8", "4x8", "large")
 KUBERNETES = "1.34"
 """Version of the API whose schemas are used."""
 CRDS = os.environ.get("KUBERAY_CRDS", "")
@@ -29,32 +27,14 @@ SECRETS = {"gagpo-redis", "gagpo-env-token"}
 """The Secrets that docs/tasks/kubernetes.md tells the operator to make."""
 UNCHECKED = {"PodMonitor"}
 """Kinds of other projects whose schema is in no package that we install."""
-Resource = dict[str, Any]
 
-pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl to render the manifests")
+pytestmark = needs_kubectl
 with_crds = pytest.mark.skipif(not CRDS, reason="needs KubeRay's CRDs in the folder $KUBERAY_CRDS")
-
-
-@cache
-def rendered(folder: str) -> tuple[Resource, ...]:
-    done = subprocess.run(["kubectl", "kustomize", str(ROOT / folder)], capture_output=True, text=True, timeout=60,
-                          check=False)
-    assert done.returncode == 0, done.stderr
-    return tuple(yaml.safe_load_all(done.stdout))
-
-
-def overlay(name: str) -> tuple[Resource, ...]:
-    return rendered(f"overlays/{name}")
 
 
 def amount(quantity: str) -> int:
     """Returns the bytes of an amount of memory, as Redis or Kubernetes writes it."""
     return int(quantity[:-2]) * {"mb": 1 << 20, "gb": 1 << 30, "Mi": 1 << 20, "Gi": 1 << 30}[quantity[-2:]]
-
-
-def only(resources: tuple[Resource, ...], kind: str, name: str | None = None) -> Resource:
-    (found,) = (one for one in resources if one["kind"] == kind and name in (None, one["metadata"]["name"]))
-    return found
 
 
 @cache
@@ -94,18 +74,6 @@ def validate(resource: Resource) -> None:
 def _validate_core(text: str) -> None:
     """Validates one resource. Cached, because overlays share most of theirs and loading the schemas takes long."""
     kubernetes_validate.validate(yaml.safe_load(text), KUBERNETES, strict=True)
-
-
-def pods(resources: tuple[Resource, ...]) -> Iterator[Resource]:
-    """Yields every pod template, those of the RayJob included."""
-    for one in resources:
-        spec = one.get("spec", {})
-        if one["kind"] in ("Deployment", "StatefulSet"):
-            yield spec["template"]
-        elif one["kind"] == "RayJob":
-            yield spec["submitterPodTemplate"]
-            yield spec["rayClusterSpec"]["headGroupSpec"]["template"]
-            yield from (group["template"] for group in spec["rayClusterSpec"]["workerGroupSpecs"])
 
 
 @pytest.mark.parametrize("folder", [*(f"overlays/{name}" for name in OVERLAYS), "standing"])
@@ -254,16 +222,6 @@ trap 'sleep 0.5; echo $1 left; exit' TERM
 echo $1 up
 while :; do sleep 0.1; done
 """
-
-
-@pytest.mark.parametrize("name", OVERLAYS)
-def test_the_page_makes_the_volume_that_the_run_asks_for(name: str):
-    """It made that of the base, whose size and access a later step may not change."""
-    page = (ROOT.parents[1] / "docs" / "tasks" / "kubernetes.md").read_text()
-    label = next(line for line in page.splitlines() if "# 4. the volume" in line).partition(" -l ")[2].split(")")[0]
-    key, _, value = label.partition("=")
-    chosen = [one for one in overlay(name) if one["metadata"].get("labels", {}).get(key) == value]
-    assert chosen == [only(overlay(name), "PersistentVolumeClaim")]
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
