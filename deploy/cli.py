@@ -123,7 +123,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     if stray:
         option = stray[0].partition("=")[0]
         near = _settings_named(option) if hasattr(args, "overrides") else []
-        near = near or difflib.get_close_matches(option, names[args.command]._option_string_actions, n=1)  # pyright: ignore[reportPrivateUsage]
+        if option.startswith("-"):
+            near = near or difflib.get_close_matches(option, names[args.command]._option_string_actions, n=1)  # pyright: ignore[reportPrivateUsage]
         raise UserError(f"unrecognised argument {stray[0]}", f"did you mean {near[0]}?" if near else
                         f"see `gagpo {args.command} --help`")
     if rest:

@@ -24,6 +24,7 @@ from services.telemetry.logs import get_logger
 
 log = get_logger("games")
 _PROBED_STEPS = 8
+_UNLISTED = "say something that means nothing"
 _SEED = re.compile("[0-9]{8}")
 MOST_TASKS = 10**8
 """Number of the seeds that eight digits write."""
@@ -147,7 +148,9 @@ def _check_sizes(name: str, sizes: object) -> None:
 
 
 def plays_twice(environment: Environment, task: str) -> None:
-    """Plays two sessions of the same task side by side. Raises EnvFault if they differ."""
+    """Plays two sessions of the same task side by side, and one to which an action means nothing. Raises EnvFault if
+    the two differ. What the game raises passes through."""
+    _takes_any_text(environment, task)
     one, other = environment.open(task), environment.open(task)
     now, same = (outcome_of(play.reset(), "reset") for play in (one, other))
     for step in range(_PROBED_STEPS):
@@ -158,6 +161,13 @@ def plays_twice(environment: Environment, task: str) -> None:
         choices = now.admissible_actions or [str(step)]
         action = choices[7 * step % len(choices)]
         now, same = (outcome_of(play.step(action), "step") for play in (one, other))
+
+
+def _takes_any_text(environment: Environment, task: str) -> None:
+    """Plays an action that no game lists. A model writes such ones, and a fault would end its group."""
+    play = environment.open(task)
+    if not outcome_of(play.reset(), "reset").done:
+        outcome_of(play.step(_UNLISTED), "step")
 
 
 def _parts(returned: Any, wanted: Mapping[str, Any]) -> Any:

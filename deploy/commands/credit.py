@@ -59,6 +59,7 @@ def add_options(parser: argparse.ArgumentParser, arguments: Sequence[str] = ()) 
     """
     from learner.credit.registry import ESTIMATORS, models, option_tables
     from learner.credit.state_keys import KEYS
+    from learner.logged_groups.form import OF_RUNS
 
     named = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name, default in (("estimator", "gagpo"), ("state-key", "observation")):
@@ -73,7 +74,7 @@ def add_options(parser: argparse.ArgumentParser, arguments: Sequence[str] = ()) 
     parser.add_argument("--estimator", default="gagpo", help=(
         f"one of {', '.join(able)}, or module:Name of your own; default %(default)s"))
     parser.add_argument("--state-key", default="observation", help=(
-        f"one of {', '.join(key for key in KEYS if key != 'prompt')}; default %(default)s"))
+        f"one of {', '.join(key for key in KEYS if key not in OF_RUNS)}; default %(default)s"))
     fields = {name: field for model in tables.values() for name, field in model.model_fields.items()}
     if taken := sorted(fields.keys() & {"help", *_COMMANDS_OWN}):
         raise UserError(f"{taken[0]} is an option of your own estimator or state key, and means something else to "

@@ -76,8 +76,8 @@ class TrainingRun:
         if self.skip_step is not None and self.rl_is_done():
             raise UserError(f"step {self.skip_step} cannot be skipped: the learner of {self.folder.path} has finished",
                             "leave --skip-step out")
-        if self._durable_step() or (self.folder.cold_model / "sft.json").exists():
-            self.progress.resumed(self._durable_step())
+        if self._durable.now() or (self.folder.cold_model / "sft.json").exists():
+            self.progress.resumed(self._durable.now())
         cold = self.cold_start()
         if not self.rl_is_done() or self.unplayed():
             self.folder.summary.unlink(missing_ok=True)
@@ -192,9 +192,6 @@ class TrainingRun:
     def _checkpoints(self) -> Checkpoints:
         return Checkpoints(self.folder.path / "checkpoints", self.config.checkpoint.keep)
 
-    def _durable_step(self) -> int:
-        return self._durable.now()
-
     def _read_durable_step(self) -> int:
         return newest.step if (newest := self._checkpoints().latest()) else 0
 
@@ -210,7 +207,7 @@ class TrainingRun:
 
         It is due every eval.every steps and after the last step, once the checkpoint that gets the score is written.
         """
-        if not self.config.evaluates(version.step) or version.step > self._durable_step():
+        if not self.config.evaluates(version.step) or version.step > self._durable.now():
             return None
         return EvalRequest(label=curve_label(version.step), version=version, split=self.task_sets.validation_split,
                            tasks=self.task_sets.validation, temperature=self.config.eval.temperature,
@@ -240,7 +237,9 @@ class TrainingRun:
             seconds = self.config.supervision.leave_seconds
             self.progress.note(f"asked to end: waits up to {seconds:g} s for a checkpoint (supervision.leave_seconds)")
             learner.leave(seconds)
-            self.progress.note(f"the newest checkpoint is of learner step {self._durable_step()}")
+            step = self._durable.now()
+            self.progress.note(f"the newest checkpoint is of learner step {step}" if step else
+                               "there is no checkpoint yet")
             raise
         parts.supervisor.remove(learner)
 
@@ -256,7 +255,7 @@ class TrainingRun:
 
     def _steps_of(self, label: str) -> int:
         """Returns the learner step of a policy of the table. It may be above `steps`, which may be lowered later."""
-        return 0 if label == COLD else max(self.config.steps, self._durable_step())
+        return 0 if label == COLD else max(self.config.steps, self._durable.now())
 
     def heldout(self, parts: Topology, controller: Controller, cold: Path, loading: Loading) -> None:
         """Plays the held-out games with the policies before RL, after RL, and after as many minutes of cold start.

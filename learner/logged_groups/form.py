@@ -33,6 +33,8 @@ LARGEST_REWARD = 1e100
 """The square of a larger one may be infinite, and its advantage 0."""
 Reward = Annotated[float, msgspec.Meta(ge=-LARGEST_REWARD, le=LARGEST_REWARD)]
 
+OF_RUNS = ("prompt", "environment")
+"""State keys that compare what only a run records."""
 OTHER_FORMS = {"input": "verl", "output": "verl", "uid": "verl", "task": "agents"}
 """Maps a field that no group has to the `--from` whose lines have it."""
 
@@ -102,9 +104,9 @@ def credit_options(given: Mapping[str, Any]) -> CreditSection:
         section = CreditSection(**given)
     except ValidationError as error:
         raise one_line(error, "the options", "option ") from None
-    if section.state_key == "prompt" or ":" in section.state_key:
+    if section.state_key in OF_RUNS or ":" in section.state_key:
         raise UserError(f"option state_key {section.state_key}: the input has texts, and this key compares the records "
-                        "of a run", "choose another value")
+                        "of a run", "write what it compares into `state`, and leave the option out")
     options = options_of(section, "option ")
     _needs_only_the_input(options.estimator, estimator(options.estimator))
     return options

@@ -100,7 +100,8 @@ def _groups_of_episodes(lines: Iterator[tuple[int, EpisodeLine]]) -> list[Logged
         first.setdefault(key, number)
     alone = next((first[key] for key, episodes in groups.items() if len(episodes) == 1 and key not in named), None)
     if alone is not None:
-        raise UserError(f"line {alone}: its group is unknown: it has no `uid`, and no other line has its `input`",
+        raise UserError(f"line {alone}: its group is unknown: it has no `uid`, and no other line without a `uid` has "
+                        "its `input`",
                         "give each episode its `uid`, and each step of verl-agent `uid`, `traj_uid`, `turn` and "
                         f"`rewards`; {PAGE}")
     return [LoggedGroup(id=f"line {first[key]}", episodes=episodes) for key, episodes in groups.items()]
@@ -125,10 +126,13 @@ def _turns(line: EpisodeLine) -> list[LoggedStep]:
 
 def _groups_of_steps(lines: Iterator[tuple[int, StepLine]]) -> list[LoggedGroup]:
     groups: dict[str, dict[str, dict[int, LoggedStep]]] = {}
-    for _, line in lines:
+    for number, line in lines:
         step = LoggedStep(state=line.input if line.anchor_obs is None else line.anchor_obs, action=line.output,
                           reward=line.rewards, invalid=not line.is_action_valid)
-        groups.setdefault(line.uid, {}).setdefault(line.traj_uid, {})[line.turn] = step
+        episode = groups.setdefault(line.uid, {}).setdefault(line.traj_uid, {})
+        if episode.setdefault(line.turn, step) != step:  # a repeat that fills a batch is equal
+            raise UserError(f"line {number}: turn {line.turn} of the episode {line.traj_uid} is there twice, "
+                            f"and differs", PAGE)
     return [LoggedGroup(id=uid, episodes=[_in_order(name, steps) for name, steps in episodes.items()])
             for uid, episodes in groups.items()]
 

@@ -41,6 +41,7 @@ def raising(error: BaseException):
     ([], "error: no command is given; see `gagpo --help`"),
     (["doctor", "--jsn"], "error: unrecognised argument --jsn; did you mean --json?"),
     (["doctor", "extra"], "error: unrecognised argument extra; see `gagpo doctor --help`"),
+    (["credit", "1.jsonl", "2.jsonl"], "error: unrecognised argument 2.jsonl; see `gagpo credit --help`"),
     (["bench"], "error: the following arguments are required: name; see `gagpo bench --help`"),
 ])
 def test_a_mistake_is_one_line_and_exit_2(argv: list[str], line: str, capsys: pytest.CaptureFixture[str]):

@@ -124,6 +124,19 @@ def test_a_game_of_its_seed_passes_the_check_and_one_of_shared_chance_does_not()
         plays_twice(impure, "dice/train/00000000")
 
 
+class OnlyListed(Dice):
+    """Fails on an action that it does not list, as a game whose author never tried one."""
+
+    def step(self, action):
+        return super().step({number: number for number in "123456"}[action])
+
+
+def test_a_game_that_fails_on_an_action_that_it_does_not_list_does_not_pass_the_check():
+    games = TextEnvironment(OnlyListed, name="dice", version="1", sizes=(1, 1, 1))
+    with pytest.raises(KeyError):
+        plays_twice(games, "dice/train/00000000")
+
+
 def test_a_spec_has_prompts_for_any_text(monkeypatch: pytest.MonkeyPatch):
     spec = text_spec(Dice, name="dice", max_steps=4)
     monkeypatch.setattr("envservice.registry.find_spec", {"dice": spec}.__getitem__)

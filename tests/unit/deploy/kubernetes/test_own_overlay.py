@@ -1,4 +1,4 @@
-"""What docs/tasks/kubernetes.md tells an operator to run and to write, rendered by kubectl."""
+"""The commands and patches of docs/tasks/kubernetes.md for an overlay of one's own, rendered by kubectl."""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
 """Logged groups as estimators see them, for keys that read more than the text."""
 
+import pytest
+
 from learner.logged_groups.form import credit_of, credit_options, parse_group
+from services.errors import UserError
 
 STEP = {"reward": 0}
 EPISODE = {"steps": [{"state": "N", "admissible": ["go", "look"], "unchanged": True, **STEP},
@@ -18,6 +21,12 @@ def test_the_lists_of_admissible_actions_tell_equal_texts_apart():
     first, second, third = states(state_key="observation+admissible")
     assert first == second != third
     assert len(set(states())) == 1
+
+
+@pytest.mark.parametrize("key", ["prompt", "environment", "mine:Key"])
+def test_a_key_that_compares_what_only_a_run_records_is_refused(key: str):
+    with pytest.raises(UserError, match=f"state_key {key}: the input has texts.*; write what it compares into"):
+        credit_options({"state_key": key})
 
 
 def test_with_stay_an_action_that_changed_nothing_keeps_its_state():

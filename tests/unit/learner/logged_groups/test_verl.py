@@ -71,10 +71,11 @@ def test_steps_of_verl_agent_are_put_in_order_and_repeats_left_out(tmp_path):
 @pytest.mark.parametrize(("rows", "match"), [
     ([{"input": "Q", "output": "a"}], "line 1: .*`score`"),
     ([episode("Q", "a", 1), episode("Q", "b", 1), episode("R", "c", 1)],
-     "line 3: its group is unknown: it has no `uid`, and no other line has its `input`; give each episode"),
+     "line 3: its group is unknown: it has no `uid`, and no other line without a `uid` has its `input`; give each"),
     ([turn("g", "e", 0, 1.0), {"output": "a", "input": "b", "traj_uid": "e", "uid": "g", "rewards": 1.0}],
      "line 2: .*`turn`"),
     ([turn("g", "e", 1, 1.0)], "turn 0 of the episode e is missing"),
+    ([turn("g", "e", 0, 0.0), turn("g", "e", 0, 1.0)], "line 2: turn 0 of the episode e is there twice, and differs"),
     ([episode("Q", "a", None)], r"line 1: Expected `float`, got `null` - at `\$.score`"),
     ([[]], "line 1: Expected `object`"),
     ([], "has no lines"),
