@@ -108,6 +108,8 @@ class EndpointModel:
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
     _not_before: float = field(default=0.0, init=False)
+    _pauses: int = field(default=0, init=False)
+    """Pauses since the endpoint has answered a call last. Each is twice as long as the one before."""
     _refused: set[str] = field(default_factory=set[str], init=False)
     """Fields that the endpoint has refused. Requests go without them."""
     _met: bool = field(default=False, init=False)
@@ -143,11 +145,10 @@ class EndpointModel:
 
     async def _request(self, method: str, path: str, body: Mapping[str, Any] | None, form: type[Form]) -> Form:
         failed_at: float | None = None
-        attempt = 0
         while True:
-            if (pause := self._not_before - self.clock()) > 0:
+            while (pause := self._not_before - self.clock()) > 0:  # another call may make it longer meanwhile
                 await self.sleep(pause)
-            why, wait = "", None
+            pauses, why, wait = self._pauses, "", None
             try:
                 reply = await self._reply(method, path, body)
             except httpx.RequestError as error:  # also an answer that cannot be unpacked
@@ -158,12 +159,15 @@ class EndpointModel:
                 self._met = True
                 key = self.http.headers.get("authorization", "").removeprefix("Bearer ")
                 if not _may_pass(reply) and not (why := _cut(found := _checked(reply, form, key))):
+                    self._pauses = 0
                     return found
                 wait = retry_after(reply.headers, time.time())
                 why = why or f"status {reply.status_code}" + ("" if wait is None else f", Retry-After {wait:.0f} s") \
                     + (f": {said}" if (said := _said(reply, key)) else "")
             failed_at = self.clock() if failed_at is None else failed_at
-            again = self.clock() + (wait or min(LONGEST_PAUSE_S, 2.0**attempt))
+            first = pauses == self._pauses  # of the calls that failed at once
+            wait = wait or (min(LONGEST_PAUSE_S, 2.0**pauses) if first else 0.0)
+            again = max(self.clock() + wait, self._not_before)
             if not self._met and again - failed_at > FIRST_S:
                 raise UserError(f"{self._address} cannot be reached ({why})", "check --endpoint, or start the server")
             if again - failed_at > self.settings.wait_seconds:
@@ -171,8 +175,8 @@ class EndpointModel:
                                 f"{self.settings.wait_seconds:g}", "check --endpoint; the same command continues later")
             if again > self._not_before + SAME_S:  # calls at once fail at once, and one line is enough for them
                 self.tell(f"{self._address} fails ({why}); the next call is in {again - self.clock():.0f} s")
-            self._not_before = max(again, self._not_before)
-            attempt += 1
+            self._not_before = again
+            self._pauses += first
 
     @property
     def _address(self) -> str:

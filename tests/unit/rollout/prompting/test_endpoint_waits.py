@@ -1,6 +1,10 @@
 """The client of an endpoint: what it tries again, and how long it waits."""
 
 import asyncio
+import heapq
+import random
+from collections.abc import Coroutine
+from typing import Any
 
 import httpx
 import pytest
@@ -46,6 +50,69 @@ async def test_failures_end_after_the_deadline():
     with pytest.raises(UserError, match="status 500"):
         await model(lambda _: httpx.Response(500), clock, wait_seconds=20).ask(ASKED, seed=0)
     assert clock.slept == [1.0, 2.0, 4.0, 8.0]
+
+
+class VirtualTime:
+    """A clock that goes on to the next end of a pause once every call waits for one."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._pauses: list[tuple[float, int, asyncio.Future[None]]] = []
+
+    async def sleep(self, seconds: float) -> None:
+        end = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._pauses, (self.now + seconds, len(self._pauses) + random.getrandbits(40), end))
+        await end
+
+    async def run(self, *calls: Coroutine[Any, Any, object]) -> None:
+        tasks = [asyncio.create_task(call) for call in calls]
+        while not all(task.done() for task in tasks):
+            for _ in range(200):
+                await asyncio.sleep(0)
+            if self._pauses:
+                at, _, end = heapq.heappop(self._pauses)
+                self.now = max(self.now, at)
+                end.set_result(None)
+        for task in tasks:
+            task.result()
+
+
+async def test_a_limit_without_a_time_slows_calls_down_to_it_and_not_to_a_minute_each():
+    """Two calls a second may pass, and eight agents ask. Each failed call had doubled the pause of all."""
+    time = VirtualTime()
+    left, at = 2.0, 0.0
+
+    def answer(_: httpx.Request) -> httpx.Response:
+        nonlocal left, at
+        left, at = min(2.0, left + 2 * (time.now - at)), time.now
+        if left < 1:
+            return httpx.Response(429)
+        left -= 1
+        return httpx.Response(200, json=GOOD)
+
+    asked = model(answer, Clock())
+    asked.clock, asked.sleep = lambda: time.now, time.sleep
+
+    async def agent() -> None:
+        for seed in range(10):
+            await asked.ask(ASKED, seed=seed)
+
+    await time.run(*(agent() for _ in range(8)))
+    assert time.now <= 2 * 80 / 2
+
+
+async def test_a_call_that_waits_heeds_a_longer_limit_that_another_call_meets():
+    time, sent = VirtualTime(), list[float]()
+    replies = [httpx.Response(429, headers={"retry-after": "1"}), httpx.Response(429, headers={"retry-after": "30"})]
+
+    def answer(_: httpx.Request) -> httpx.Response:
+        sent.append(time.now)
+        return replies.pop(0) if replies else httpx.Response(200, json=GOOD)
+
+    asked = model(answer, Clock())
+    asked.clock, asked.sleep = lambda: time.now, time.sleep
+    await time.run(asked.ask(ASKED, seed=0), asked.ask(ASKED, seed=1))
+    assert sent == [0.0, 1.0, 31.0, 31.0]
 
 
 @pytest.mark.parametrize(("text", "seconds"), [
