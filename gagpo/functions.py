@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,6 +15,10 @@ from services.errors import UserError
 if TYPE_CHECKING:
     from deploy.runs.results import RunResults
     from learner.credit.types import Credit
+
+
+COMMANDS = {"train": "train", "evaluate": "eval"}
+"""The command that does what a function does."""
 
 
 @overload
@@ -52,8 +58,11 @@ def train(config: Path | str, overrides: Mapping[str, object] | None = None, *, 
 
     `config`: a YAML file, or the name of a shipped config such as "alfworld-tiny". `overrides`: values by dotted key,
     such as {"name": "mine", "learner.lr": 1e-6}. `resume`: continue the run of that name, or start it. Progress goes
-    to stderr. Raises UserError for a user's mistake, before anything starts, and Fault for a failure.
+    to stderr. Raises UserError for a user's mistake, before anything starts, and Fault for a failure. Call it from the
+    main thread.
     """
+    _in_main_thread("train")
+    _path("config", config)
     from deploy.runs.configs import load_config
     from deploy.runs.hub import with_local_model
     from deploy.runs.results import RunResults
@@ -65,21 +74,24 @@ def train(config: Path | str, overrides: Mapping[str, object] | None = None, *, 
 
 
 def evaluate(model: Path | str, overrides: Mapping[str, object] | None = None, *, config: Path | str | None = None,
-             which: str | None = None, split: str | None = None) -> dict[str, Any]:
+             which: str | int | None = None, split: str | None = None) -> dict[str, Any]:
     """Plays each task of a set once, as `gagpo eval` does. Returns a row in the form of evaluations.jsonl: success_rate
     with success_low and success_high (95%, over tasks), success_by_type, success_by_task and more.
 
     `model`: a Hugging Face folder or a run's folder. `config`: how to play; by default the one beside the model.
     `which`: latest, best or a step, for a run. `split`: by default the held-out tasks. `overrides`: values by dotted
     key, such as {"eval.panel": 64}. Raises UserError as `gagpo eval` does. The row is also kept, in RUN/eval.jsonl or
-    MODEL.eval.jsonl.
+    MODEL.eval.jsonl. Call it from the main thread.
     """
+    _in_main_thread("evaluate")
+    _path("model", model)
     from deploy.runs.policies import resolve, run_path
     from deploy.training.evaluation import evaluate as play
     from deploy.training.evaluation import results_file
 
     path = run_path(str(model))
-    chosen, policy = resolve(path, None if config is None else str(config), {}, _words(overrides), which=which)
+    chosen, policy = resolve(path, None if config is None else str(config), {}, _words(overrides),
+                             which=None if which is None else str(which))
     return play(chosen, policy, split=split, file=results_file(path)).summary
 
 
@@ -87,19 +99,45 @@ def open_run(path: Path | str) -> RunResults:
     """Opens a run: its metrics, evaluations and episodes as Arrow tables. `path`: the folder of a run, or
     its name in ./runs. It may still train. Raises UserError if there is no such run.
     """
+    _path("path", path)
     from deploy.runs.policies import run_path
     from deploy.runs.results import RunResults
 
     return RunResults(run_path(str(path)))
 
 
+def _in_main_thread(name: str) -> None:
+    """Raises UserError elsewhere: Python sets handlers of signals in the main thread alone, and Ray's start needs them.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        raise UserError(f"gagpo.{name} was called outside the main thread",
+                        f"call it from the main thread, or start a process with `gagpo {COMMANDS[name]}`")
+
+
+def _path(name: str, value: object) -> None:
+    if not isinstance(value, str | os.PathLike):
+        raise UserError(f"{name} cannot be {value!r:.60}", "give a path or a name")
+
+
 def _words(overrides: Mapping[str, object] | None) -> list[str]:
-    """Returns overrides as the command line has them. JSON is YAML. Raises UserError for a number that is not finite,
-    which YAML would read as a text."""
+    """Returns overrides as the command line has them. JSON is YAML. Raises UserError for what has no form there, such
+    as a number that is not finite, which YAML would read as a text."""
+    if not isinstance(overrides, Mapping | None):
+        raise UserError(f"overrides cannot be {overrides!r:.60}", 'give values by dotted key, such as {"steps": 20}')
     words: list[str] = []
     for key, value in (overrides or {}).items():
         try:
-            words.append(f"{key}={json.dumps(value, default=str, ensure_ascii=False, allow_nan=False)}")
-        except ValueError:
-            raise UserError(f"{key} cannot be {value!r}", "give a finite number, or leave the key out") from None
+            words.append(f"{key}={json.dumps(value, default=_plain, ensure_ascii=False, allow_nan=False)}")
+        except (ValueError, TypeError, RecursionError):
+            fix = "a finite number" if isinstance(value, float) else "a text, a number, a list or a mapping"
+            raise UserError(f"{key} cannot be {value!r:.60}", f"give {fix}, or leave the key out") from None
     return words
+
+
+def _plain(value: object) -> object:
+    """Returns a path or a number of numpy as JSON has it. Raises TypeError for anything else."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(cast("os.PathLike[str]", value))
+    if callable(item := getattr(value, "item", None)):
+        return item()
+    raise TypeError(type(value).__name__)

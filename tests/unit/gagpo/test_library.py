@@ -2,8 +2,11 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import gagpo
@@ -142,6 +145,45 @@ def test_a_number_that_is_not_finite_is_no_text(value: float):
     """A run called NaN was trained."""
     with pytest.raises(gagpo.UserError, match=rf"^name cannot be {value}; give a finite number"):
         _words({"name": value})
+
+
+class Named:
+    """An object with a text of its own."""
+
+    def __str__(self) -> str:
+        return "boom"
+
+
+@pytest.mark.parametrize(("call", "said"), [
+    (lambda: gagpo.train("alfworld-tiny", ["name=x"]), r"^overrides cannot be \['name=x'\]; give values by dotted key"),
+    (lambda: gagpo.train({"name": "x"}), r"^config cannot be {'name': 'x'}; give a path or a name"),
+    (lambda: gagpo.train(None), "^config cannot be None; give a path"),
+    (lambda: gagpo.evaluate(7), "^model cannot be 7; give a path"),
+    (lambda: gagpo.open_run(None), "^path cannot be None; give a path"),
+    (lambda: gagpo.train("alfworld-tiny", {"name": Named()}), "^name cannot be <.*; give a text, a number, a list"),
+    (lambda: gagpo.train("alfworld-tiny", {"steps": {1}}), r"^steps cannot be \{1\}; give a text, a number"),
+], ids=range(7))
+def test_an_argument_of_another_type_is_a_mistake_in_one_line(call: Callable[[], object], said: str):
+    """A run with the text of an object as its name was trained."""
+    with pytest.raises(gagpo.UserError, match=said):
+        call()
+
+
+def test_a_number_of_numpy_is_a_number_and_a_path_a_text(tmp_path: Path):
+    assert _words({"steps": np.int64(3), "runs_dir": tmp_path}) == ["steps=3", f'runs_dir="{tmp_path}"']
+
+
+def test_a_step_may_be_a_number(tmp_path: Path):
+    make_run(tmp_path / "run")
+    with pytest.raises(gagpo.UserError, match="checkpoint"):
+        gagpo.evaluate(tmp_path / "run", which=7)
+
+
+@pytest.mark.parametrize("call", [gagpo.train, gagpo.evaluate])
+def test_outside_the_main_thread_it_is_refused_before_anything_starts(call: Callable[[str], object]):
+    """It failed after Ray's start, with a traceback of Python's signals."""
+    with ThreadPoolExecutor() as pool, pytest.raises(gagpo.UserError, match="outside the main thread; call it from"):
+        pool.submit(call, "alfworld-tiny").result()
 
 
 def test_overrides_keep_every_character():
