@@ -71,10 +71,11 @@ def _watch(args: argparse.Namespace) -> None:
     from rich.console import Console
 
     from deploy.commands.play_agent import load_agent, moves
-    from deploy.runs.policies import resolve
+    from deploy.runs.policies import check_asked_by_prompt, resolve
 
     config, policy = resolve(
         args.agent, args.config, {"eval.temperature": args.temperature, "env.name": args.env}, args.overrides)
+    check_asked_by_prompt(config, args.agent)
     session = open_session(config.env, args.task)
     agent, console = load_agent(config, policy.folder, seed=args.seed), Console(highlight=False)
     outcome, step = session.reset(), 0

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from deploy.commands.arguments import add_env_arguments, env_from, optional_config_from, positive
 from deploy.runs.hub import with_local_model
-from deploy.runs.policies import resolve, run_path
+from deploy.runs.policies import check_asked_by_prompt, resolve, run_path
 from services.config.tree import Config
 from services.errors import UserError
 from services.process.own_code import told
@@ -81,6 +81,7 @@ def run(args: argparse.Namespace) -> int:
 def _config_and_model(args: argparse.Namespace) -> tuple[Config, Path | None]:
     if args.agent is not None:
         config, policy = resolve(args.agent, args.config, {"env.name": args.env}, args.overrides)
+        check_asked_by_prompt(config, args.agent)
         return config, policy.folder
     config = with_local_model(optional_config_from(args))
     config = config.model_copy(update={"env": env_from(args)})

@@ -102,6 +102,7 @@ def _card(run: RunFolder, step: int, config: Config, stops: list[str], *, title:
     known = f"base_model: {name}\n" if hub else ""
     fetch = f" (`hf download {name} --revision {revision}`)" if hub else ""
     told = ", ".join(f"`{stop}`" for stop in stops)
+    asked, how = _asked(config, title)
     return f"""---
 library_name: transformers
 pipeline_tag: text-generation
@@ -117,18 +118,32 @@ An agent for `{env.name}`, trained with gagpo (step-level credit, arXiv 2605.132
 | started from | {base}{fetch}{", after a cold start" if config.sft.enabled else ""} |
 | credit | `{config.learner.credit.estimator}` |
 {_adapter_row(config)}{_scores(run, step)}
-| prompt format | `{env.prompt}` with a history of {env.history} turns |
+| {asked} |
 | an answer ends at | {told}, or after {config.rollout.max_response_tokens} tokens |
 | largest prompt | {config.rollout.max_prompt_tokens} tokens |
 
-The agent reads one prompt per turn, which gagpo makes from the game's text, and gagpo reads the action in its answer:
-
-    gagpo eval {title} --split heldout
-    gagpo prompt TASK --agent {title}
+{how}
 
 `gagpo.yaml` has the part of the run's config that says how to play. `generation_config.json` has the stop ids, for
 `transformers` and vLLM.
 """
+
+
+def _asked(config: Config, title: str) -> tuple[str, str]:
+    """Returns the row and the paragraph of the card that say who asks the model."""
+    env, agent = config.env, config.agent
+    if agent.name is not None:
+        return (f"asked by | the program `{agent.name}`, at most {agent.max_calls} calls an episode",
+                f"""The program asks the model through chat completions. Its module has to be importable:
+
+    gagpo eval {title} --split heldout
+    gagpo serve-agent {title}""")
+    return (f"prompt format | `{env.prompt}` with a history of {env.history} turns",
+            f"""The agent reads one prompt per turn, which gagpo makes from the game's text, and gagpo reads the action
+in its answer:
+
+    gagpo eval {title} --split heldout
+    gagpo prompt TASK --agent {title}""")
 
 
 def _adapter_row(config: Config) -> str:

@@ -138,6 +138,14 @@ def resolve_or_default(path: Path, config_file: str | None, overrides: Sequence[
     return default_config([*overrides, *_plays(policy)]), policy
 
 
+def check_asked_by_prompt(config: Config, path: Path) -> None:
+    """Raises UserError if an agent program asks the model of `path`: it was never trained on env.prompt."""
+    if config.agent.name is not None:
+        raise UserError(f"{path} is asked by the agent program {config.agent.name}, and not by env.prompt",
+                        "watch its episodes by `gagpo explore`, play it by `gagpo eval` or `gagpo serve-agent`, or set "
+                        "agent.name=null")
+
+
 def _plays(policy: PlayablePolicy) -> list[str]:
     return [f"model.path={policy.folder.resolve()}", "sft.enabled=false"]
 

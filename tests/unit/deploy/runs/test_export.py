@@ -56,6 +56,16 @@ def test_the_card_says_how_to_fetch_a_base_model_of_the_hub(tmp_path: Path):
     assert str(tmp_path) not in (tmp_path / "out" / EXPORTED_CONFIG).read_text()
 
 
+def test_the_card_of_a_model_that_a_program_asks_names_the_program_and_no_prompt(tmp_path: Path):
+    dump_config(load_config("alfworld-tiny", ("agent.name=rollout.agents.conversation:agent", "agent.max_calls=2")),
+                tmp_path / "run/config.yaml")
+    export(RunFolder(tmp_path / "run"), 3, model_at(tmp_path / "model"), tmp_path / "out")
+    card = (tmp_path / "out/README.md").read_text()
+    assert "| asked by | the program `rollout.agents.conversation:agent`, at most 2 calls an episode |" in card
+    assert "prompt" not in card.partition("largest prompt")[0]
+    assert "gagpo serve-agent out" in card
+
+
 def test_an_exported_model_samples_as_in_training_and_not_as_its_base_model_did(tmp_path: Path):
     """Qwen2.5's instruct models penalise repeated tokens, and vLLM's server would do as the folder says."""
     dump_config(load_config("alfworld-tiny", ("eval.temperature=0.7",)), tmp_path / "run/config.yaml")

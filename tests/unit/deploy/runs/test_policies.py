@@ -210,6 +210,15 @@ def test_every_command_that_takes_a_run_takes_its_name(mine, argv: list[str], fi
     assert found in (Path("runs/mine"), [Path("runs/mine")])
 
 
+@pytest.mark.parametrize("command", ["play", "prompt"])
+def test_a_model_that_a_program_asks_is_not_asked_by_a_prompt_that_it_has_never_seen(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str):
+    model_at(tmp_path / "run/model")
+    run_at(tmp_path / "run", agent={"name": "rollout.agents.conversation:agent"})
+    assert cli.main([command, "alfworld-gen/valid/look-0001", "--agent", str(tmp_path / "run")]) == 2
+    assert "is asked by the agent program rollout.agents.conversation:agent" in capsys.readouterr().err
+
+
 def test_eval_takes_the_name_of_a_run_too(mine, capsys: pytest.CaptureFixture[str]):
     """It tells the model from overrides after parsing, so its refusal shows which folder it means."""
     assert cli.main(["eval", "mine"]) == 2
