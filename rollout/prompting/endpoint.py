@@ -114,6 +114,8 @@ class EndpointModel:
     """Fields that the endpoint has refused. Requests go without them."""
     _met: bool = field(default=False, init=False)
     """Whether the endpoint has ever answered."""
+    _read: bool = field(default=False, init=False)
+    """Whether an answer had the right form: then one that is no JSON was cut on its way, and is asked for again."""
 
     async def ask(self, messages: Sequence[Message], *, seed: int) -> ModelAnswer:
         """Raises UserError if the endpoint refuses, fails for longer than prompting.wait_seconds, or cannot be reached
@@ -158,8 +160,9 @@ class EndpointModel:
             else:
                 self._met = True
                 key = self.http.headers.get("authorization", "").removeprefix("Bearer ")
-                if not _may_pass(reply) and not (why := _cut(found := _checked(reply, form, key))):
-                    self._pauses = 0
+                if not (_may_pass(reply) or (self._read and _garbled(reply))) \
+                        and not (why := _cut(found := _checked(reply, form, key))):
+                    self._pauses, self._read = 0, True
                     return found
                 wait = retry_after(reply.headers, time.time())
                 why = why or f"status {reply.status_code}" + ("" if wait is None else f", Retry-After {wait:.0f} s") \
@@ -230,6 +233,16 @@ def _too_long(reply: httpx.Response) -> bool:
 
 def _may_pass(reply: httpx.Response) -> bool:
     return reply.status_code in AGAIN and not _too_long(reply)
+
+
+def _garbled(reply: httpx.Response) -> bool:
+    if reply.status_code != httpx.codes.OK:
+        return False
+    try:
+        msgspec.json.decode(reply.content)
+    except NOT_JSON:
+        return True
+    return False
 
 
 def _checked(reply: httpx.Response, form: type[Form], key: str) -> Form:

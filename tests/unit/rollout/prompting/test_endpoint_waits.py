@@ -77,6 +77,17 @@ class VirtualTime:
             task.result()
 
 
+async def test_an_answer_that_was_cut_on_its_way_is_asked_for_again_once_others_were_whole():
+    """The first answer may be a page of another server, which stays what it is."""
+    clock, cut = Clock(), httpx.Response(200, text='{"id": "x", "choices": [{"mess')
+    asked = model(in_turn(httpx.Response(200, json=GOOD), cut, httpx.Response(200, json=GOOD)), clock)
+    for seed in range(2):
+        await asked.ask(ASKED, seed=seed)
+    assert clock.slept == [1.0]
+    with pytest.raises(UserError, match="no JSON"):
+        await model(in_turn(cut), clock).ask(ASKED, seed=0)
+
+
 async def test_a_limit_without_a_time_slows_calls_down_to_it_and_not_to_a_minute_each():
     """Two calls a second may pass, and eight agents ask. Each failed call had doubled the pause of all."""
     time = VirtualTime()
