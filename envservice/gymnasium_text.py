@@ -130,9 +130,11 @@ def text_spec(
     `make` returns a fresh game for every session. `sizes` are those of train, valid and heldout. `replayable`: whether
     the same actions lead to the same outcomes again. If not, a lost session ends its episode, which is played anew.
     `threaded`: whether a server plays all games in one thread besides its event loop, for a game whose steps are slow
-    or run an event loop of their own. Raises UserError for `sizes` of another form.
+    or run an event loop of their own. Raises UserError for `sizes` of another form, and for a game in place of `make`.
     """
     _check_sizes(name, sizes)
+    if not callable(make):
+        raise UserError(f"the game {name} is {make!r:.60}, which makes no games", "give its class, or a function")
     return EnvironmentSpec(
         open=lambda _: TextEnvironment(make, name=name, version=version, sizes=sizes, replayable=replayable),
         prompts=prompts, describe=lambda _: f"version {version}, seeds as tasks", max_steps=max_steps,

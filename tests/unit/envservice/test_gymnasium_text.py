@@ -124,6 +124,11 @@ def test_a_game_of_its_seed_passes_the_check_and_one_of_shared_chance_does_not()
         plays_twice(impure, "dice/train/00000000")
 
 
+def test_a_game_in_place_of_its_class_is_told_before_it_is_played():
+    with pytest.raises(UserError, match=r"the game dice is <.*Dice.*, which makes no games; give its class"):
+        text_spec(Dice(), name="dice")
+
+
 class OnlyListed(Dice):
     """Fails on an action that it does not list, as a game whose author never tried one."""
 
