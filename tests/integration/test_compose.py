@@ -21,7 +21,7 @@ import pytest
 import yaml
 from waiting import wait_until
 
-from services.process.addresses import held_port
+from services.process.addresses import likely_port
 from services.telemetry.metrics_file import read_rows
 from tests.toys.container import missing, podman
 from tests.toys.nodes import why_not
@@ -58,7 +58,7 @@ class Host:
         shipped = yaml.safe_load((self._folder / "run.yaml").read_text())
         (self._folder / "run.yaml").write_text(yaml.safe_dump({**shipped, **SHORT}))
         file = self._folder / "compose.yaml"
-        file.write_text(file.read_text().replace("127.0.0.1:9464:", f"127.0.0.1:{held_port()}:"))
+        file.write_text(file.read_text().replace("127.0.0.1:9464:", f"127.0.0.1:{likely_port()}:"))
         (folder / "root" / "bin").mkdir(parents=True)
         command = folder / "root" / "bin" / "gagpo"  # that of the environment may be of another checkout
         command.write_text(f'#!/bin/sh\nexec {PYTHON} -m gagpo "$@"\n')
