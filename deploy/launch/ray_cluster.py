@@ -23,6 +23,7 @@ from deploy.launch.ray_address import check_ray, ray_address
 from deploy.members.private_ray import dead_part
 from services.config.tree import Config
 from services.errors import DeadlineExceeded, UserError, described
+from services.process.environment import variable
 from services.process.guard import end_all, processes_in
 from services.process.held_folder import HeldFolder, short_root
 from services.telemetry.logs import get_logger
@@ -97,7 +98,7 @@ def private_ray(*, start_s: float = 300.0, **options: Any) -> Iterator[None]:
 
         try:
             # Ray's processes inherit this variable, so the temporary files of Ray and vLLM vanish with this folder.
-            with _environment("TMPDIR", str(folder / "tmp")):
+            with variable("TMPDIR", str(folder / "tmp")):
                 _start(lambda: ray.init(**{
                     "address": "local", "num_cpus": max(2, os.cpu_count() or 1), "include_dashboard": False,
                     "_temp_dir": str(folder / "ray"), **options}), folder / "tmp", start_s)
@@ -212,13 +213,3 @@ def _token() -> str:
     return secrets.token_hex(32)
 
 
-@contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        os.environ.pop(name)
-        if before is not None:
-            os.environ[name] = before

@@ -10,15 +10,15 @@ the learner misses a member and tells all others through the store in which the 
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+from services.process.environment import variable
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +31,12 @@ JOIN_LOOK_S = 0.02
 ASK_EVERY_S = 0.25
 """Seconds between two questions whether the round has ended early."""
 BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
+"""The variable by which torch makes a group of NCCL without a watchdog. Other groups of this process keep theirs.
+
+A watchdog that finds an error of NCCL ends the process: by itself, or, with TORCH_NCCL_ASYNC_ERROR_HANDLING=2, through
+the monitor of the process's first group, which it asks for a dump. A link needs none, because whoever looks at its
+broadcast finds the error.
+"""
 _ENVIRONMENT = threading.Lock()
 """Held while the environment is that of a link. Links of several senders are made at once, each in its own thread."""
 
@@ -156,30 +162,10 @@ def _connected(store: Any, rank: int, world: int, device: torch.device, limit: t
         torch.cuda.set_device(device)  # of this thread
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = 2 * limit  # `wait` raises after it
-        with _no_watchdog():
+        with _ENVIRONMENT, variable(BLOCKING_WAIT, "1"):
             group = dist.ProcessGroupNCCL(store, rank, world, options)
     group.broadcast(torch.zeros(1, dtype=torch.uint8, device=device), 0).wait()
     return group
-
-
-@contextmanager
-def _no_watchdog() -> Iterator[None]:
-    """Lets torch make groups of NCCL without a watchdog. Other groups of this process keep theirs.
-
-    A watchdog that finds an error of NCCL ends the process: by itself, or, with TORCH_NCCL_ASYNC_ERROR_HANDLING=2,
-    through the monitor of the process's first group, which it asks for a dump. A link needs none, because whoever looks
-    at its broadcast finds the error. Torch reads the variable when it makes a group.
-    """
-    with _ENVIRONMENT:
-        before = os.environ.get(BLOCKING_WAIT)
-        os.environ[BLOCKING_WAIT] = "1"
-        try:
-            yield
-        finally:
-            if before is None:
-                del os.environ[BLOCKING_WAIT]
-            else:
-                os.environ[BLOCKING_WAIT] = before
 
 
 def _in_time(connect: Callable[[], Any], end: RoundEnd) -> Any:
