@@ -17,10 +17,6 @@ if TYPE_CHECKING:
     from learner.credit.types import Credit
 
 
-COMMANDS = {"train": "train", "evaluate": "eval"}
-"""The command that does what a function does."""
-
-
 @overload
 def credit(groups: Mapping[str, Any], **options: Any) -> Credit: ...
 
@@ -61,7 +57,7 @@ def train(config: Path | str, overrides: Mapping[str, object] | None = None, *, 
     to stderr. Raises UserError for a user's mistake, before anything starts, and Fault for a failure. Call it from the
     main thread.
     """
-    _in_main_thread("train")
+    _in_main_thread("gagpo.train", "gagpo train")
     _path("config", config)
     from deploy.runs.configs import load_config
     from deploy.runs.hub import with_local_model
@@ -83,7 +79,7 @@ def evaluate(model: Path | str, overrides: Mapping[str, object] | None = None, *
     key, such as {"eval.panel": 64}. Raises UserError as `gagpo eval` does. The row is also kept, in RUN/eval.jsonl or
     MODEL.eval.jsonl. Call it from the main thread.
     """
-    _in_main_thread("evaluate")
+    _in_main_thread("gagpo.evaluate", "gagpo eval")
     _path("model", model)
     from deploy.runs.policies import resolve, run_path
     from deploy.training.evaluation import evaluate as play
@@ -106,12 +102,12 @@ def open_run(path: Path | str) -> RunResults:
     return RunResults(run_path(str(path)))
 
 
-def _in_main_thread(name: str) -> None:
+def _in_main_thread(name: str, command: str) -> None:
     """Raises UserError elsewhere: Python sets handlers of signals in the main thread alone, and Ray's start needs them.
     """
     if threading.current_thread() is not threading.main_thread():
-        raise UserError(f"gagpo.{name} was called outside the main thread",
-                        f"call it from the main thread, or start a process with `gagpo {COMMANDS[name]}`")
+        raise UserError(f"{name} was called outside the main thread",
+                        f"call it from the main thread, or start a process with `{command}`")
 
 
 def _path(name: str, value: object) -> None:
@@ -128,7 +124,7 @@ def _words(overrides: Mapping[str, object] | None) -> list[str]:
     for key, value in (overrides or {}).items():
         try:
             words.append(f"{key}={json.dumps(value, default=_plain, ensure_ascii=False, allow_nan=False)}")
-        except (ValueError, TypeError, RecursionError):
+        except (ValueError, TypeError, RuntimeError):  # also for lists that hold themselves, and tensors
             fix = "a finite number" if isinstance(value, float) else "a text, a number, a list or a mapping"
             raise UserError(f"{key} cannot be {value!r:.60}", f"give {fix}, or leave the key out") from None
     return words
