@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 import pytest
 from faulty_proxy import FaultyProxy
-from ports import held_port
+from ports import likely_port
 from processes import gone
 
 from deploy.members.env_server import EnvServer
@@ -119,7 +119,7 @@ def test_a_run_without_a_step_that_cannot_be_trained_waits_for_servers_and_ends_
     step = int(said[1])
     assert run.steps == list(range(1, step))
 
-    server = EnvServer(0, held_port(), folder / "config.yaml", tmp_path_factory.mktemp("server"))
+    server = EnvServer(0, likely_port(), folder / "config.yaml", tmp_path_factory.mktemp("server"))
     proxy = FaultyProxy((urlsplit(server.url).hostname, urlsplit(server.url).port))
     proxy.start()
     server.start()

@@ -27,7 +27,7 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 from canaries import Watch, files_with
-from ports import held_port
+from ports import likely_port
 
 from deploy.runs.configs import load_config
 from deploy.training.cold_start import cold_start
@@ -45,7 +45,7 @@ BIN = Path(sys.executable).parent
 @pytest.fixture
 def cluster(tmp_path: Path):
     """Yields the environment that reaches a head with six logical CPUs and two pretended GPUs; ends its processes."""
-    port, dashboard, agent, client = (held_port() for _ in range(4))
+    port, dashboard, agent, client = (likely_port() for _ in range(4))
     temporary = tempfile.mkdtemp(prefix="ray-")  # short: sockets live below it
     environment = {k: v for k, v in os.environ.items() if k not in ("ALFWORLD_DATA", "RAY_ADDRESS")} | {
         "RAY_AUTH_MODE": "disabled", "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
@@ -87,7 +87,7 @@ def _wait_until_up(dashboard: int, head: subprocess.Popen, log: Path) -> None:
 @contextlib.contextmanager
 def environment_server(token: str) -> Iterator[str]:
     """Yields the address of a `gagpo serve-env` that asks for the token."""
-    port = held_port()
+    port = likely_port()
     environment = {k: v for k, v in os.environ.items() if k != "ALFWORLD_DATA"} | {"GAGPO_ENV_TOKEN": token}
     with subprocess.Popen([BIN / "gagpo", "serve-env", "--config", "alfworld-tiny", "--port", str(port)],
                           env=environment) as server:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from ports import held_port
+from ports import likely_port
 
 PROGRAMS = Path(__file__).parents[2] / ".cache" / "object-store" / "bin"
 BUCKET, GOOGLE_BUCKET = "s3://gagpo", "gs://gagpo"
@@ -23,7 +23,7 @@ READY_S = 120.0
 @contextmanager
 def object_store() -> Iterator[None]:
     """Runs moto's S3 server with an empty bucket."""
-    port = held_port()
+    port = likely_port()
     with _serving("moto_server", ["-H", "127.0.0.1", "-p", str(port)], port, {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_DEFAULT_REGION": "us-east-1",
             "AWS_ACCESS_KEY_ID": "somebody", "AWS_SECRET_ACCESS_KEY": "not-a-secret"}):
@@ -37,7 +37,7 @@ def object_store() -> Iterator[None]:
 @contextmanager
 def google_store(folder: Path) -> Iterator[None]:
     """Runs gcp-storage-emulator with an empty bucket. The account of its clients is a file in `folder`."""
-    port, account = held_port(), folder / "account.json"
+    port, account = likely_port(), folder / "account.json"
     account.write_text(json.dumps({
         "type": "service_account", "project_id": "p", "private_key_id": "1", "client_id": "1",
         "private_key": _private_key(), "client_email": "somebody@p.iam.gserviceaccount.com",

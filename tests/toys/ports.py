@@ -4,9 +4,9 @@ import socket
 
 import pytest
 
-from services.process.addresses import likely_port as held_port  # a test's server may set SO_REUSEADDR alone
+from services.process.addresses import likely_port
 
-__all__ = ["held_port", "needs_ipv6"]
+__all__ = ["likely_port", "needs_ipv6"]
 
 
 def _has_ipv6() -> bool:

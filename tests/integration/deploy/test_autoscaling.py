@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from ports import held_port
 from scripted_member import Scripted
 
 from deploy.bench.simulated import InThread, SimulatedRun, TimedStore, simulated_worker, unaccounted
@@ -29,6 +28,7 @@ from services.config.rollout import RolloutSection
 from services.controller.fleet import Fleet
 from services.controller.member import End
 from services.controller.supervise import Supervisor
+from services.process.addresses import held_port
 from services.store.lease import Lease
 from services.store.redis_server import private_redis
 from services.store.store import Store

@@ -12,7 +12,7 @@ import httpx
 import msgspec
 import numpy as np
 import pytest
-from ports import held_port, needs_ipv6
+from ports import likely_port, needs_ipv6
 from prometheus_client.parser import text_string_to_metric_families
 from waiting import wait_until
 
@@ -127,7 +127,7 @@ def test_workers_are_shown_while_they_beat_and_the_store_beside_them(
 def test_an_endpoint_on_all_addresses_is_told_by_that_of_its_node(
         host: str, node: str, told: str, parts: Topology, folder: RunFolder):
     """A Prometheus and a `gagpo status` on another node asked their own machine."""
-    port, notes = held_port(), list[str]()
+    port, notes = likely_port(), list[str]()
     parts = dataclasses.replace(parts, address=node, config=lay_over(parts.config, {
         "metrics.host": host, "metrics.port": port}))
     with monitoring(parts, Telemetry(), folder, note=notes.append):
@@ -137,7 +137,7 @@ def test_an_endpoint_on_all_addresses_is_told_by_that_of_its_node(
 
 def test_a_new_run_forgets_a_killed_one_at_its_address(parts: Topology, folder: RunFolder):
     """Prometheus took the new run's metrics under both names. Elsewhere it stays, for the alert that tells of it."""
-    port = held_port()
+    port = likely_port()
     config = lay_over(parts.config, {"metrics.port": port})
     for name, address, killed in (("here", port, True), ("elsewhere", 9, True), ("alive", port, False)):
         other = RunFolder(folder.path.with_name(f"{folder.path.name}-{name}"))

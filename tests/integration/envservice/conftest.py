@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ports import held_port
+from ports import likely_port
 
 TOYS = Path(__file__).parents[2] / "toys"
 sys.path.insert(0, str(TOYS))
@@ -52,7 +52,7 @@ def start() -> Iterator[StartServer]:
     started: list[ServerProcess] = []
 
     def start_one(*options: str, port: int | None = None, descriptors: int | None = None) -> ServerProcess:
-        started.append(ServerProcess(*options, port=port or held_port(), descriptors=descriptors))
+        started.append(ServerProcess(*options, port=port or likely_port(), descriptors=descriptors))
         return started[-1]
 
     yield start_one

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from ports import held_port
+from ports import likely_port
 from toy_environment import ToyEnvironment, solution
 
 from envservice.client.client import EnvClient
@@ -211,7 +211,7 @@ async def test_a_request_that_no_server_survives_is_given_up(start: Start):
 
 
 async def test_no_server_is_a_fault_within_the_deadline():
-    async with EnvClient([f"http://127.0.0.1:{held_port()}"], timeout_s=0.5) as client:
+    async with EnvClient([f"http://127.0.0.1:{likely_port()}"], timeout_s=0.5) as client:
         since = time.monotonic()
         with pytest.raises(EnvFault, match=r"no answer within .* \(env\.call_seconds\)"):
             await client.episode("e", "toy/train/00").reset()

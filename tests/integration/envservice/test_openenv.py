@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from ports import held_port
+from ports import likely_port
 from third_party import PYTHON, needs_third_party
 
 from envservice.openenv.client import openenv_spec
@@ -54,7 +54,7 @@ def test_its_client_plays_a_game_of_ours(monkeypatch: pytest.MonkeyPatch):
 @contextlib.contextmanager
 def serving(program: str, spec_of: Callable[[str], EnvironmentSpec]):
     """The spec of a game on OpenEnv's own server, once the server answers."""
-    port = held_port()
+    port = likely_port()
     with subprocess.Popen([PYTHON, PROGRAMS / program, str(port)]) as server:
         try:
             end = time.monotonic() + DEADLINE_S

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from ports import held_port
+from ports import likely_port
 from processes import gone, words_of
 
 from envservice.client.client import EnvClient
@@ -57,7 +57,7 @@ class Server:
 @contextmanager
 def served(port: int | None = None, end: signal.Signals = signal.SIGKILL) -> Iterator[Server]:
     """Ends the server with a signal at the end, and checks that no JVM remains."""
-    server = Server(port or held_port())
+    server = Server(port or likely_port())
     try:
         yield server
         left = server.jvms()

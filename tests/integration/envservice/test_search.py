@@ -14,7 +14,7 @@ import httpx
 import pytest
 import uvicorn
 from fastapi import FastAPI, Request, Response
-from ports import held_port
+from ports import likely_port
 
 from envservice.client.client import EnvClient
 from envservice.search.app import create_retrieval_app
@@ -72,7 +72,7 @@ class EnvServer:
 
     def __init__(self, retriever: str, port: int | None = None) -> None:
         command = [
-            str(GAGPO), "serve-env", "--config", "alfworld-tiny", "--port", str(port or held_port()),
+            str(GAGPO), "serve-env", "--config", "alfworld-tiny", "--port", str(port or likely_port()),
             "--exit-with-parent", str(os.getpid()), "env.name=search", "env.max_steps=4",
             f"env.search.url=[{retriever}]"]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -137,7 +137,7 @@ def test_the_retriever_tries_again_goes_on_to_the_next_server_and_gives_up_in_ti
     retrieval.failing = [503, 500]
     assert len(HttpRetriever([retrieval.url]).search("river", 2)) == 2
     assert retrieval.asked == ["river"] * 3
-    gone = f"http://127.0.0.1:{held_port()}/retrieve"
+    gone = f"http://127.0.0.1:{likely_port()}/retrieve"
     assert len(HttpRetriever([gone, retrieval.url]).search("river", 1)) == 1
     since = time.monotonic()
     with pytest.raises(EnvFault, match=r"no search result within 0\.5 s; last: .*Connect(Error|Timeout)"):

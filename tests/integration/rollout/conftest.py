@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from playing_worker import Shelf
-from ports import held_port
+from ports import likely_port
 
 from services.store.redis_server import RedisServer, find_redis
 from services.store.store import Store
@@ -41,7 +41,7 @@ def serve_toy():
     started: list[subprocess.Popen] = []
 
     def start(port: int | None = None):
-        command = [sys.executable, str(TOYS / "toy_environment.py"), "--port", str(port or held_port())]
+        command = [sys.executable, str(TOYS / "toy_environment.py"), "--port", str(port or likely_port())]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         started.append(process)
         ready = process.stdout.readline()

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from ports import held_port
+from ports import likely_port
 
 from envservice.client.client import EnvClient
 from rollout.actor import RolloutHost
@@ -11,7 +11,7 @@ from services.telemetry.heartbeat import NO_SERVERS, decode
 
 
 async def test_a_worker_that_starts_while_environment_servers_are_away_says_that_it_waits(store, serve_toy, tmp_path):
-    port = held_port()
+    port = likely_port()
     host = RolloutHost(
         config_json=Config(name="late", steps=1).model_dump_json(), run="late", worker="rollout-0", store_url="",
         env_urls=[], model_path="", weights_actor_name="", folder=str(tmp_path))
@@ -32,7 +32,7 @@ async def test_a_worker_follows_servers_that_have_moved_while_it_loaded_its_mode
     host = RolloutHost(
         config_json=Config(name="moved", steps=1).model_dump_json(), run="moved", worker="rollout-0", store_url="",
         env_urls=[], model_path="", weights_actor_name="", folder=str(tmp_path))
-    async with EnvClient([f"http://127.0.0.1:{held_port()}"], outage_s=240) as client, asyncio.timeout(60):
+    async with EnvClient([f"http://127.0.0.1:{likely_port()}"], outage_s=240) as client, asyncio.timeout(60):
         assert (await host._environment(client, store)).name == "toy"
 
 

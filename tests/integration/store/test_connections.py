@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import redis
-from ports import held_port
+from ports import likely_port
 from waiting import wait_until
 
 from services.config.redis import RedisSection
@@ -78,7 +78,7 @@ def over_tls(port: int, certificate: tuple[Path, Path]) -> list[str]:
 
 def test_tls_is_checked_against_the_certificates_of_the_config(start, certificate):
     _, file = certificate
-    port = held_port()
+    port = likely_port()
     start("tls", port, [*over_tls(port, certificate), f"requirepass {PASSWORD}"])
     url = f"rediss://:{PASSWORD}@127.0.0.1:{port}/0"
     known = Store(url, "run", settings=RedisSection(url=url, ca_file=file))
@@ -92,7 +92,7 @@ def test_tls_is_checked_against_the_certificates_of_the_config(start, certificat
 
 
 def test_sentinels_lead_to_the_new_master_when_the_old_one_dies(start):
-    first, second, watch = held_port(), held_port(), held_port()
+    first, second, watch = likely_port(), likely_port(), likely_port()
     login = [f"requirepass {PASSWORD}", f"masterauth {PASSWORD}", "appendonly yes"]
     master = start("first", first, [f"port {first}", *login])
     start("second", second, [f"port {second}", *login, f"replicaof 127.0.0.1 {first}"])
@@ -114,7 +114,7 @@ def test_sentinels_lead_to_the_new_master_when_the_old_one_dies(start):
 
 
 def test_sentinels_and_their_master_are_asked_over_tls(start, certificate):
-    port, watch = held_port(), held_port()
+    port, watch = likely_port(), likely_port()
     start("master", port, [*over_tls(port, certificate), f"requirepass {PASSWORD}"])
     start("sentinel", watch, [*over_tls(watch, certificate), f"sentinel monitor runs 127.0.0.1 {port} 1",
                               f"sentinel auth-pass runs {PASSWORD}"], "--sentinel")
@@ -130,7 +130,7 @@ def test_sentinels_and_their_master_are_asked_over_tls(start, certificate):
 
 def test_sentinels_that_ask_for_the_password_of_the_master_get_it(start):
     """As charts for Kubernetes set them up. A sentinel of the same list may as well ask for none."""
-    port, watches = held_port(), [held_port(), held_port()]
+    port, watches = likely_port(), [likely_port(), likely_port()]
     start("master", port, [f"port {port}", f"requirepass {PASSWORD}", "appendonly yes"])
     for watch, login in zip(watches, ([f"requirepass {PASSWORD}"], []), strict=True):
         start(f"sentinel{watch}", watch, [f"port {watch}", *login, f"sentinel monitor runs 127.0.0.1 {port} 1",
@@ -179,7 +179,7 @@ def address_of(ports: list[int]) -> Iterator[int]:
 def test_a_master_that_became_a_replica_is_left_for_the_one_that_its_address_leads_to_now(start, binary: str):
     """Its connections live on, and refuse every write. Redis 6.2 tells that of a script in other words."""
     used = find_redis() if binary == "path" else Path(sys.prefix) / "bin/redis-server"
-    first, second = held_port(), held_port()
+    first, second = likely_port(), likely_port()
     start("first", first, [f"port {first}"], binary=used)
     start("second", second, [f"port {second}", f"replicaof 127.0.0.1 {first}"], binary=used)
     old, new = (redis.Redis(port=port, socket_timeout=60) for port in (first, second))
@@ -243,7 +243,7 @@ def said(admin: redis.Redis) -> str:
 
 @pytest.mark.parametrize("make_unable", [no_memory, no_replicas, no_disk, endless_script])
 def test_a_redis_that_can_do_nothing_for_now_is_waited_for(start, tmp_path, make_unable):
-    port = held_port()
+    port = likely_port()
     start("unable", port, [f"port {port}", "save 3600 1000000"])
     able_again = make_unable(redis.Redis(port=port, socket_timeout=60), tmp_path / "unable")
     with pytest.raises(StoreFault, match=r"acquire: .*; give Redis the memory, the disk"):
@@ -262,7 +262,7 @@ def test_an_address_that_is_none_says_how_one_looks():
 
 
 def test_a_redis_that_evicts_keys_is_refused(start):
-    port = held_port()
+    port = likely_port()
     start("evicting", port, [f"port {port}", "maxmemory 100mb", "maxmemory-policy volatile-lru"])
     store, admin = Store(f"redis://127.0.0.1:{port}/0", "run"), redis.Redis(port=port, socket_timeout=60)
     with pytest.raises(UserError, match=r"policy volatile-lru, .*; set maxmemory-policy to noeviction, or leave"):
@@ -276,8 +276,8 @@ def test_a_redis_that_evicts_keys_is_refused(start):
 
 def test_a_replica_is_refused_by_name_and_waited_for_until_it_is_the_master(start):
     """It would let every check pass and refuse the run's first write, five minutes long."""
-    port = held_port()
-    start("replica", port, [f"port {port}", f"replicaof 127.0.0.1 {held_port()}"])
+    port = likely_port()
+    start("replica", port, [f"port {port}", f"replicaof 127.0.0.1 {likely_port()}"])
     store, admin = Store(f"redis://127.0.0.1:{port}/0", "run"), redis.Redis(port=port, socket_timeout=60)
     with pytest.raises(Unanswered, match=r"a replica, .*; give its master, or the sentinels as sentinel://"):
         store.check()
@@ -288,7 +288,7 @@ def test_a_replica_is_refused_by_name_and_waited_for_until_it_is_the_master(star
 def test_a_node_of_a_cluster_is_refused_by_name(start):
     if redis_version(find_redis())[1] < (7,):
         pytest.skip("Redis 6 can be given no port for the bus of a cluster")
-    port = held_port()
-    start("cluster", port, [f"port {port}", "cluster-enabled yes", f"cluster-port {held_port()}"])
+    port = likely_port()
+    start("cluster", port, [f"port {port}", "cluster-enabled yes", f"cluster-port {likely_port()}"])
     with pytest.raises(UserError, match="node of a Redis cluster"):
         Store(f"redis://127.0.0.1:{port}/0", "run").check()

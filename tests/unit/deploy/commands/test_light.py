@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from ports import held_port
+from ports import likely_port
 
 CODE = """
 import sys
@@ -35,7 +35,7 @@ def test_tasks_are_listed(options: list[str]):
 
 
 def test_a_server_answers_and_asks_for_the_token_of_its_config(tmp_path: Path):
-    port, secret = held_port(), tmp_path / "token"
+    port, secret = likely_port(), tmp_path / "token"
     secret.write_text("not-a-secret\n")
     with started("serve-env", "--env", "alfworld", "--port", str(port), f"env.token_file={secret}") as process:
         try:

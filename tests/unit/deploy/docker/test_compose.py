@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 import redis
 import yaml
-from ports import held_port
+from ports import likely_port
 from waiting import wait_until
 
 from deploy.launch.reach import until_answered
@@ -69,7 +69,7 @@ def started_redis(folder: Path, password: str, more: str = "") -> Iterator[int]:
     for name in ("redis.conf", "redis-start.sh"):
         text = (REDIS / name).read_text().replace("/run/redis", str(folder)).replace("dir /data", f"dir {folder}")
         (folder / f"etc-{name}").write_text(text.replace("/redis.conf\"", "/etc-redis.conf\""))
-    port = held_port()
+    port = likely_port()
     with (folder / "etc-redis.conf").open("a") as file:
         file.write(f"port {port}\nbind 127.0.0.1\n{more}")
     with subprocess.Popen(

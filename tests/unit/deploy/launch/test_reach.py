@@ -7,7 +7,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from ports import held_port
+from ports import likely_port
 
 from deploy.launch import reach
 from deploy.launch.planning.task_sets import open_task_sets
@@ -93,7 +93,7 @@ class Healthy(BaseHTTPRequestHandler):
 
 def test_a_run_that_goes_on_waits_until_its_environment_servers_answer(monkeypatch):
     monkeypatch.setattr(reach, "NEW_S", 0.0)
-    port, started = held_port(), list[HTTPServer]()
+    port, started = likely_port(), list[HTTPServer]()
 
     def start(_line: str) -> None:
         started.append(HTTPServer(("127.0.0.1", port), Healthy))
@@ -137,7 +137,7 @@ def test_a_server_with_other_rows_of_as_many_tasks_is_refused(tmp_path: Path, mo
     assert sets.games != open_task_sets(other).games
     for played, refused in ((ours, False), (other, True)):
         dump_config(played, tmp_path / "config.yaml")
-        server = EnvServer(0, held_port(), tmp_path / "config.yaml", tmp_path)
+        server = EnvServer(0, likely_port(), tmp_path / "config.yaml", tmp_path)
         server.start()
         try:
             server.wait()

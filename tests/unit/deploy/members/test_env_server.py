@@ -11,7 +11,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from ports import held_port, needs_ipv6
+from ports import likely_port, needs_ipv6
 
 from deploy.launch import reach
 from deploy.launch.checks import preflight
@@ -47,7 +47,7 @@ class Answer(BaseHTTPRequestHandler):
 def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """Yields the port of a server on this machine, while environment variables name a proxy that does not exist."""
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.setenv(name, f"http://127.0.0.1:{held_port()}")
+        monkeypatch.setenv(name, f"http://127.0.0.1:{likely_port()}")
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
     with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
@@ -61,14 +61,14 @@ def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 def test_only_status_200_counts_as_an_answer(port: int):
     assert answers(f"http://127.0.0.1:{port}/healthz")
     assert not answers(f"http://127.0.0.1:{port}/elsewhere")
-    assert not answers(f"http://127.0.0.1:{held_port()}/healthz")
+    assert not answers(f"http://127.0.0.1:{likely_port()}/healthz")
 
 
 @needs_ipv6
 def test_a_server_at_an_address_of_ipv6_is_started_and_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
     dump_config(load_config("alfworld-tiny"), tmp_path / "config.yaml")
-    server = EnvServer(0, held_port("::1"), tmp_path / "config.yaml", tmp_path, host="::1")
+    server = EnvServer(0, likely_port("::1"), tmp_path / "config.yaml", tmp_path, host="::1")
     server.start()
     try:
         server.wait()
@@ -87,7 +87,7 @@ def test_preflight_finds_a_server_past_the_proxy(port: int, monkeypatch: pytest.
 def test_the_health_check_of_images_asks_past_the_proxy(port: int):
     (command,) = re.findall(r"^HEALTHCHECK (?:.*\\\n)?\s*CMD (.*)$", CONTAINERFILE.read_text(), re.MULTILINE)
     _, option, program = json.loads(command)
-    for asked, status in ((port, 0), (held_port(), 1)):
+    for asked, status in ((port, 0), (likely_port(), 1)):
         done = subprocess.run([sys.executable, option, program.replace("8100", str(asked))], env=os.environ,
                               capture_output=True, timeout=60, check=False)
         assert done.returncode == status, done.stderr
@@ -108,4 +108,4 @@ def test_servers_that_play_another_version_than_results_would_name_are_refused(p
         f"{url} plays toy by corridor 1, and this config toy by corridor 2; "
         "give both the same data, settings and packages")
     assert refusal(f"{url}/elsewhere").startswith(f"{url}/elsewhere does not say what it plays (HTTPStatusError)")
-    assert refusal(f"http://127.0.0.1:{held_port()}").endswith("start it with `gagpo serve-env` of this version")
+    assert refusal(f"http://127.0.0.1:{likely_port()}").endswith("start it with `gagpo serve-env` of this version")

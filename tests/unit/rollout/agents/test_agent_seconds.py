@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 from counter import counter_spec
-from ports import held_port
+from ports import likely_port
 
 from envservice.client.client import EnvClient
 from envservice.server.app import Settings, create_app
@@ -24,7 +24,7 @@ SAID = [{"role": "user", "content": "x"}]
 @pytest.fixture
 def server():
     """Starts an environment server at the same port as before. The end of the stack that it returns ends the server."""
-    port = held_port()
+    port = likely_port()
 
     def start() -> contextlib.ExitStack:
         app = create_app(counter_spec().open(EnvSection(name="counter:SPEC")), Settings())

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from collector import Collector
-from ports import held_port
+from ports import likely_port
 
 from services.config.file import default_config
 from services.errors import EnvFault, UserError
@@ -171,7 +171,7 @@ def test_a_receiver_that_is_not_there_is_told_once(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(spans, "EXPORT_S", 2.0)
     monkeypatch.setattr(spans, "STOP_S", 0.1)
     configure_logs(tmp_path, show=None)
-    url = f"http://127.0.0.1:{held_port()}"
+    url = f"http://127.0.0.1:{likely_port()}"
     with tracing(url, process="rollout-0"):
         take_turns(40)
         assert wait_for(lambda: lost(tmp_path))

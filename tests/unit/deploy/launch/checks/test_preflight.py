@@ -8,7 +8,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from ports import held_port
+from ports import likely_port
 
 from deploy.launch import reach
 from deploy.launch.checks import preflight
@@ -116,12 +116,12 @@ def test_exact_sampling_needs_float32():
 
 def test_a_redis_that_does_not_answer_is_refused(monkeypatch):
     monkeypatch.setattr(reach, "NEW_S", 0.0)
-    assert "Redis cannot be reached" in refusal(f"redis.url=redis://127.0.0.1:{held_port()}/0")
+    assert "Redis cannot be reached" in refusal(f"redis.url=redis://127.0.0.1:{likely_port()}/0")
 
 
 def test_a_server_that_does_not_answer_is_refused(monkeypatch):
     monkeypatch.setattr(reach, "NEW_S", 0.0)
-    url = f"http://127.0.0.1:{held_port()}"
+    url = f"http://127.0.0.1:{likely_port()}"
     assert refusal(f"env.urls=[{url}]") == (
         f"no environment server answers at {url} (ConnectError); "
         "start one with `gagpo serve-env`, or leave env.urls out")
@@ -236,7 +236,7 @@ def test_an_address_of_another_machine_for_the_metrics_is_refused_and_planned():
 
 
 def test_a_dead_ray_is_refused_from_the_config_and_from_the_environment(monkeypatch: pytest.MonkeyPatch):
-    address = f"127.0.0.1:{held_port()}"
+    address = f"127.0.0.1:{likely_port()}"
     expected = (f"no Ray cluster answers at {address} ([Errno 111] Connection refused); "
                 "start a cluster, or unset RAY_ADDRESS")
     assert refusal(f"ray.address={address}").startswith(expected)
