@@ -4,6 +4,7 @@ import json
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -38,6 +39,26 @@ def training(tmp_path: Path) -> TrainingRun:
 def due(training: TrainingRun) -> list[int]:
     versions = [Version(incarnation=1, step=step) for step in range(8)]
     return [request.version.step for request in map(training.evaluation_of, versions) if request is not None]
+
+
+@pytest.mark.parametrize(("steps", "said"), [
+    ((), "there is no checkpoint yet"), ((2,), "the newest checkpoint is of learner step 2")])
+def test_a_run_that_is_asked_to_end_tells_its_newest_checkpoint(
+        training: TrainingRun, steps: tuple[int, ...], said: str, capsys: pytest.CaptureFixture[str]):
+    """It named one of learner step 0, which nobody could export."""
+    for step in steps:
+        checkpoints = Checkpoints(training.folder.path / "checkpoints", keep=1)
+        checkpoints.draft(step)
+        checkpoints.commit(Position(step=step, incarnation=1, next_group=step, trained=step))
+    learner = SimpleNamespace(leave=lambda _: None)
+    parts = SimpleNamespace(learner=lambda _: learner, supervisor=SimpleNamespace(add=lambda _: None))
+
+    def ends(_: object) -> None:
+        raise SystemExit(143)
+
+    with pytest.raises(SystemExit):
+        training.train(parts, SimpleNamespace(goes_on=lambda _: None, run=ends), training.folder.path)
+    assert said in capsys.readouterr().out
 
 
 def test_a_version_is_evaluated_once_its_checkpoint_is_there(training: TrainingRun):
