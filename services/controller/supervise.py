@@ -7,7 +7,8 @@ The supervisor does not depend on Ray or subprocesses: deploy/members/ wraps eac
 - After its first death within ten minutes a member is restarted at once. Before the next restarts the supervisor pauses
   for 1, 2, 4, ... seconds, up to supervision.longest_pause_seconds. From its third death on, the member is *sick*. The
   other members go on without it.
-- A member that has no place on the cluster waits for one. After PLACE_S it reports what the cluster lacks.
+- A member that has no place on the cluster waits for one. After PLACE_S it reports what the cluster lacks. One member
+  of each role asks before the others (precedence.py).
 - Three things end the run: a user's mistake; a member that failed twice with the same message before any of its role
   was ever ready, once all of them have died or lack a place; and a role without a ready member that found no place
   within supervision.place_seconds. A process that was killed, or lost with its node, gave no message, so it is only
@@ -26,12 +27,11 @@ from typing import Any
 
 from services.config.tree import SupervisionSection
 from services.controller.member import End, Member
-from services.controller.watched import STATES, State, Watched
+from services.controller.precedence import gives_way, is_first
+from services.controller.watched import STATES, WINDOW_S, State, Watched
 from services.errors import Fault, GagpoError, UserError, described
 from services.telemetry.heartbeat import NO_SERVERS, all_do
 
-WINDOW_S = 600.0
-SICK_AFTER = 3
 LOOK_S = 2.0
 """Seconds between two reads of the heartbeats. They are sent as often, and each read is a round trip to the store."""
 STALE_BEATS = 2
@@ -60,13 +60,15 @@ class Supervisor:
         self._looked_at = float("-inf")
         self._worked: set[str] = set()
         self.total_restarts = 0
-        """Number of restarts after a death, over all members."""
+        """Number of deaths after which a member is started again, over all members."""
 
     def add(self, member: Member) -> None:
-        """Starts `member` and watches it from now on."""
+        """Watches `member` from now on. The first one of a role starts at once, the others at the next check: before
+        that the first one of another role may be added."""
         watched = Watched(member, self._clock())
         self._watched.append(watched)
-        self._start(watched)
+        if is_first(watched, self._watched):
+            self._start(watched)
 
     def remove(self, member: Member) -> None:
         """Stops `member` and forgets it."""
@@ -93,7 +95,7 @@ class Supervisor:
         Once one is ready, it waits no more for members that lack a place or are sick: they may never get ready.
         """
         while any(not w.ready for w in self._watched if w.member.role == role and not (
-                self._has_ready(role) and (w.told or self._sick(w)))):
+                self._has_ready(role) and (w.told or w.sick(self._clock())))):
             self.check()
             time.sleep(0.1)
 
@@ -105,16 +107,12 @@ class Supervisor:
         self._check_ground()
         now = self._clock()
         gap = self._look(now)
+        self._start_those_due(now)
         for watched in list(self._watched):
             if watched.drains_at is not None:
                 self._let_go(watched, now)
                 continue
-            if watched.finished:
-                continue
-            if watched.paused:
-                if now >= watched.changed_at:
-                    self.total_restarts += 1
-                    self._start(watched)
+            if watched.finished or watched.paused:
                 continue
             end = watched.member.poll()
             if end is None and not self._wants_a_place(watched, now):
@@ -123,6 +121,11 @@ class Supervisor:
                 self._died(watched, end)
             elif end is not None:
                 watched.finished = True
+
+    def _start_those_due(self, now: float) -> None:
+        for watched in list(self._watched):
+            if watched.paused and now >= watched.changed_at and not gives_way(watched, self._watched):
+                self._start(watched)
 
     def _look(self, now: float) -> float:
         """Reads the heartbeats if they are due. Returns the seconds of silence of a member that has sent none since."""
@@ -149,7 +152,7 @@ class Supervisor:
         if not lacks:
             if watched.told:
                 self._report(f"{watched.member.name} has its place")
-            watched.unplaced_at, watched.told = None, False
+            watched.unplaced_at, watched.told, watched.placed = None, False, True
             return False
         watched.changed_at = now  # start_seconds count from when it has its place
         if watched.unplaced_at is None:
@@ -212,17 +215,20 @@ class Supervisor:
 
     def _died(self, watched: Watched, end: End) -> None:
         self._refuse_a_hopeless_start(watched, end)
-        now = self._clock()
-        while watched.deaths and now - watched.deaths[0] > WINDOW_S:
-            watched.deaths.popleft()
-        watched.deaths.append(now)
+        self.total_restarts += 1
+        pause = watched.died(end, self._clock(), longest_pause=self._settings.longest_pause_seconds)
         count = len(watched.deaths)
-        pause = 0.0 if count == 1 else min(2.0 ** (count - 2), self._settings.longest_pause_seconds)
-        watched.paused, watched.ready, watched.last = True, False, end.reason
-        watched.changed_at = now + pause
         when = f" in {pause:.0f} s, after {count} deaths in {WINDOW_S / 60:.0f} minutes" if pause else ""
         self._report(f"{watched.member.name} died ({end.reason}); starting it again{when}")
+        self._withdraw()  # before its place is free, which is for its role
         self._stop(watched.member)
+
+    def _withdraw(self) -> None:
+        """Lets members that wait for a place, and have to give way, ask for it later."""
+        for watched in self._watched:
+            if not (watched.paused or watched.placed) and gives_way(watched, self._watched):
+                watched.pause(self._clock())
+                self._stop(watched.member)
 
     def _refuse_a_hopeless_start(self, watched: Watched, end: End) -> None:
         member = watched.member
@@ -260,28 +266,15 @@ class Supervisor:
         roles = {w.member.role for w in self._watched}
         counts: dict[tuple[str, State], int] = {(r, s): 0 for r in roles for s in STATES}
         for watched in self._watched:
-            counts[watched.member.role, self._state(watched)] += 1
+            counts[watched.member.role, watched.state(self._clock())] += 1
         return counts
-
-    def _state(self, watched: Watched) -> State:
-        if watched.drains_at is not None:
-            return "draining"
-        if self._sick(watched):
-            return "sick"
-        if watched.ready or watched.finished:
-            return "running"
-        return "starting" if watched.unplaced_at is None else "unplaced"
 
     def sick(self) -> list[str]:
         """Returns one line for each sick member."""
         now = self._clock()
         return [f"{w.member.name} died {len(w.deaths)} times in {WINDOW_S / 60:.0f} minutes, last: {w.last}"
                 + (f"; starts again in {max(0.0, w.changed_at - now):.0f} s" if w.paused else "")
-                for w in self._watched if self._sick(w)]
-
-    def _sick(self, watched: Watched) -> bool:
-        recent = sum(self._clock() - death <= WINDOW_S for death in watched.deaths)
-        return recent >= SICK_AFTER
+                for w in self._watched if w.sick(now)]
 
     def stop(self) -> None:
         """Stops all members, whatever fails: the last started role first, and the members of a role at once."""

@@ -6,7 +6,10 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from services.controller.member import Member
+from services.controller.member import End, Member
+
+WINDOW_S = 600.0
+SICK_AFTER = 3
 
 State = Literal["running", "starting", "unplaced", "sick", "draining"]
 STATES: tuple[State, ...] = get_args(State)
@@ -20,6 +23,8 @@ class Watched:
     changed_at: float
     """Time of the member's last start, or of its next start while `paused`."""
     paused: bool = True
+    placed: bool = False
+    """Whether the member has its place on the cluster."""
     ready: bool = False
     worked: bool = False
     """Whether the member was ever ready."""
@@ -45,4 +50,33 @@ class Watched:
     @property
     def may_work(self) -> bool:
         """Whether the member is in its first start, which has found its place: it may yet show that its role works."""
-        return not self.deaths and self.unplaced_at is None and self.drains_at is None
+        return not self.deaths and not self.paused and self.unplaced_at is None and self.drains_at is None
+
+    def died(self, end: End, now: float, *, longest_pause: float) -> float:
+        """Notes a death. Returns the seconds until the next start."""
+        while self.deaths and now - self.deaths[0] > WINDOW_S:
+            self.deaths.popleft()
+        self.deaths.append(now)
+        count = len(self.deaths)
+        pause = 0.0 if count == 1 else min(2.0 ** (count - 2), longest_pause)
+        self.ready, self.last = False, end.reason
+        self.pause(now + pause)
+        return pause
+
+    def pause(self, until: float) -> None:
+        """Notes that the member is to be started at a later time, and has no place until then."""
+        self.paused, self.placed, self.changed_at = True, False, until
+
+    def sick(self, now: float) -> bool:
+        """Whether the member has died often of late."""
+        return sum(now - death <= WINDOW_S for death in self.deaths) >= SICK_AFTER
+
+    def state(self, now: float) -> State:
+        """Returns the state that people see."""
+        if self.drains_at is not None:
+            return "draining"
+        if self.sick(now):
+            return "sick"
+        if self.ready or self.finished:
+            return "running"
+        return "starting" if self.unplaced_at is None else "unplaced"

@@ -6,6 +6,7 @@ import signal
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,12 +16,14 @@ import psutil
 import pytest
 import ray
 from ray.cluster_utils import Cluster
+from ray.util.placement_group import placement_group_table
 
 from deploy.launch.topology import _weights_actor
 from deploy.members import learner_gang
 from deploy.members.learner_gang import LearnerGang
 from deploy.members.placed_server import PlacedServer
-from deploy.members.placement import ClusterPlace, bundle, total_nodes
+from deploy.members.placement import ClusterPlace, bundle, free_nodes, total_nodes
+from deploy.members.ray_actor import Actor
 from deploy.members.server_actor import ServerActor
 from deploy.members.shared_cards import CardShare, SharedCards
 from deploy.runs.configs import load_config
@@ -45,7 +48,7 @@ class Rank:
     def rendezvous(self) -> str:
         return ""
 
-    def run(self, _: str) -> None:
+    def run(self, _: str = "") -> None:
         time.sleep(600)
 
 
@@ -54,7 +57,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     """Provides a head without CPUs. A node counts as dead after one second without an answer."""
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     made = Cluster()
-    add_node(made, num_cpus=0, _system_config={
+    add_node(made, num_cpus=0, include_dashboard=False, _system_config={
         "health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 2})
     ray.init(address=made.address, configure_logging=False, log_to_driver=False)
     yield made
@@ -146,6 +149,30 @@ def test_a_gang_waits_for_room_starts_whole_and_goes_on_with_fewer_after_the_los
     until(lambda: len(started) == 5, supervisor)
     assert started == [(0, 3), (1, 3), (2, 3), (0, 2), (1, 2)]
     assert "learner died" in deaths(notes)[0]
+    supervisor.stop()
+
+
+def test_ranks_share_a_node_although_a_run_adds_its_workers_first(cluster: Cluster):
+    """Ray gave each worker the emptiest node, so each node had as many ranks as workers."""
+    for _ in range(2):
+        add_node(cluster, num_cpus=4)
+    until(lambda: len(free_nodes()) == 3)
+    supervisor, actor = Supervisor(print, SupervisionSection()), ray.remote(Rank)
+    nodes: dict[str, str] = {}
+
+    def make(name: str, options: Any) -> Any:
+        place = options["scheduling_strategy"]
+        bundles = placement_group_table(place.placement_group)["bundles_to_node_id"]
+        nodes[name] = bundles[place.placement_group_bundle_index]
+        return actor.options(**options).remote(0, 1)
+
+    fleet = Fleet(supervisor, lambda index: Actor(
+        f"worker {index}", "rollout", f"rollout-{index}", partial(make, f"worker {index}"),
+        ClusterPlace([bundle(cpus=1)])))
+    fleet.want(4)
+    supervisor.add(LearnerGang(4, lambda rank, _, options: make(f"rank {rank}", options), bundle(cpus=1)))
+    until(lambda: len(nodes) == 8, supervisor)
+    assert len({node for name, node in nodes.items() if name.startswith("rank")}) == 1, nodes
     supervisor.stop()
 
 

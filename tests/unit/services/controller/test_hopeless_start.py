@@ -49,6 +49,7 @@ def test_members_of_one_node_that_fail_alike_do_not_end_a_run_whose_others_still
     """One node has a broken driver: its workers end in seconds, where the others load for a minute."""
     loads, first, second = (world.add(name, role="rollout") for name in ("loads", "first", "second"))
     loads.answers = first.answers = second.answers = False
+    world.check()
     for _ in range(2):
         first.end = second.end = End("no CUDA device")
         world.check()
@@ -67,6 +68,7 @@ def test_the_same_failure_is_no_reason_to_end_once_the_role_has_worked_or_when_t
     world.check()
     second = world.add("second")
     killed = world.add("killed", role="learner")
+    world.check(1)
     for _ in range(3):
         second.answers = killed.answers = False
         second.end, killed.end = End("head size 16 is not supported"), End("killed for want of memory", killed=True)

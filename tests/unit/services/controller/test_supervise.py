@@ -11,7 +11,8 @@ from supervised_world import SETTINGS, World
 
 from services.controller import supervise
 from services.controller.member import End
-from services.controller.supervise import SICK_AFTER, Supervisor
+from services.controller.supervise import Supervisor
+from services.controller.watched import SICK_AFTER
 from services.errors import EngineFault, Fault, UserError
 
 
@@ -186,6 +187,7 @@ def test_members_of_a_role_stop_at_once_because_each_may_take_long(world: World)
     for name in ("first", "second", "third"):
         world.supervisor.add(Slow(name, world.events, role="environment"))
     world.add("worker")
+    world.check(1)
     world.supervisor.stop()
     assert world.events[4] == "stop worker"
     assert sorted(world.events[5:]) == ["stop first", "stop second", "stop third"]
