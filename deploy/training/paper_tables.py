@@ -24,18 +24,26 @@ from services.statistics import spread
 SEEDS = 3
 """Seeds of tables 1 and 2, as the paper has."""
 _TOKEN_LOSS: Mapping[str, object] = {"learner.loss.ratio": "token", "learner.loss.aggregation": "tokens"}
-_SEQUENCE_LOSS: Mapping[str, object] = {"learner.loss.ratio": "sequence", "learner.loss.aggregation": "actions"}
+_GAGPO: Mapping[str, object] = {
+    "learner.credit.estimator": "gagpo", "learner.credit.gamma": 0.95, "learner.credit.lam": 0.8,
+    "learner.loss.ratio": "sequence", "learner.loss.aggregation": "actions"}
+"""The settings of GAGPO's presets that those of other methods have otherwise."""
+
+
+def _ablation(name: str, title: str, changed: Mapping[str, object]) -> Variant:
+    return Variant(name=name, title=title, overrides={**_GAGPO, **changed})
+
 
 ABLATIONS = (
-    Variant(name="full", title="full", overrides={}),
-    Variant(name="no-temporal", title="without temporal credit (λ = 0)", overrides={"learner.credit.lam": 0.0}),
-    Variant(name="monte-carlo", title="Monte Carlo (λ = 1)", overrides={"learner.credit.lam": 1.0}),
-    Variant(name="token-ratio", title="without sequence ratio", overrides=_TOKEN_LOSS),
-    Variant(name="trajectory-reward", title="+ trajectory reward", overrides={"learner.credit.broadcast": 1.0}),
-    Variant(name="batch-norm", title="batch normalisation", overrides={"learner.credit.normalize": "batch"}),
-    Variant(name="no-norm", title="no normalisation", overrides={"learner.credit.normalize": "none"}),
+    _ablation("full", "full", {}),
+    _ablation("no-temporal", "without temporal credit (λ = 0)", {"learner.credit.lam": 0.0}),
+    _ablation("monte-carlo", "Monte Carlo (λ = 1)", {"learner.credit.lam": 1.0}),
+    _ablation("token-ratio", "without sequence ratio", _TOKEN_LOSS),
+    _ablation("trajectory-reward", "+ trajectory reward", {"learner.credit.broadcast": 1.0}),
+    _ablation("batch-norm", "batch normalisation", {"learner.credit.normalize": "batch"}),
+    _ablation("no-norm", "no normalisation", {"learner.credit.normalize": "none"}),
 )
-"""The rows of table 2."""
+"""The rows of table 2: GAGPO over a config, which may be the preset of any method of table 1, with one change each."""
 
 
 def methods(config: Config) -> tuple[Variant, ...]:
@@ -47,18 +55,16 @@ def methods(config: Config) -> tuple[Variant, ...]:
     learner = config.learner
     mode = "mean_norm" if config.env.name == "webshop" else "mean_std_norm"
     laid: Mapping[str, Mapping[str, object]] = {
-        "GAGPO": {"estimator": "gagpo", "gamma": 0.95, "lam": 0.8},
         "GiGPO": {"estimator": "gigpo", "gamma": 0.95, "omega": 1.0, "mode": mode},
         "GRPO": {"estimator": "grpo", "mode": "mean_std_norm", "statistics": "rows"},
         "RLOO": {"estimator": "rloo", "statistics": "rows"},
         "PPO": {"estimator": "ppo", "gamma": 1.0, "lam": 1.0},
     }
     alone = {"learner.groups_per_step": learner.groups_per_step * learner.group_size, "learner.group_size": 1}
-    return tuple(
-        Variant(name=title.lower(), title=title, overrides={
-            **{f"learner.credit.{key}": value for key, value in keys.items()},
-            **(_SEQUENCE_LOSS if title == "GAGPO" else _TOKEN_LOSS), **(alone if title == "PPO" else {})})
-        for title, keys in laid.items())
+    others = (Variant(name=title.lower(), title=title, overrides={
+        **{f"learner.credit.{key}": value for key, value in keys.items()},
+        **_TOKEN_LOSS, **(alone if title == "PPO" else {})}) for title, keys in laid.items())
+    return Variant(name="gagpo", title="GAGPO", overrides=_GAGPO), *others
 
 
 def grid(_: Config) -> tuple[Variant, ...]:

@@ -38,7 +38,7 @@ CREDIT = "learner.credit."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """One row of a sweep's table. The first variant of a sweep is the config without overrides."""
+    """One row of a sweep's table. The later ones are compared with the first."""
 
     name: str
     title: str

@@ -11,7 +11,7 @@ from deploy.runs.folder import RunFolder
 from deploy.training import paper_tables, sweep
 from deploy.training.paper_tables import ABLATIONS, SWEEPS, over_seeds, with_seeds
 from deploy.training.sweep import Variant
-from learner.credit.registry import keys_read
+from learner.credit.registry import keys_read, options_of
 from services.config.tree import Config
 from services.telemetry.metrics_file import append_row
 
@@ -55,6 +55,22 @@ def test_table_1_has_the_methods_as_their_presets_have_them(base: str, start: st
             preset.loss, preset.groups_per_step, preset.group_size)
         read = keys_read(mine.credit)
         assert {key: getattr(mine.credit, key) for key in read} == {key: getattr(preset.credit, key) for key in read}
+
+
+@pytest.mark.parametrize("start", ["gagpo", "gigpo", "ppo"])
+@pytest.mark.parametrize("sweep_name", ["ablations", "table2"])
+def test_table_2_ablates_gagpo_whichever_preset_it_starts_from(sweep_name: str, start: str, tmp_path: Path):
+    """GiGPO's token loss would make the row without sequence ratio the full method again, and PPO's λ Monte Carlo."""
+    laid = [f"runs_dir={tmp_path}", "model.path=/model", "learner.groups_per_step=16", "learner.group_size=8"]
+    config, gagpo = (load_config(SHIPPED / "paper" / f"alfworld-1.5b-{name}.yaml", laid) for name in (start, "gagpo"))
+    made, wanted = (sweep.configs(one, SWEEPS[sweep_name](one)) for one in (config, gagpo))
+    for mine, theirs in zip(made.values(), wanted.values(), strict=True):
+        assert mine.learner.loss == theirs.learner.loss
+        read = keys_read(theirs.learner.credit)
+        assert {key: getattr(mine.learner.credit, key) for key in read | {"estimator"}} == {
+            key: getattr(theirs.learner.credit, key) for key in read | {"estimator"}}
+    full, *others = ((options_of(one.learner.credit), one.learner.loss) for one in made.values())
+    assert full not in others[:len(ABLATIONS) - 1]
 
 
 def test_means_over_seeds_by_hand(config: Config):

@@ -11,7 +11,7 @@ from deploy.runs.configs import load_config
 from deploy.runs.folder import RunFolder, open_run
 from deploy.training import sweep
 from deploy.training.child_runs import ChildFailed
-from deploy.training.paper_tables import ABLATIONS
+from deploy.training.paper_tables import ABLATIONS, SWEEPS
 from deploy.training.sweep import Variant
 from services.config.file import dump_config, lay_over
 from services.config.tree import Config
@@ -72,12 +72,13 @@ def test_a_given_model_is_where_all_start(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("laid", "what"), [
-    (["learner.credit.estimator=grpo"], "estimator grpo does not read it"),
-    (["learner.credit.estimator=gagpo_loo"], "trajectory-reward sets learner.credit.broadcast"),
+    (["learner.credit.estimator=grpo"], "gamma0.95-lambda0.8 sets learner.credit.gamma, and estimator grpo does"),
+    (["learner.credit.estimator=gigpo"], "gamma0.95-lambda0.8 sets learner.credit.lam, and estimator gigpo does"),
     (["eval.every=0", "eval.panel=0"], "asks for none")])
 def test_variants_that_cannot_be_compared_are_refused(tmp_path: Path, laid: list[str], what: str):
+    config = load_config("alfworld-tiny", [f"runs_dir={tmp_path}", *laid])
     with pytest.raises(UserError, match=what):
-        sweep.configs(load_config("alfworld-tiny", [f"runs_dir={tmp_path}", *laid]), ABLATIONS)
+        sweep.configs(config, SWEEPS["table3"](config))
 
 
 def test_a_folder_of_a_single_run_is_refused(config: Config):
