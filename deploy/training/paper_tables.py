@@ -58,7 +58,7 @@ def methods(config: Config) -> tuple[Variant, ...]:
         "GiGPO": {"estimator": "gigpo", "gamma": 0.95, "omega": 1.0, "mode": mode},
         "GRPO": {"estimator": "grpo", "mode": "mean_std_norm", "statistics": "rows"},
         "RLOO": {"estimator": "rloo", "statistics": "rows"},
-        "PPO": {"estimator": "ppo", "gamma": 1.0, "lam": 1.0},
+        "PPO": {"estimator": "ppo", "gamma": 1.0, "lam": 1.0, "values": "tokens"},
     }
     alone = {"learner.groups_per_step": learner.groups_per_step * learner.group_size, "learner.group_size": 1}
     others = (Variant(name=title.lower(), title=title, overrides={

@@ -12,6 +12,7 @@ from deploy.training import paper_tables, sweep
 from deploy.training.paper_tables import ABLATIONS, SWEEPS, over_seeds, with_seeds
 from deploy.training.sweep import Variant
 from learner.credit.registry import keys_read, options_of
+from services.config.file import lay_over
 from services.config.tree import Config
 from services.telemetry.metrics_file import append_row
 
@@ -55,6 +56,13 @@ def test_table_1_has_the_methods_as_their_presets_have_them(base: str, start: st
             preset.loss, preset.groups_per_step, preset.group_size)
         read = keys_read(mine.credit)
         assert {key: getattr(mine.credit, key) for key in read} == {key: getattr(preset.credit, key) for key in read}
+
+
+def test_ppo_of_table_1_values_tokens_also_if_the_config_is_of_turn_ppo(config: Config):
+    """Its row is called PPO. Turn-PPO, the same estimator with values of turns, is a method of its own."""
+    turns = lay_over(config, {"learner.credit.estimator": "ppo", "learner.credit.values": "turns"})
+    made = sweep.configs(turns, SWEEPS["table1"](turns))
+    assert options_of(made["ppo-seed5"].learner.credit).values == "tokens"
 
 
 @pytest.mark.parametrize("start", ["gagpo", "gigpo", "ppo"])
