@@ -173,8 +173,11 @@ class Batches:
 
 
 def _release(problem: Problem) -> None:
-    """Frees what the frames of a failure hold, and those of each exception before it. A session that failed ends now,
-    in the thread that has played it: the problem itself lives until Python collects cycles, in any thread."""
+    """Frees what the frames of a failure hold, those of each exception before it, and those of each member of a group.
+
+    A session that failed ends now, in the thread that has played it: the problem itself lives until Python collects
+    cycles, in any thread.
+    """
     chain: list[BaseException | None] = [problem]
     seen: set[int] = set()
     while chain:
@@ -182,7 +185,8 @@ def _release(problem: Problem) -> None:
         if error is not None and id(error) not in seen:  # a game may chain exceptions in a circle
             seen.add(id(error))
             traceback.clear_frames(error.__traceback__)
-            chain += [error.__cause__, error.__context__]
+            members = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+            chain += [error.__cause__, error.__context__, *members]
 
 
 def _split(body: bytes) -> list[bytes]:
