@@ -38,13 +38,16 @@ def require_official(config: Config) -> None:
                         "get them as docs/tasks/set-up.md says, and export ALFWORLD_DATA=...")
 
 
-def check_settings(config: Config) -> None:
-    """Raises UserError for settings that the records cannot hold."""
+def check_settings(config: Config, *, parallel: int) -> None:
+    """Raises UserError for settings that the records cannot hold, or that runs at the same time cannot share."""
     if not config.sft.enabled:
         raise UserError("sft.enabled is false, and the runs share a cold start", "leave sft.enabled as it is")
     if not config.eval.panel or config.eval.panel_samples > MOST_SAMPLES:
         raise UserError(f"the experiment judges by the held-out games, with at most {MOST_SAMPLES} samples each",
                         "set eval.panel and eval.panel_samples")
+    if config.metrics.port and parallel > 1:
+        raise UserError(f"metrics.port={config.metrics.port} is for one run at a time, and --parallel {parallel} makes "
+                        "several", "set metrics.port=0, with which each run has a free port")
 
 
 def prepare(config: Config, task_sets: TaskSets, out: Path, progress: RunsProgress) -> dict[str, Any]:

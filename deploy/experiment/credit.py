@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     config = with_local_model(load_config(args.config or CONFIG, args.overrides))
     wanted = _wanted(args)
     require_official(config)
-    check_settings(config)
+    check_settings(config, parallel=args.parallel)
     _check_arms(config, wanted)
     if args.dry_run:
         print("\n".join(one.name for one in wanted))

@@ -41,13 +41,21 @@ def test_generated_games_are_refused(tmp_path: Path, capsys, monkeypatch):
     (["--arms", "gagpo,rlvmr"], "env.prompt=compact asks for none"),
     (["--confirm"], "no winner to confirm"), (["--report"], "holds no finished run"),
     (["sft.enabled=false"], "the runs share a cold start"), (["eval.panel=0"], "judges by the held-out games"),
-    (["learner.lr=-1"], "learner.lr cannot be -1")])
+    (["learner.lr=-1"], "learner.lr cannot be -1"),
+    (["--parallel", "2", "metrics.port=8100", "--dry-run"], "metrics.port=8100 is for one run at a time")])
 def test_mistakes_are_one_line(tmp_path: Path, capsys, monkeypatch, arguments: list[str], what: str):
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
     assert cli.main(["experiment", "credit", "--out", str(tmp_path / "out"), *arguments]) == 2
     error = capsys.readouterr().err
     assert what in error
     assert error.count("\n") == 1
+
+
+def test_one_run_at_a_time_may_have_a_port_of_its_own(tmp_path: Path, capsys, monkeypatch):
+    monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
+    assert cli.main(["experiment", "credit", "--out", str(tmp_path / "out"), "--seeds", "1", "--arms", "gagpo",
+                     "--dry-run", "metrics.port=8100"]) == 0
+    assert capsys.readouterr().out.split() == ["gagpo-seed0"]
 
 
 def test_a_dry_run_lists_the_runs_in_their_order(tmp_path: Path, capsys, monkeypatch):
