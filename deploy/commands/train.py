@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deploy.commands.arguments import add_config_arguments, config_from, is_setting, positive
-from deploy.runs.configs import load_config
+from deploy.runs.configs import lay_over, load_config
 from deploy.runs.hub import with_local_model
+from deploy.runs.moved import followed
 from deploy.runs.policies import find_run, run_path
 from deploy.training.paper_tables import SWEEPS
 from services.config.storage import folder_url
@@ -112,11 +113,14 @@ def _resumed(path: Path, overrides: list[str]) -> Config:
     """Returns the config of the run at `path`, with overrides. The run may have been moved since it started."""
     path = path if path.name else path.resolve()
     place = json.dumps(str(path.parent), ensure_ascii=False)  # YAML would not join the two halves of an escaped emoji
-    config = load_config(find_run(path).config_file, [*overrides, f"runs_dir={place}"])
+    file = find_run(path).config_file
+    config = load_config(file, [*overrides, f"runs_dir={place}"])
     if config.name != path.name:
         raise UserError(f"{path} is the folder of a run named {config.name}",
                         f"rename the folder to {config.name}, and leave name= out")
-    return config
+    # The cold start of a sweep's variant is in the folder of another variant.
+    there = config.model.path and followed(config.model.path, load_config(file).runs_dir, path.parent.absolute())
+    return lay_over(config, {"model.path": str(there)}) if there and there.exists() else config
 
 
 def _sweep(config: Config, args: argparse.Namespace) -> int:

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from deploy.report.arms import COLOURS, Arm
 from deploy.runs.folder import RunFolder
 from deploy.runs.history import RunHistory
+from deploy.runs.moved import followed
 from deploy.runs.policies import find_run
 from deploy.runs.records import PLACES, Record
 from envservice.registry import BUILT_IN
@@ -154,11 +155,16 @@ def _settings(run: ReportedRun, cold: Mapping[Path, ReportedRun]) -> dict[str, A
     """Returns what decides about a run. `cold`: the runs by the folders of their cold starts. A run that begins with
     one of these, as those of a sweep begin with the first one's, has the initial policy of that run."""
     config, model = run.config, run.config.get("model.path")
-    first = None if config.get("sft.enabled") or model is None else cold.get(Path(str(model)).resolve())
+    first = None if config.get("sft.enabled") or model is None else cold.get(_moved(run, Path(str(model))).resolve())
     if first is not None:
         begins = {key: value for key, value in first.config.items() if _of_start(key)}
         config = {key: value for key, value in config.items() if not _of_start(key)} | begins
     return {key: value for key, value in config.items() if key not in MAY_DIFFER}
+
+
+def _moved(run: ReportedRun, model: Path) -> Path:
+    """Returns where the model of a run is if it was moved together with the run."""
+    return followed(model, Path(str(run.config.get("runs_dir", ""))), run.folder.path.absolute().parent)
 
 
 def _of_start(key: str) -> bool:

@@ -17,6 +17,7 @@ import msgspec
 
 from deploy.runs.configs import load_config
 from deploy.runs.hub import origin
+from deploy.runs.moved import followed
 from envservice.data_digest import agrees
 from learner.checkpoints.mirrored import MIRROR
 from services.config.file import as_yaml, dump_config, flatten
@@ -152,13 +153,14 @@ def differences(before: Config, now: Config) -> list[str]:
 
 
 def compared(before: Config, now: Config) -> tuple[dict[str, object], dict[str, object]]:
-    """Returns both configs by dotted key, without a model that is the same folder, however its path is written, or of
-    the hub and of one commit, wherever its cache is.
+    """Returns both configs by dotted key, without a model that is the same folder, however its path is written and
+    wherever the runs were moved with it, or of the hub and of one commit, wherever its cache is.
     """
     theirs, mine = flatten(before), flatten(now)
-    paths = [config.model.path for config in (before, now) if config.model.path is not None]
-    if len(paths) == 2 and paths[0].absolute() == paths[1].absolute():
-        theirs["model.path"] = mine["model.path"]
+    if (there := before.model.path) is not None and (here := now.model.path) is not None:
+        moved = followed(there, before.runs_dir, now.runs_dir.absolute())
+        if here.absolute() in (there.absolute(), moved):
+            theirs["model.path"] = mine["model.path"]
     if (commit := origin(now.model.path)) and commit == origin(before.model.path):
         for keys in (theirs, mine):
             del keys["model.path"], keys["model.revision"]

@@ -101,12 +101,15 @@ def _check_variant(variant: Variant, config: Config) -> None:
 
 
 def is_finished(config: Config) -> bool:
-    """Whether a run of exactly this config has finished: its summary exists. Files have no password of redis.url."""
+    """Whether a run of exactly this config has finished, wherever it was moved: its summary exists.
+
+    Files have no password of redis.url.
+    """
     folder = RunFolder(config.run_dir)
     if not folder.summary.exists():
         return False
     theirs, mine = compared(load_config(folder.config_file), config)
-    return theirs == mine
+    return theirs | {"runs_dir": mine["runs_dir"]} == mine
 
 
 def check_folders(config: Config, made: Mapping[str, Config], *, resume: bool) -> None:

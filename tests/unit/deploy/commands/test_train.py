@@ -67,6 +67,16 @@ def test_a_run_that_was_moved_goes_on_where_it_lies(mine, tmp_path: Path, capsys
         Path(f"{odd}/mine").rename("day=24/mine")
 
 
+def test_a_variant_of_a_sweep_that_was_moved_finds_its_cold_start(capsys: pytest.CaptureFixture[str]):
+    """The cold start is not whole here, so that the refusal tells which one was looked at."""
+    made = configs(load_config("alfworld-tiny", ["name=swept"]), ABLATIONS)
+    open_run(made["no-temporal"], games="g", resume=False)
+    Path("runs/swept/full/model-cold-start").mkdir(parents=True)
+    Path("runs/swept").rename("kept")
+    assert cli.main(["train", "--resume", "kept/no-temporal", "--dry-run"]) == 2
+    assert f"{Path('kept').absolute()}/full/model-cold-start" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("arguments", "line"), [
     ([], "neither --config nor a run is given; say --config FILE, or --resume RUN"),
     (["--resume", "min"], "min is not the folder of a run; did you mean runs/mine?"),

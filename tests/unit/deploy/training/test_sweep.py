@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from deploy.runs.configs import load_config
-from deploy.runs.folder import RunFolder, open_run
+from deploy.runs.folder import RunFolder, check_run, open_run
 from deploy.training import sweep
 from deploy.training.child_runs import ChildFailed
 from deploy.training.paper_tables import ABLATIONS, SWEEPS
@@ -189,6 +189,27 @@ def test_without_resume_a_sweep_that_has_begun_is_refused(config: Config):
     with pytest.raises(UserError, match=r"swept holds runs of a sweep already; go on with it by .* --resume"):
         sweep.check_folders(config, made, resume=False)
     sweep.check_folders(config, made, resume=True)
+
+
+@pytest.mark.parametrize("relative", [True, False])
+def test_a_sweep_goes_on_in_a_folder_that_was_moved(
+        config: Config, relative: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The variants begin with the first one's cold start, by its absolute path, which moves with them."""
+    for place in ("before", "now"):
+        (tmp_path / place).mkdir()
+    monkeypatch.chdir(tmp_path / "before")
+    begun = lay_over(config, {"runs_dir": "." if relative else str(tmp_path / "before")})
+    full, second, *_ = sweep.configs(begun, ABLATIONS).values()
+    finish(full, {"a": 1.0})
+    finish(second, {"a": 0.0})
+    (tmp_path / "before" / "swept").rename(tmp_path / "now" / "swept")
+    monkeypatch.chdir(tmp_path / "now")
+    made = sweep.configs(lay_over(begun, {"runs_dir": "." if relative else str(tmp_path / "now")}), ABLATIONS)
+    sweep.check_folders(config, made, resume=True)
+    assert [name for name, one in made.items() if sweep.is_finished(one)] == ["full", "no-temporal"]
+    other = lay_over(made["no-temporal"], {"model.path": "/models/full/model-cold-start"})
+    with pytest.raises(UserError, match=r"model\.path is"):
+        check_run(other, resume=True)
 
 
 def test_more_steps_are_not_finished(config: Config):
