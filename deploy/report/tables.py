@@ -216,11 +216,21 @@ class Grid:
 
 
 def means_grid(records: Sequence[Record], design: Design) -> Grid:
-    """Returns one line per arm. A cell of fewer seeds than the line's says their number."""
+    """Returns one line per arm. A cell of fewer seeds than the line's says their number, and the note which seeds an
+    arm lacks that others have."""
     rows = [[design.arms[arm].title, str(most), *(_mean(cells.get(m.name), m.form, most) for m in design.columns)]
             for arm, cells in means(records, design).items() if (most := max(cell.n for cell in cells.values()))]
-    return Grid(note="Mean and 95% interval over seeds, half-width behind ±.",
+    return Grid(note="Mean and 95% interval over seeds, half-width behind ±." + _lacking(records, design),
                 head=["arm", "seeds", *(m.title for m in design.columns)], rows=rows)
+
+
+def _lacking(records: Sequence[Record], design: Design) -> str:
+    """Returns a line that names the arms without some of the seeds, "" if all have the same ones."""
+    seeds = {arm: {record.seed for record in records if record.arm == arm} for arm in design.arms}
+    every = set[int]().union(*seeds.values())
+    lacks = [f"{design.arms[arm].title} lacks {', '.join(map(str, sorted(every - found)))}"
+             for arm, found in seeds.items() if found and found != every]
+    return f"\nNot every arm has all seeds: {'; '.join(lacks)}." if lacks else ""
 
 
 def differences_grid(records: Sequence[Record], design: Design) -> Grid:

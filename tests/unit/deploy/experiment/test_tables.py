@@ -129,6 +129,15 @@ def test_the_table_reads_as_text(three_seeds, record):
     assert len(widths) == 2, "the columns of each grid are aligned"
 
 
+def test_a_table_says_which_arms_lack_seeds_that_others_have(three_seeds, record):
+    """Means over other seeds differ also where the arms do not. Arms without any run are in no table."""
+    runs = [*three_seeds, record("ppo", 1, 0.4), record("rloo", 0, 0.4), record("rloo", 2, 0.4)]
+    told = "Not every arm has all seeds: RLOO lacks 1; PPO lacks 0, 2."
+    assert means_grid(runs, planned(runs)).note.endswith(told)
+    assert told in "\n".join(as_lines(runs))
+    assert "lacks" not in means_grid(three_seeds, planned(three_seeds)).note
+
+
 def test_a_clear_difference_is_marked(record):
     runs = [record(arm, seed, value + seed / 1000) for seed in range(4)
             for arm, value in (("gagpo", 0.6 + seed / 500), ("gigpo", 0.4))]
