@@ -58,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
     from deploy.launch.checks import preflight
     from deploy.launch.checks.gpu_checks import with_gpu
     from deploy.launch.planning import plan
+    from deploy.runs.folder import earlier
     from deploy.training.start import start
 
     config = with_gpu(with_local_model(_config(args)), partial(print, file=sys.stderr))
@@ -67,8 +68,9 @@ def run(args: argparse.Namespace) -> int:
     if args.sweep:
         return _sweep(config, args)
     if args.dry_run:
-        preflight.check(config, planned=True)
-        print(json.dumps(plan.as_dict(config)) if args.json else plan.describe(config, resume=resume))
+        games = preflight.check(config, planned=True, before=earlier(config) if resume else None,
+                                tell=partial(print, file=sys.stderr)).games
+        print(json.dumps(plan.as_dict(config)) if args.json else plan.describe(config, resume=resume, games=games))
         return 0
     lines = start(config, resume=resume, skip_step=args.skip_step, quiet=args.json)
     print(json.dumps({"format": 1, "run": str(config.run_dir), "lines": lines}) if args.json else "\n".join(lines))
@@ -134,18 +136,18 @@ def _sweep(config: Config, args: argparse.Namespace) -> int:
 
     variants = SWEEPS[args.sweep](config)
     made = sweep.configs(config, variants)
-    games = len(preflight.check(config, planned=args.dry_run).train)
+    task_sets = preflight.check(config, planned=args.dry_run)
     # The common cold start does not exist yet, so the checks and the plan use the model that the config describes.
     planned = {name: one.model_copy(update={"model": config.model}) for name, one in made.items()}
     for name, one in planned.items():
         try:
             preflight.check_learner(one)
-            check_supply(one, games)
+            check_supply(one, len(task_sets.train))
         except UserError as error:
             raise UserError(f"variant {name}: {error.what}", error.fix) from None
     if args.dry_run:
-        texts = [f"variant {v.title}{_laid(v)}\n"
-                 f"{plan.describe(planned[v.name], resume=bool(args.resume), kept=made[v.name])}" for v in variants]
+        texts = [f"variant {v.title}{_laid(v)}\n" + plan.describe(
+            planned[v.name], resume=bool(args.resume), games=task_sets.games, kept=made[v.name]) for v in variants]
         plans = {name: plan.as_dict(one) for name, one in planned.items()}
         print(json.dumps({"format": 1, "variants": plans}) if args.json else "\n\n".join(texts))
         return 0

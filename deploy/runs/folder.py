@@ -175,12 +175,9 @@ def open_run(config: Config, *, games: str, resume: bool) -> tuple[RunFolder, st
     false.
     """
     folder = RunFolder(config.run_dir)
-    check_run(config, resume=resume)
+    check_run(config, resume=resume, games=games)
     known = folder.known()
     _make(config)
-    if known and not agrees(known.games, games):
-        raise UserError(f"{config.run_dir} was played on {known.games}, and now there is {games}",
-                        "give this run another name (name=...), or the data and settings that it had")
     # The config first, so that a folder with an identity always has a config.
     dump_config(config, folder.config_file)
     if known is None:
@@ -258,10 +255,10 @@ def check_folder(path: Path) -> None:
         raise UserError(f"{path} holds other files than a run's, such as {min(others)}", "give another name=...")
 
 
-def check_run(config: Config, *, resume: bool) -> None:
-    """Makes the checks of open_run without writing to the disk. Raises UserError."""
+def check_run(config: Config, *, resume: bool, games: str | None = None) -> None:
+    """Makes the checks of open_run without writing to the disk; None compares no games. Raises UserError."""
     check_folder(config.run_dir)
-    if problem := standing(config, resume=resume):
+    if problem := standing(config, resume=resume, games=games):
         raise UserError(*problem)
 
 
@@ -271,10 +268,10 @@ def earlier(config: Config) -> Config | None:
     return None if folder.known() is None else load_config(folder.config_file)
 
 
-def standing(config: Config, *, resume: bool) -> tuple[str, str] | None:
-    """Returns what prevents a start of `config` in its folder and how to fix it, or None."""
-    before = earlier(config)
-    if before is None:
+def standing(config: Config, *, resume: bool, games: str | None = None) -> tuple[str, str] | None:
+    """Returns what prevents a start of `config` in its folder and how to fix it, or None. See open_run for `games`."""
+    known, before = RunFolder(config.run_dir).known(), earlier(config)
+    if known is None or before is None:
         return None
     if changed := differences(before, config):
         return (f"{config.run_dir} belongs to a run with another config: {', '.join(changed)}",
@@ -282,6 +279,9 @@ def standing(config: Config, *, resume: bool) -> tuple[str, str] | None:
     if not resume:
         return (f"{config.run_dir} holds a run already",
                 f"go on with it by `{go_on(config.run_dir)}`, or give this run another name (name=...)")
+    if games is not None and not agrees(known.games, games):
+        return (f"{config.run_dir} was played on {known.games}, and now there is {games}",
+                "give this run another name (name=...), or the data and settings that it had")
     return None
 
 

@@ -160,14 +160,15 @@ def as_dict(config: Config) -> dict[str, Any]:
             "warnings": warnings(config), "config": config.model_dump(mode="json")}
 
 
-def describe(config: Config, *, resume: bool = False, kept: Config | None = None) -> str:
+def describe(config: Config, *, resume: bool = False, games: str | None = None, kept: Config | None = None) -> str:
     """Returns the plan as text of a few lines. `resume`: whether a run that is in the folder may continue.
 
-    `kept`: the config that the folder keeps, if the plan is made with another model."""
+    `games`: the games that there are, which are compared with those of that run. `kept`: the config that the folder
+    keeps, if the plan is made with another model."""
     plan = make_plan(config)
     lines = [
         f"run           {plan.run_dir}, {number_of(config.steps, 'learner step')}, seed {config.seed}",
-        *_folder(kept or config, resume=resume),
+        *_folder(kept or config, resume=resume, games=games),
         *(f"warning       {line}" for line in warnings(config)),
         f"model         {plan.model}, {plan.parameters:,} parameters, {config.model.dtype}",
         f"games         {_games(config)}",
@@ -191,9 +192,9 @@ def describe(config: Config, *, resume: bool = False, kept: Config | None = None
     return "\n".join(lines)
 
 
-def _folder(config: Config, *, resume: bool) -> list[str]:
+def _folder(config: Config, *, resume: bool, games: str | None) -> list[str]:
     """Describes what a start would find in the run's folder. Planning itself never fails because of it."""
-    problem = standing(config, resume=resume)
+    problem = standing(config, resume=resume, games=games)
     if problem is not None:
         return [f"folder        a start would be refused: {problem[0]}; {problem[1]}"]
     if RunFolder(config.run_dir).known():

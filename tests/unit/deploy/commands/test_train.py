@@ -6,6 +6,7 @@ import pytest
 
 from deploy import cli
 from deploy.launch.planning import machine
+from deploy.launch.planning.task_sets import open_task_sets
 from deploy.runs.configs import load_config
 from deploy.runs.folder import open_run
 from deploy.training.paper_tables import ABLATIONS
@@ -27,7 +28,13 @@ def roomy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 @pytest.fixture
 def mine() -> None:
     """Provides a run that has begun with its own settings."""
-    open_run(load_config("alfworld-tiny", ["name=mine", "learner.lr=3e-3", "steps=7"]), games="g", resume=False)
+    begin("learner.lr=3e-3", "steps=7")
+
+
+def begin(*overrides: str, games: str | None = None) -> None:
+    """Makes the folder of a run that played `games`; None: those that there are."""
+    config = load_config("alfworld-tiny", ["name=mine", *overrides])
+    open_run(config, games=open_task_sets(config).games if games is None else games, resume=False)
 
 
 @RESUMED
@@ -50,6 +57,20 @@ def test_a_refusal_lists_the_keys_that_differ(mine, capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err == (
         "error: runs/mine belongs to a run with another config: learner.lr is 0.003 there and 0.01 here; "
         "use its values to go on with it, or give this run another name (name=...)\n")
+
+
+def test_a_dry_run_says_that_the_run_was_played_on_other_games(capsys: pytest.CaptureFixture[str]):
+    begin(games="9 games of alfworld (ab), own 1")
+    assert cli.main(["train", "--resume", "mine", "--dry-run"]) == 0
+    assert "a start would be refused: runs/mine was played on 9 games of alfworld (ab), own 1, and now there is 1000 " \
+        in capsys.readouterr().out
+
+
+def test_a_dry_run_compares_with_the_run_that_goes_on_as_its_start_does(capsys: pytest.CaptureFixture[str]):
+    """These settings are refused together in a new run; a run of an earlier version may have them, and goes on."""
+    begin("rollout.exact=true", "learner.staleness=1")
+    assert cli.main(["train", "--resume", "mine", "--dry-run"]) == 0
+    assert "holds a run, which would go on" in capsys.readouterr().out
 
 
 def test_a_run_that_was_moved_goes_on_where_it_lies(mine, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -131,7 +152,7 @@ def test_a_sweep_that_is_there_is_refused_before_anything_starts(capsys: pytest.
     """It told to go on with one of its runs, and beside that to go on with the sweep."""
     made = configs(load_config("alfworld-tiny", ["name=swept"]), ABLATIONS)
     for variant in ("full", "no-temporal"):
-        open_run(made[variant], games="g", resume=False)
+        open_run(made[variant], games=open_task_sets(made[variant]).games, resume=False)
     assert cli.main(["train", "--config", "alfworld-tiny", "name=swept", "--sweep", "ablations"]) == 2
     assert capsys.readouterr().err == (
         "error: runs/swept holds runs of a sweep already; go on with it by the same command with --resume, or give "
