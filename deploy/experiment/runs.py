@@ -21,6 +21,7 @@ from deploy.experiment.design import PlannedRun, config_of
 from deploy.experiment.progress import RunsProgress
 from deploy.runs import records
 from deploy.runs.folder import RunFolder, locked
+from deploy.runs.keys import erase_keys
 from deploy.training.child_runs import FAILURES_IN_A_ROW, POLL_S, Child, ChildFailed
 from deploy.training.start import saying_how_to_go_on
 from deploy.training.sweep import give_evaluations
@@ -28,6 +29,7 @@ from services.config.file import dump_config
 from services.config.secrets import child_secrets
 from services.config.tree import Config
 from services.errors import GagpoError, UserError
+from services.files import Damaged
 from services.patience import while_folder_away
 
 
@@ -124,6 +126,7 @@ class Runner:
     def _start(self, run: PlannedRun) -> None:
         config = self._config(run)
         with locked(config):  # somebody may go on with it by hand
+            self._erase_keys(config)
             shutil.rmtree(config.run_dir, ignore_errors=True)  # left by an interrupted run
         give_evaluations(RunFolder(config.run_dir), self.common["cold_evaluations"])
         file = self.config.run_dir / f"{run.name}.yaml"
@@ -151,8 +154,20 @@ class Runner:
                                        common=self.common, code=code)
             while_folder_away(partial(self._keep, run, record), seconds=config.learner.collective_s,
                               what=f"{path_of(self.out, run)} could not be written", note=self.progress.note)
+            self._erase_keys(config)
             shutil.rmtree(config.run_dir)
             self.progress.finished(run.name, child.seconds, _headline(record))
+
+    def _erase_keys(self, config: Config) -> None:
+        """Deletes a run's keys from a shared Redis. Call it before its folder is deleted, which has their name."""
+        folder = RunFolder(config.run_dir)
+        try:
+            known = folder.known()
+        except Damaged as error:
+            self.progress.note(f"{error}; keys of this run stay in a Redis that it shared")
+            return
+        if known is not None:
+            erase_keys(known.run, folder.config_file, ours=config.redis, what=config.name, note=self.progress.note)
 
     def _keep(self, run: PlannedRun, record: records.Record) -> None:
         """Writes what is left of a run whose folder will be deleted. It may be called again."""

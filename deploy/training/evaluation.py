@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from deploy.launch.ray_address import ray_address
 from deploy.runs.folder import is_run
+from deploy.runs.keys import erase_keys
 from deploy.runs.policies import PlayablePolicy
-from services.config.file import dump_config, load_config
+from services.config.file import dump_config
 from services.config.redis import RedisSection
-from services.config.secrets import env_token, masked, redis_url
+from services.config.secrets import env_token
 from services.config.tree import Config
 from services.errors import StoreFault, UserError
 from services.process.held_folder import HeldFolder
@@ -126,20 +127,8 @@ def run_of(folder: Path) -> str:
 
 
 def _erase_keys(folder: Path, *, ours: RedisSection, note: Callable[[str], object]) -> None:
-    """Deletes the keys of the killed evaluation with this folder from a shared Redis, or notes that they stay.
-
-    Its config has no password. `ours`: the settings of this evaluation, which has one if its Redis is the same.
-    """
-    from services.store.connection import briefly
-    from services.store.store import Store
-
-    try:
-        theirs = load_config(folder / "config.yaml").redis
-        redis = ours if masked(ours.url or "") == theirs.url else theirs
-        if (url := redis_url(redis)) is not None:
-            Store(url, run_of(folder), settings=briefly(redis)).erase()
-    except (UserError, StoreFault) as error:
-        note(f"the keys of a killed evaluation stay in Redis: {error}")
+    """Deletes the keys of the killed evaluation with this folder from a shared Redis, or notes that they stay."""
+    erase_keys(run_of(folder), folder / "config.yaml", ours=ours, what="a killed evaluation", note=note)
 
 
 @contextmanager
