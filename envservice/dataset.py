@@ -26,7 +26,7 @@ from envservice.data_digest import digest_of, with_data
 from envservice.gymnasium_text import plays_twice
 from envservice.json_lines import table_of_lines
 from envservice.plain_prompts import PLAIN
-from envservice.spec import LONGEST, EnvironmentSpec, opens
+from envservice.spec import LONGEST, EnvironmentSpec, check_declared, opens
 from services.errors import EnvFault, UserError
 from services.files import NOT_JSON, Damaged, read_bounded, read_json, without_mark
 
@@ -127,8 +127,9 @@ def dataset_spec(  # noqa: PLR0913 - datasets differ in all of it
 
     `make` returns a fresh Session of a row, `task_type` the kind of a row in one word. `replayable`: whether the same
     actions lead to the same outcomes again. If not, a lost session ends its episode, which is played anew. `threaded`
-    is as in `text_spec`. Raises UserError unless `splits` names three.
+    is as in `text_spec`. Raises UserError for a name or `max_steps` as it does, and unless `splits` names three.
     """
+    check_declared(name, max_steps)
     if isinstance(splits, str) or len(splits) != 3:
         raise UserError(f"the dataset {name} has splits={splits!r:.60}",
                         "name three: to train on, to choose the best checkpoint by, and to report on")

@@ -17,7 +17,7 @@ from typing import Any, Protocol, SupportsFloat, cast
 from envservice.base import Environment, Outcome, PromptTemplate, Replay, Session, outcome_of
 from envservice.data_digest import digest_of
 from envservice.plain_prompts import PLAIN
-from envservice.spec import LONGEST, EnvironmentSpec, opens
+from envservice.spec import LONGEST, EnvironmentSpec, check_declared, opens
 from services.errors import EnvFault, UserError
 from services.process.signals import signal_of
 from services.telemetry.logs import get_logger
@@ -130,8 +130,10 @@ def text_spec(
     `make` returns a fresh game for every session. `sizes` are those of train, valid and heldout. `replayable`: whether
     the same actions lead to the same outcomes again. If not, a lost session ends its episode, which is played anew.
     `threaded`: whether a server plays all games in one thread besides its event loop, for a game whose steps are slow
-    or run an event loop of their own. Raises UserError for `sizes` of another form, and for a game in place of `make`.
+    or run an event loop of their own. Raises UserError for a name that is no word, for `max_steps` and `sizes` of
+    another form, and for a game in place of `make`.
     """
+    check_declared(name, max_steps)
     _check_sizes(name, sizes)
     if not callable(make):
         raise UserError(f"the game {name} is {make!r:.60}, which makes no games", "give its class, or a function")
@@ -143,10 +145,11 @@ def text_spec(
 
 def _check_sizes(name: str, sizes: object) -> None:
     given = cast("tuple[object, ...]", sizes) if isinstance(sizes, tuple | list) else ()
-    whole = [size for size in given if isinstance(size, int) and size >= 0]
+    whole = [size for size in given if type(size) is int and size > 0]
     if not len(whole) == len(given) == 3 or sum(whole) > MOST_TASKS:
         raise UserError(f"the game {name} has sizes={sizes!r:.60}",
-                        f"give the tasks of train, valid and heldout, {MOST_TASKS:,} at most, as (1000, 100, 300)")
+                        f"give the tasks of train, valid and heldout, at least one of each and {MOST_TASKS:,} in all, "
+                        "as (1000, 100, 300)")
 
 
 def plays_twice(environment: Environment, task: str) -> None:

@@ -6,6 +6,7 @@ Light commands import the module that holds an EnvironmentSpec, so import slow o
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -15,6 +16,7 @@ from envservice.response_format import ACTION_END
 from envservice.tool_calls import Tool
 from envservice.wire.schemas import MAX_ACTIONS
 from services.config.tree import EnvSection, SftSection
+from services.errors import UserError
 from services.findings import Finding
 
 LONGEST = MAX_ACTIONS + 1
@@ -135,3 +137,14 @@ class EnvironmentSpec:
     def __post_init__(self) -> None:
         if not 1 <= self.max_steps <= LONGEST:
             raise ValueError(f"max_steps is {self.max_steps}, and an episode has 1 to {LONGEST} steps")
+
+
+def check_declared(name: object, max_steps: object) -> None:
+    """Raises UserError for a name that is no word, with which ids of tasks begin, and for a `max_steps` of another type
+    than a whole number. The functions that make a spec of a user's own game or data call it."""
+    if not (isinstance(name, str) and re.fullmatch(r"\w[\w.-]*", name)):
+        raise UserError(f"name={name!r:.60} names no environment",
+                        "use a word of letters, digits, dots, dashes and underscores, such as my-game")
+    if type(max_steps) is not int:
+        raise UserError(f"the environment {name} has max_steps={max_steps!r:.60}",
+                        "give the most steps of an episode as a whole number")

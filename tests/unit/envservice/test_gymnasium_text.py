@@ -124,11 +124,6 @@ def test_a_game_of_its_seed_passes_the_check_and_one_of_shared_chance_does_not()
         plays_twice(impure, "dice/train/00000000")
 
 
-def test_a_game_in_place_of_its_class_is_told_before_it_is_played():
-    with pytest.raises(UserError, match=r"the game dice is <.*Dice.*, which makes no games; give its class"):
-        text_spec(Dice(), name="dice")
-
-
 class OnlyListed(Dice):
     """Fails on an action that it does not list, as a game whose author never tried one."""
 
@@ -172,14 +167,6 @@ async def test_a_threaded_game_may_run_an_event_loop():
     first = await told(batches.reset)
     stepped = await told(batches.step, actions=[], action="ask", digest=first["digest"])
     assert stepped["observation"] == "Told."
-
-
-@pytest.mark.parametrize("sizes", [(1,), 5, (10, 5, -1), (10, 5, 1.5), (10**8, 1, 1)])
-def test_sizes_of_another_form_are_refused_in_one_line(sizes):
-    with pytest.raises(UserError) as error:
-        text_spec(Dice, name="dice", sizes=sizes)
-    assert str(error.value) == (f"the game dice has sizes={sizes}; give the tasks of train, valid and heldout, "
-                                "100,000,000 at most, as (1000, 100, 300)")
 
 
 class Given:
