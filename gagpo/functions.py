@@ -37,16 +37,18 @@ def credit(groups: Mapping[str, Any] | Iterable[Mapping[str, Any]], **options: A
     UserError that names the wrong field.
     """
     from learner.credit.registry import unread
-    from learner.logged_groups.form import credit_of, credit_options, parse_group
+    from learner.logged_groups.form import credit_of, credit_options, found_nothing, parse_group
 
     chosen = credit_options(options)
-    for name, why in unread(chosen, options).items():
-        warnings.warn(f"{name} does nothing {why}", stacklevel=2)
     if isinstance(groups, str | bytes) or not isinstance(groups, Iterable):
         raise UserError(f"groups cannot be {groups!r:.60}", "give a group, or a list of groups")
-    if isinstance(groups, Mapping):
-        return credit_of([parse_group(cast("Mapping[str, Any]", groups))], chosen)[0]
-    return credit_of([parse_group(group, f"group {number}: ") for number, group in enumerate(groups, 1)], chosen)
+    one = isinstance(groups, Mapping)
+    read = [parse_group(cast("Mapping[str, Any]", groups))] if one else [
+        parse_group(group, f"group {number}: ") for number, group in enumerate(groups, 1)]
+    for name, why in {**found_nothing(read, chosen), **unread(chosen, options)}.items():
+        warnings.warn(f"{name} does nothing {why}", stacklevel=2)
+    credits = credit_of(read, chosen)
+    return credits[0] if one else credits
 
 
 def train(config: Path | str, overrides: Mapping[str, object] | None = None, *, resume: bool = False) -> RunResults:

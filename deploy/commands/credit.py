@@ -131,16 +131,16 @@ def run(args: argparse.Namespace) -> int:
     from learner.credit.registry import unread
     from learner.logged_groups.agents import read_agents
     from learner.logged_groups.files import read_groups
-    from learner.logged_groups.form import credit_of, credit_options
+    from learner.logged_groups.form import credit_of, credit_options, found_nothing
     from learner.logged_groups.verl import read_verl
 
     given = {name: value for name, value in vars(args).items() if name not in _COMMANDS_OWN}
     options = credit_options(given)
-    for name, why in unread(options, given).items():
-        print(f"warning: --{name.replace('_', '-')} does nothing {why}", file=sys.stderr)
     if args.source == "verl":
         _needs_only_verl(options)
     groups = {"gagpo": read_groups, "verl": read_verl, "agents": read_agents}[args.source](args.file)
+    for name, why in {**found_nothing(groups, options), **unread(options, given)}.items():
+        print(f"warning: --{name.replace('_', '-')} does nothing {why}", file=sys.stderr)
     credits = credit_of(groups, options)
     for number, (group, credit) in enumerate(zip(groups, credits, strict=True), start=1):
         if args.table and len(groups) > 1:

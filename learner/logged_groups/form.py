@@ -131,6 +131,19 @@ def credit_of(groups: Sequence[LoggedGroup], options: CreditSection) -> list[Cre
     return credits
 
 
+def found_nothing(groups: Sequence[LoggedGroup], options: CreditSection) -> dict[str, str]:
+    """Maps each option that is set, and reads what no group has, to the words that say so after `does nothing`."""
+    episodes = [episode for group in groups for episode in group.episodes]
+    lacking = {
+        "stay": None if any(step.unchanged for episode in episodes for step in episode.steps)
+        else "no step is `unchanged`",
+        "bootstrap": None if any(episode.final_state is not None for episode in episodes)
+        else "no episode has a `final_state`",
+    }
+    return {name: f"in this input, in which {lacks}" for name, lacks in lacking.items()
+            if lacks and getattr(options, name, False)}
+
+
 def check_read(steps: Iterable[tuple[str, LoggedStep]], name: str) -> None:
     """Raises UserError if the estimator of that name reads from steps what these do not say. `steps`: each step after
     the words for its place."""

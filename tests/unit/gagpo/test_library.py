@@ -196,6 +196,8 @@ def test_an_option_that_does_nothing_is_warned_of():
     steps = {"episodes": [{"steps": [{"state": "hall", "reward": 1.0}]}]}
     with pytest.warns(UserWarning, match="^omega does nothing under the estimator gagpo$"):
         gagpo.credit(steps, omega=5.0)
+    with pytest.warns(UserWarning, match="^stay does nothing in this input, in which no step is `unchanged`$"):
+        gagpo.credit(steps, stay=True)
 
 
 def test_mistakes_name_the_group_by_one_way_of_counting():

@@ -70,3 +70,29 @@ def test_an_option_that_reads_what_logs_of_verl_lack_is_refused(option, lacks):
     args = parse(["credit", "--from", "verl", f"--{option}"])
     with pytest.raises(UserError, match=f"^--{option}: logs of verl do not say .*{lacks}; leave --{option} out$"):
         args.run(args)
+
+
+SEES_NOTHING = {
+    "stay": "does nothing in this input, in which no step is `unchanged`",
+    "bootstrap": "does nothing in this input, in which no episode has a `final_state`",
+}
+
+
+@pytest.mark.parametrize(("option", "why"), SEES_NOTHING.items())
+def test_an_option_that_finds_nothing_to_read_is_told_once(tmp_path, capsys, option, why):
+    (tmp_path / "group.json").write_text(GROUP)
+    args = parse(["credit", str(tmp_path / "group.json"), f"--{option}"])
+    assert args.run(args) == 0
+    assert capsys.readouterr().err == f"warning: --{option} {why}\n"
+    args = parse(["credit", str(tmp_path / "group.json"), f"--{option}", "--estimator", "grpo"])
+    assert args.run(args) == 0
+    assert capsys.readouterr().err == f"warning: --{option} does nothing under the estimator grpo\n"
+
+
+def test_nothing_is_told_if_one_group_has_what_the_options_read(tmp_path, capsys):
+    step = {"state": "hall", "reward": 1.0, "unchanged": True}
+    read = json.dumps({"episodes": [{"steps": [step], "final_state": "cellar"}]})
+    (tmp_path / "groups.jsonl").write_text(f"{GROUP}\n{read}\n")
+    args = parse(["credit", str(tmp_path / "groups.jsonl"), "--stay", "--bootstrap"])
+    assert args.run(args) == 0
+    assert capsys.readouterr().err == ""
