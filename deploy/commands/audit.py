@@ -85,15 +85,17 @@ def line(fate: Fate) -> str:
 
 
 def summary(result: Audit) -> list[str]:
-    """Returns counts, then all findings."""
+    """Returns counts, then all findings. A run that has trained nothing is not called clean: it was not judged."""
     states = Counter(fate.state for fate in result.fates)
     counts = ", ".join(f"{count} {state}" for state, count in states.most_common())
     oldest = max((fate.age for fate in result.fates if fate.age is not None), default=0)
+    age = f"; the oldest tokens trained on were {number_of(oldest, 'step')} old" if states["trained"] else ""
+    good = "clean: no group was lost or trained twice" if states["trained"] else \
+        "nothing wrong, and nothing to judge yet: no group was trained"
     return [
-        f"{number_of(len(result.fates), 'group')} issued: {counts or 'none'}; "
-        f"the oldest tokens trained on were {number_of(oldest, 'step')} old",
+        f"{number_of(len(result.fates), 'group')} issued: {counts or 'none'}{age}",
         f"{number_of(result.evaluations, 'evaluation')} with all their episodes",
         *(f"note: {note}" for note in result.notes),
         *(f"wrong: {finding}" for finding in result.findings),
-        number_of(len(result.findings), "finding") if result.findings else "clean: no group was lost or trained twice",
+        number_of(len(result.findings), "finding") if result.findings else good,
     ]

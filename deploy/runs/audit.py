@@ -82,8 +82,8 @@ def audit(folder: RunFolder, config: Config, journal: Journal | None) -> Audit:
     if journal is None and max(seen, default=0) < config.steps:
         last = max((number for number, fate in fates.items() if fate.state == "trained"), default=-1)
         fates = {number: fate for number, fate in fates.items() if number <= last}
-        notes.append(f"the run has not finished, and its store cannot be reached: groups after number {last} are not "
-                     "judged")
+        notes.append("the run has not finished, and its store cannot be reached: "
+                     + (f"groups after number {last} are not judged" if fates else "no group is judged"))
     for fate in fates.values():
         findings += _wrong(fate, config)
         fate.tickets = _tickets(fate, archived.get(fate.group, []), config.learner.group_size)

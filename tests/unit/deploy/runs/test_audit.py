@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from deploy import cli
+from deploy.commands.audit import summary
 from deploy.runs.audit import audit
 from deploy.runs.folder import RunFolder
 from services.config.file import dump_config
@@ -128,6 +129,25 @@ def test_the_command_exits_with_1_if_anything_is_wrong(tmp_path: Path, capsys: p
     assert printed[-1] == "1 finding"
     assert cli.main(["audit", str(tmp_path), "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["fates"][3]["tickets"] == {f"{group(3)}#{k}": "played" for k in (0, 1)}
+
+
+def test_a_run_that_has_trained_nothing_is_not_called_clean(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    folder = run_folder(tmp_path, {})
+    dump_config(CONFIG, folder.config_file)
+    folder.identity_file.write_text('{"run": "r-1"}')
+    assert cli.main(["audit", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "0 groups issued: none",
+        "0 evaluations with all their episodes",
+        "note: the run has not finished, and its store cannot be reached: no group is judged",
+        "nothing wrong, and nothing to judge yet: no group was trained",
+    ]
+    journal = Journal(issued=2, manifests={}, drops=[], in_flight=[group(0), group(1)])
+    assert summary(audit(folder, CONFIG, journal)) == [
+        "2 groups issued: 2 in flight",
+        "0 evaluations with all their episodes",
+        "nothing wrong, and nothing to judge yet: no group was trained",
+    ]
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
