@@ -128,8 +128,8 @@ def _resumed(path: Path, overrides: list[str]) -> Config:
 def _sweep(config: Config, args: argparse.Namespace) -> int:
     """Checks every variant before the first one starts, then runs them."""
     from deploy.launch.checks import preflight
-    from deploy.launch.checks.games import check_supply
     from deploy.launch.planning import plan
+    from deploy.launch.planning.task_sets import check_enough, of_a_step
     from deploy.training import paper_tables, sweep
     from deploy.training.child_runs import failed
     from deploy.training.start import saying_how_to_go_on
@@ -142,7 +142,7 @@ def _sweep(config: Config, args: argparse.Namespace) -> int:
     for name, one in planned.items():
         try:
             preflight.check_learner(one)
-            check_supply(one, len(task_sets.train))
+            check_enough(of_a_step(one, task_sets.train))
         except UserError as error:
             raise UserError(f"variant {name}: {error.what}", error.fix) from None
     if args.dry_run:

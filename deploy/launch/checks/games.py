@@ -44,7 +44,6 @@ def check_games(config: Config, tell: Callable[[str], object]) -> TaskSets:
     """Returns the run's task sets. Raises UserError for the first game that is broken, and for code of the user's own
     that fails on one. `tell` takes a line if not all games were tried, and for one that takes long."""
     task_sets = open_task_sets(config)
-    check_supply(config, len(task_sets.train))
     check_ends(config, task_sets.environment)
     if find_spec(config.env.name).threaded(config.env):
         # As a server plays them. The thread stays: a game's process may end with the thread that started it.
@@ -73,14 +72,6 @@ def _try_games(config: Config, task_sets: TaskSets, tell: Callable[[str], object
     if config.learner.credit.state_key == "environment" and not environment.open(task_sets.train[0]).reset().state:
         raise UserError(f"learner.credit.state_key=environment, and {config.env.name} gives no state",
                         "choose another state key (ALFWorld: or set env.alfworld.exact_state=true)")
-
-
-def check_supply(config: Config, games: int) -> None:
-    """Raises UserError if a learner step takes more games than the `games` to train on."""
-    if config.learner.groups_per_step > games:
-        raise UserError(
-            f"learner.groups_per_step={config.learner.groups_per_step}, and only {games} games to train on",
-            "lower it, or choose more games by the settings in env")
 
 
 def check_ends(config: Config, environment: Environment) -> None:

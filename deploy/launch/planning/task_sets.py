@@ -6,6 +6,7 @@ import hashlib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from envservice.base import Environment
 from envservice.checks import check_apart, tasks_of
@@ -42,15 +43,38 @@ def engine_name(environment: Environment) -> str:
     return f"{environment.engine} {environment.version}"
 
 
-def cut(tasks: list[str], count: int, *, name: str, key: str) -> tuple[str, ...]:
-    """Returns `count` tasks, sorted. Raises UserError if there are fewer, with `key` as what to lower.
+def cut(tasks: Sequence[str], count: int, *, name: str) -> tuple[str, ...]:
+    """Returns `count` tasks, sorted. There must be so many.
 
     The choice depends on the set's name and never on the run's seed, so that runs can be compared.
     """
-    if len(tasks) < count:
-        raise UserError(f"the {name} split has {len(tasks)} games of the chosen kinds, and {count} are asked for",
-                        f"lower {key}, or choose more of them by the settings in env{_published(tasks)}")
     return tuple(sorted(random.Random(seed_for("panel", name)).sample(sorted(tasks), count)))
+
+
+class AskedGames(NamedTuple):
+    """Games that a key asks for."""
+
+    key: str
+    asked: int
+    split: str
+    tasks: Sequence[str]
+    """All games of the split, of the chosen kinds."""
+
+
+def check_enough(*wanted: AskedGames) -> None:
+    """Raises UserError that names all keys that ask for more games than there are."""
+    short = [one for one in wanted if one.asked > len(one.tasks)]
+    if short:
+        found = ", ".join(f"{one.key} asks for {one.asked:,} and the {one.split} split has {len(one.tasks):,}"
+                          for one in short)
+        raise UserError(f"too few games of the chosen kinds: {found}",
+                        f"lower {'it' if len(short) == 1 else 'them'}, or choose more games by the settings in env"
+                        + _published(short[0].tasks))
+
+
+def of_a_step(config: Config, train: Sequence[str]) -> AskedGames:
+    """Returns the games that a learner step takes of those to train on."""
+    return AskedGames("learner.groups_per_step", config.learner.groups_per_step, "train", train)
 
 
 def _published(tasks: Sequence[str]) -> str:
@@ -67,14 +91,15 @@ def asked_for(environment: Environment, split: str | None, count: int) -> tuple[
     heldout = environment.training_splits()[2]
     everything = tasks_of(environment, chosen := split or heldout)
     name = HELDOUT if chosen == heldout else chosen
-    return chosen, cut(everything, count or len(everything), name=name, key="--episodes (eval.panel)")
+    check_enough(AskedGames("--episodes (eval.panel)", count, name, everything))
+    return chosen, cut(everything, count or len(everything), name=name)
 
 
 def open_task_sets(config: Config) -> TaskSets:
     """Reads the splits of the run's environment.
 
-    Raises UserError for missing data, splits that share a task, a set larger than its split, and evaluations on an
-    empty panel.
+    Raises UserError for missing data, splits that share a task, sets and learner steps that ask for more games than
+    there are, and evaluations on an empty panel.
     """
     if config.eval.on_panel and not config.eval.panel:
         raise UserError("eval.on_panel is true, and eval.panel=0 leaves no games to evaluate on", "set eval.panel")
@@ -85,14 +110,16 @@ def open_task_sets(config: Config) -> TaskSets:
     training = splits[train]
     engine = engine_name(environment)
     ids = hashlib.blake2b("\n".join(training).encode(), digest_size=4).hexdigest()
-    panel = cut(splits[heldout], config.eval.panel, name=HELDOUT, key="eval.panel")
+    evaluated = AskedGames("eval.episodes", config.eval.episodes, "validation", splits[validation])
+    check_enough(AskedGames("eval.panel", config.eval.panel, HELDOUT, splits[heldout]),
+                 *(() if config.eval.on_panel else (evaluated,)), of_a_step(config, training))
+    panel = cut(splits[heldout], config.eval.panel, name=HELDOUT)
     return TaskSets(
         env_name=environment.name,
         engine=engine,
         games=f"{len(training)} games of {environment.name} ({ids}), {engine}",
         train=tuple(training),
-        validation=panel if config.eval.on_panel else cut(splits[validation], config.eval.episodes,
-                                                          name="validation", key="eval.episodes"),
+        validation=panel if config.eval.on_panel else cut(splits[validation], config.eval.episodes, name="validation"),
         validation_split=heldout if config.eval.on_panel else validation,
         heldout=panel,
         heldout_split=heldout,

@@ -145,7 +145,7 @@ def test_a_sweep_checks_that_each_variant_has_games_enough(capsys: pytest.Captur
     assert cli.main(["train", "--config", "alfworld-tiny", "--sweep", "table1", "learner.groups_per_step=200",
                      "--dry-run"]) == 2
     assert capsys.readouterr().err.startswith(
-        "error: variant ppo-seed0: learner.groups_per_step=1600, and only 1000 games to train on")
+        "error: variant ppo-seed0: too few games of the chosen kinds: learner.groups_per_step asks for 1,600 and")
 
 
 def test_a_sweep_that_is_there_is_refused_before_anything_starts(capsys: pytest.CaptureFixture[str]):

@@ -130,7 +130,8 @@ def test_a_server_with_other_rows_of_as_many_tasks_is_refused(tmp_path: Path, mo
         file = tmp_path / f"{name}.jsonl"
         file.write_text("".join(f'{{"question": "{name} {row}?", "split": "{split}"}}\n'
                                 for split in ("train", "validation", "test") for row in range(8)))
-        return config("env.name=quiz:SPEC", f"env.data={file}", "eval.episodes=8", "eval.panel=8")
+        return config("env.name=quiz:SPEC", f"env.data={file}", "eval.episodes=8", "eval.panel=8",
+                      "learner.groups_per_step=8")
 
     ours, other = asking("ours"), asking("other")
     sets = open_task_sets(ours)

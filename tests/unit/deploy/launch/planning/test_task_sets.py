@@ -2,7 +2,7 @@
 
 import pytest
 
-from deploy.launch.planning.task_sets import cut, open_task_sets
+from deploy.launch.planning.task_sets import AskedGames, check_enough, cut, open_task_sets
 from deploy.runs.configs import load_config
 from deploy.training.prompting import make_plan
 from services.errors import UserError
@@ -11,41 +11,54 @@ TASKS = [f"toy/valid/{n:03d}" for n in range(100)]
 
 
 def test_a_panel_is_sorted_distinct_and_the_same_whatever_the_order():
-    panel = cut(TASKS, 20, name="heldout", key="eval.panel")
+    panel = cut(TASKS, 20, name="heldout")
     assert len(set(panel)) == 20
     assert list(panel) == sorted(panel)
-    assert cut(TASKS[::-1], 20, name="heldout", key="eval.panel") == panel
+    assert cut(TASKS[::-1], 20, name="heldout") == panel
 
 
 def test_names_give_different_panels_and_neither_is_the_head_of_the_list():
-    assert cut(TASKS, 20, name="heldout", key="eval.panel") != cut(TASKS, 20, name="validation", key="eval.episodes")
-    assert cut(TASKS, 20, name="heldout", key="eval.panel") != tuple(TASKS[:20])
+    assert cut(TASKS, 20, name="heldout") != cut(TASKS, 20, name="validation")
+    assert cut(TASKS, 20, name="heldout") != tuple(TASKS[:20])
 
 
 def test_a_task_set_may_be_a_whole_split_or_empty():
-    assert cut(TASKS, 100, name="heldout", key="eval.panel") == tuple(TASKS)
-    assert cut(TASKS, 0, name="heldout", key="eval.panel") == ()
+    assert cut(TASKS, 100, name="heldout") == tuple(TASKS)
+    assert cut(TASKS, 0, name="heldout") == ()
 
 
-def test_more_than_there_are_says_what_to_lower(monkeypatch: pytest.MonkeyPatch):
-    said = "has 100 games of the chosen kinds, and 101 are asked for; lower eval.panel"
-    with pytest.raises(UserError, match=rf"{said}, or choose more of them by the settings in env$"):
-        cut(TASKS, 101, name="heldout", key="eval.panel")
+def test_one_refusal_names_all_keys_that_ask_for_more_games_than_there_are(monkeypatch: pytest.MonkeyPatch):
+    """Each was refused alone, so that a small dataset took three starts."""
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
-    with pytest.raises(UserError, match=r"100000 are asked for; lower eval\.episodes, or"):
-        open_task_sets(load_config("alfworld-tiny", ["eval.episodes=100000"]))
+    few, ways = "too few games of the chosen kinds: ", ", or choose more games by the settings in env, or set env.data"
+    panel, episodes = "eval.panel asks for 5,000 and the heldout split has 256", "eval.episodes asks for 1,000 and the"
+    with pytest.raises(UserError, match=f"^{few}{episodes} validation split has 48; lower it{ways}"):
+        open_task_sets(load_config("alfworld-tiny", ["eval.episodes=1000"]))
+    step = "learner.groups_per_step asks for 2,000 and the train split has 1,000"
+    with pytest.raises(UserError, match=f"^{few}{panel}, {episodes} .*, {step}; lower them{ways}"):
+        open_task_sets(load_config("alfworld-tiny", [
+            "eval.panel=5000", "eval.episodes=1000", "learner.groups_per_step=2000"]))
+    with pytest.raises(UserError, match=f"^{few}{panel}, {step}; lower them"):
+        open_task_sets(load_config("alfworld-tiny", [
+            "eval.on_panel=true", "eval.panel=5000", "learner.groups_per_step=2000"]))
 
 
 def test_a_config_of_the_official_games_says_that_generated_ones_are_too_few(monkeypatch: pytest.MonkeyPatch):
     """The official held-out games are 978, all of which alfworld-best plays; of generated ones there are 768."""
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
-    with pytest.raises(UserError, match=r"768 games .* 978 are asked .*, or set env\.data to the data of alfworld"):
+    with pytest.raises(UserError, match=r"asks for 978 and .* has 768; .*, or set env\.data to the data of alfworld"):
         open_task_sets(load_config("alfworld-best"))
+
+
+def test_a_split_without_a_published_one_of_more_games_names_the_settings_alone():
+    with pytest.raises(UserError, match=r"split has 1; lower it, or choose more games by the settings in env$"):
+        check_enough(AskedGames("eval.panel", 2, "heldout", ["toy/valid/0"]),
+                     AskedGames("eval.episodes", 1, "valid", ["a"]))
 
 
 def test_an_evaluation_names_its_own_option(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
-    with pytest.raises(UserError, match=r"100000 are asked for; lower --episodes \(eval\.panel\), or"):
+    with pytest.raises(UserError, match=r": --episodes \(eval\.panel\) asks for 100,000 and"):
         make_plan(load_config("alfworld-tiny", ["eval.panel=100000"]), "react", None)
 
 
