@@ -17,6 +17,8 @@ OPEN_SECTION = "learner.credit."
 """The section whose keys depend on the estimator."""
 ALIKE = 0.6
 """Similarity (difflib's ratio) from which a key is taken for a misspelt one."""
+ALIKE_ELSEWHERE = 0.8
+"""The same for the last part of a key of another section: half of the words of the config resemble each other."""
 
 
 def config_keys(section: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
@@ -82,24 +84,40 @@ def check_nested(name: str, prefix: str, where: Path | str) -> None:
 
 
 def nearest(key: str) -> str:
-    """Returns advice: the same name in other case, the keys with exactly this last part, the most similar key or
-    section, or all keys of the section (else of the config) if none is similar."""
+    """Returns advice: the keys that may be meant, or all keys of the section (else of the config) if there are none.
+
+    These are the same name in other case, else the keys with exactly this last part, else the most similar key or
+    section. Keys of another section are told beside those of the given one: they may have nothing to do with it.
+    """
     keys = list(config_keys())
+    section = key.rpartition(".")[0]
+    beside = [known.rpartition(".")[2] for known in keys if section and known.rpartition(".")[0] == section]
+    all_of = f"the keys of {section} are {', '.join(beside)}" if beside else \
+        f"the keys and sections are {', '.join(Config.model_fields)}"
+    meant = _meant(key, keys, known_section=bool(beside))
+    if not meant:
+        return all_of
+    near = not beside or any("." not in known or known.startswith(f"{section}.") for known in meant)
+    return f"did you mean {' or '.join(meant)}?" + ("" if near else f" If not: {all_of}")
+
+
+def _meant(key: str, keys: list[str], *, known_section: bool) -> list[str]:
+    """Returns the keys or sections that a wrong key may mean. `known_section`: whether its section has keys."""
     sections = {known[:place] for known in keys for place, letter in enumerate(known) if letter == "."}
     section, _, leaf = key.rpartition(".")
     same = [known for known in (*keys, *sections) if known.lower() == key.lower()]
-    same = same or [known for known in keys if known.rpartition(".")[2] == leaf]
-    if same:
-        return f"did you mean {' or '.join(same)}?"
+    if same := same or [known for known in keys if known.rpartition(".")[2] == leaf]:
+        return same
 
     def alike(one: str, other: str) -> float:
         return difflib.SequenceMatcher(None, one, other).ratio()
 
+    def plausible(known: str) -> bool:
+        above, _, last = known.rpartition(".")
+        if not known_section and alike(key, known) >= ALIKE:
+            return True
+        return alike(leaf, last) >= (ALIKE if above == section else ALIKE_ELSEWHERE)
+
     level = sorted(known for known in sections if known.count(".") == key.count("."))
-    near = max((*keys, *level), key=lambda known: alike(key, known) + alike(leaf, known.rpartition(".")[2]))
-    beside = [known.rpartition(".")[2] for known in keys if section and known.rpartition(".")[0] == section]
-    if alike(leaf, near.rpartition(".")[2]) >= ALIKE or (not beside and alike(key, near) >= ALIKE):
-        return f"did you mean {near}?"
-    if beside:
-        return f"the keys of {section} are {', '.join(beside)}"
-    return f"the keys and sections are {', '.join(Config.model_fields)}"
+    found = [known for known in (*keys, *level) if plausible(known)]
+    return sorted(found, key=lambda known: -alike(key, known) - alike(leaf, known.rpartition(".")[2]))[:1]

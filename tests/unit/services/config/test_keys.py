@@ -6,7 +6,7 @@ import pytest
 
 from deploy.runs.configs import load_config
 from services.config.file import dump_config
-from services.config.keys import takes_text
+from services.config.keys import nearest, takes_text
 from services.errors import UserError
 
 
@@ -35,6 +35,26 @@ def test_a_wrong_key_of_a_file_is_told_the_form(file: Path, text: str, line: str
     with pytest.raises(UserError) as error:
         load_config(file)
     assert str(error.value) == line.replace("FILE", str(file))
+
+
+@pytest.mark.parametrize(("key", "advice"), [
+    ("eval.games", "the keys of eval are every, "),  # it named env.name
+    ("eval.batch", "the keys of eval are every, "),  # model.path
+    ("eval.interval", "the keys of eval are every, "),  # model.intermediate
+    ("wandb.project", "the keys and sections are name, "),  # env.webshop.products
+    ("learner.lora.r", "the keys of learner.lora are rank, "),  # learner.lr
+    ("learner.lora.dropout", "the keys of learner.lora are rank, "),  # placement.rollout
+    ("redis.port", "did you mean metrics.port? If not: the keys of redis are url, "),
+    ("env.wokers", "did you mean rollout.workers? If not: the keys of env are name, "),
+    ("eval.sample", "did you mean eval.panel_samples?"),
+    ("learner.steps", "did you mean steps?"),
+    ("learner.clip_low", "did you mean learner.loss.clip_low?"),
+    ("rolout.temprature", "did you mean rollout.temperature?"),
+])
+def test_a_key_of_another_section_is_advised_by_its_name_alone_and_beside_the_keys_of_the_one_that_was_given(
+        key: str, advice: str):
+    said = nearest(key)
+    assert said.startswith(advice) if advice.endswith(" ") or "If not" in said else said == advice
 
 
 @pytest.mark.parametrize(("override", "line"), [
