@@ -15,23 +15,17 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from typing import Annotated, Any, TypeVar
+from typing import Any
 
 import httpx
-import msgspec
 
-from rollout.prompting.model import ContextFull, ModelAnswer
+from rollout.prompting.model import ModelAnswer
+from rollout.prompting.reply import Completion, EndpointReply, Form, RequestRefused, ServedModels, read_reply
 from services.chat import Message
 from services.config.prompting import PromptingSection
-from services.config.secrets import HIDDEN
 from services.errors import UserError
-from services.files import NOT_JSON
 from services.process.addresses import parts_of
 
-AGAIN = (408, 409, 425, 429, 500, 502, 503, 504, 529)
-"""Statuses that may pass, unless the conversation is too long. Every other one is the user's to fix."""
-CUT = ("abort", "error")
-"""Ends of answers that a fault of the server has cut, as vLLM and OpenRouter name them beside a status of 200."""
 LONGEST_PAUSE_S = 60.0
 FIRST_S = 10.0
 """Seconds for which an endpoint that has never answered is asked again: its address may be wrong."""
@@ -44,54 +38,6 @@ SAME_S = 0.5
 """Pauses that end within so many seconds of each other are told once."""
 MOST_BYTES = 16 << 20
 """Largest answer that is read. One of 100,000 tokens has less than one."""
-TOLD = 300
-"""Characters of a server's refusal that our error repeats."""
-_TOO_LONG = (
-    "context_length", "context length", "context size", "context window", "maximum context", "maximum model length",
-    "prompt is too long", "too many tokens", "exceeds the maximum number of tokens", "`inputs` tokens +")
-"""Words of refusals for a conversation that is too long: OpenAI, vLLM, llama.cpp, Anthropic, Gemini and TGI."""
-
-
-class RequestRefused(UserError):
-    """The endpoint takes no such request, perhaps because of one field."""
-
-
-class _Message(msgspec.Struct):
-    content: str | None = None
-
-
-class _Choice(msgspec.Struct):
-    message: _Message
-    finish_reason: str | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-
-
-class _Completion(msgspec.Struct):
-    choices: Annotated[list[_Choice], msgspec.Meta(min_length=1)]
-    usage: _Usage | None = None
-
-
-class _Error(msgspec.Struct):
-    code: Annotated[int, msgspec.Meta(ge=400, lt=600)]
-
-
-class _Failed(msgspec.Struct):
-    error: _Error
-
-
-class _Served(msgspec.Struct):
-    id: str
-
-
-class _Models(msgspec.Struct):
-    data: list[_Served]
-
-
-Form = TypeVar("Form", _Completion, _Models)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -124,7 +70,7 @@ class EndpointModel:
                 NEWER_LIMIT if "max_tokens" in self._refused else "max_tokens": self.max_tokens,
                 **({} if "seed" in self._refused else {"seed": seed})}
         try:
-            found = await self._request("POST", "chat/completions", body, _Completion)
+            found = await self._request("POST", "chat/completions", body, Completion)
         except RequestRefused as error:
             named = {name for name, word in _OPTIONAL.items() if name in body and word.search(error.what)}
             if not named:
@@ -133,13 +79,12 @@ class EndpointModel:
                 self.tell(f"{self._address} takes no seed: answers cannot be repeated")
             self._refused |= named
             return await self.ask(messages, seed=seed)
-        usage = found.usage or _Usage()
-        return ModelAnswer(text=found.choices[0].message.content or "", prompt_tokens=usage.prompt_tokens,
-                           answer_tokens=usage.completion_tokens)
+        return ModelAnswer(text=found.text, prompt_tokens=found.count("prompt_tokens"),
+                           answer_tokens=found.count("completion_tokens"))
 
     async def choose_model(self) -> None:
         """Takes the only model that the endpoint serves. Raises UserError if it serves several or none."""
-        names = [each.id for each in (await self._request("GET", "models", None, _Models)).data]
+        names = (await self._request("GET", "models", None, ServedModels)).names
         if len(names) != 1:
             raise UserError(f"the endpoint serves {len(names)} models{': ' if names else ''}{', '.join(names[:8])}",
                             "choose one with --model")
@@ -152,7 +97,7 @@ class EndpointModel:
                 await self.sleep(pause)
             pauses, why, wait = self._pauses, "", None
             try:
-                reply = await self._reply(method, path, body)
+                reply = await self._reply(method, path, body, form)
             except httpx.RequestError as error:  # also an answer that cannot be unpacked
                 why = f"{type(error).__name__} {error}".strip()
             except TimeoutError:
@@ -160,13 +105,13 @@ class EndpointModel:
             else:
                 self._met = True
                 key = self.http.headers.get("authorization", "").removeprefix("Bearer ")
-                if not (_may_pass(reply) or (self._read and _garbled(reply))) \
-                        and not (why := _cut(found := _checked(reply, form, key))):
+                if not (reply.may_pass or (self._read and reply.garbled)) \
+                        and not (why := (found := reply.checked(key)).cut):
                     self._pauses, self._read = 0, True
                     return found
                 wait = retry_after(reply.headers, time.time())
-                why = why or f"status {reply.status_code}" + ("" if wait is None else f", Retry-After {wait:.0f} s") \
-                    + (f": {said}" if (said := _said(reply, key)) else "")
+                why = why or f"status {reply.status}" + ("" if wait is None else f", Retry-After {wait:.0f} s") \
+                    + (f": {said}" if (said := reply.said(key)) else "")
             failed_at = self.clock() if failed_at is None else failed_at
             first = pauses == self._pauses  # of the calls that failed at once
             wait = wait or (min(LONGEST_PAUSE_S, 2.0**pauses) if first else 0.0)
@@ -185,16 +130,16 @@ class EndpointModel:
     def _address(self) -> str:
         return f"the endpoint {str(self.http.base_url).rstrip('/')}"
 
-    async def _reply(self, method: str, path: str, body: Mapping[str, Any] | None) -> httpx.Response:
-        """Returns a whole answer. Raises UserError if it is too large, TimeoutError and httpx.TransportError."""
+    async def _reply(
+            self, method: str, path: str, body: Mapping[str, Any] | None, form: type[Form]) -> EndpointReply[Form]:
+        """Returns a whole reply. Raises UserError if it is too large, TimeoutError and httpx.TransportError."""
         data = bytearray()
         async with asyncio.timeout(self.settings.call_seconds), self.http.stream(method, path, json=body) as reply:
             async for part in reply.aiter_bytes():
                 data += part
                 if len(data) > MOST_BYTES:
                     raise UserError(f"the endpoint's answer is larger than {MOST_BYTES >> 20} MiB", "check --endpoint")
-        told = {name: reply.headers[name] for name in ("retry-after",) if name in reply.headers}
-        return httpx.Response(_status(reply.status_code, bytes(data)), headers=told, content=bytes(data))
+        return read_reply(reply.status_code, reply.headers, bytes(data), form)
 
 
 def endpoint_client(url: str, key: str | None, settings: PromptingSection) -> httpx.AsyncClient:
@@ -224,68 +169,3 @@ def retry_after(headers: Mapping[str, str], now: float) -> float | None:
         return max(0.0, parsedate_to_datetime(text).timestamp() - now)
     except (ValueError, TypeError, IndexError):
         return None
-
-
-def _too_long(reply: httpx.Response) -> bool:
-    """Returns whether the conversation is longer than the model reads. llama.cpp says so with a status of 500, too."""
-    return reply.status_code in (400, 413, 422, 500) and any(words in reply.text.lower() for words in _TOO_LONG)
-
-
-def _may_pass(reply: httpx.Response) -> bool:
-    return reply.status_code in AGAIN and not _too_long(reply)
-
-
-def _garbled(reply: httpx.Response) -> bool:
-    if reply.status_code != httpx.codes.OK:
-        return False
-    try:
-        msgspec.json.decode(reply.content)
-    except NOT_JSON:
-        return True
-    return False
-
-
-def _checked(reply: httpx.Response, form: type[Form], key: str) -> Form:
-    wrong = ""
-    if reply.status_code == httpx.codes.OK:
-        try:
-            return msgspec.json.decode(reply.content, type=form)
-        except msgspec.ValidationError as error:
-            raise UserError(f"the endpoint's answer is none of OpenAI's API ({error}): {_said(reply, key)}",
-                            "give the address of OpenAI's chat completions with --endpoint") from None
-        except NOT_JSON as error:
-            wrong = f", and no JSON ({error})"
-    said = _said(reply, key)
-    if _too_long(reply):
-        raise ContextFull(said)
-    if reply.status_code in (401, 403):
-        raise UserError(f"the endpoint refuses the key (status {reply.status_code}: {said})",
-                        "set prompting.key_file or $GAGPO_ENDPOINT_KEY")
-    what = f"the endpoint answers with status {reply.status_code}{wrong}: {said or 'nothing'}"
-    fix = "check --endpoint (it often ends in /v1) and --model"
-    if reply.status_code in (400, 422):
-        raise RequestRefused(what, "choose a temperature that the model takes, such as --temperature 1"
-                             if "temperature" in said else fix)
-    raise UserError(what, fix)
-
-
-def _status(status: int, content: bytes) -> int:
-    """Returns the status of an answer. If a provider fails under way, OpenRouter answers 200 with the status inside."""
-    if status != httpx.codes.OK:
-        return status
-    try:
-        return msgspec.json.decode(content, type=_Failed).error.code
-    except NOT_JSON:
-        return status
-
-
-def _cut(found: _Completion | _Models) -> str:
-    """Returns what is wrong with an answer that a fault has cut, or ""."""
-    end = found.choices[0].finish_reason if isinstance(found, _Completion) else None
-    return f"finish_reason={end} of its answer" if end in CUT else ""
-
-
-def _said(reply: httpx.Response, key: str) -> str:
-    """Returns the start of an answer's text on one line, without the key."""
-    text = " ".join(reply.text.split())
-    return (text.replace(key, HIDDEN) if key else text)[:TOLD]

@@ -6,6 +6,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
+import msgspec
 import pytest
 from scripted_endpoint import ASKED, GOOD, Clock, in_turn, model
 
@@ -33,8 +34,8 @@ async def test_a_request_in_openais_form_and_its_cost():
     (httpx.Response(404), UserError, "status 404: nothing"),
     (httpx.Response(200, text="<html>"), UserError, "status 200, and no JSON .*: <html>"),
     (httpx.Response(200, json={"error": {"code": 402, "message": "no credits"}}), UserError, "402: .*no credits"),
-    (httpx.Response(200, json={"error": {"code": "x"}}), UserError, "missing required field `choices`"),
-    (httpx.Response(200, json={"object": "x"}), UserError, "missing required field `choices`"),
+    (httpx.Response(200, json={"error": {"code": "x"}}), UserError, "it has no `choices`"),
+    (httpx.Response(200, json={"object": "x"}), UserError, "it has no `choices`"),
     (httpx.Response(400, json={"error": {"code": "context_length_exceeded"}}), ContextFull, "context_length"),
     (httpx.Response(400, text="This model's maximum context length is 512 tokens"), ContextFull, "512"),
     (httpx.Response(400, json={"error": {
@@ -55,6 +56,32 @@ async def test_a_reply_that_no_retry_can_fix_is_an_error(reply: httpx.Response, 
 async def test_an_endpoint_that_counts_no_tokens():
     answer = await model(lambda _: httpx.Response(200, json={"choices": GOOD["choices"]}), Clock()).ask(ASKED, seed=0)
     assert (answer.prompt_tokens, answer.answer_tokens) == (None, None)
+
+
+@pytest.mark.parametrize(("usage", "counted"), [
+    ({"prompt_tokens": 7.0, "completion_tokens": "3"}, (7, 3)),
+    ({"prompt_tokens": 7, "completion_tokens": 1e99}, (7, None)), ({"prompt_tokens": [7]}, (None, None)),
+    ({"prompt_tokens": -7, "completion_tokens": "x"}, (None, None)), (7, (None, None)), ([], (None, None))], ids=str)
+async def test_counts_of_tokens_are_read_in_other_forms_and_end_no_evaluation(usage: object, counted):
+    answer = await model(lambda _: httpx.Response(200, json={**GOOD, "usage": usage}), Clock()).ask(ASKED, seed=0)
+    assert (answer.text, answer.prompt_tokens, answer.answer_tokens) == ("Action: look", *counted)
+
+
+async def test_an_answer_in_parts_is_its_texts_without_its_thoughts():
+    """So Mistral's reasoning models answer."""
+    parts = [{"type": "thinking", "thinking": [{"type": "text", "text": "look or go?"}]},
+             {"type": "text", "text": "Action: "}, {"type": "text", "text": "look"}, {"type": "refusal", "text": None}]
+    reply = httpx.Response(200, json={"choices": [{"message": {"content": parts}}]})
+    assert (await model(lambda _: reply, Clock()).ask(ASKED, seed=0)).text == "Action: look"
+
+
+async def test_a_whole_answer_is_decoded_once(monkeypatch: pytest.MonkeyPatch):
+    decoded, decode = list[bytes](), msgspec.json.decode
+    monkeypatch.setattr("msgspec.json.decode", lambda data, **form: decoded.append(data) or decode(data, **form))
+    asked = model(lambda _: httpx.Response(200, json=GOOD), Clock())
+    for seed in range(2):
+        await asked.ask(ASKED, seed=seed)
+    assert len(decoded) == 2
 
 
 async def test_the_only_model_is_taken_and_several_are_listed():
@@ -85,8 +112,8 @@ def test_the_key_is_sent_as_a_bearer_token():
 @pytest.mark.attack
 @pytest.mark.parametrize("body", [
     {"choices": []}, {"choices": {}}, {"choices": [7]}, {"choices": [{"message": {"content": 7}}]},
-    {"choices": [{"message": {"content": ["x"]}}]}, {**GOOD, "usage": 7}, {**GOOD, "usage": {"prompt_tokens": "7"}},
-    {**GOOD, "usage": {"completion_tokens": 1e99}}, [], 7], ids=str)
+    {"choices": [{"message": {"content": ["x"]}}]}, {"choices": [{"message": {"content": [{"text": 7}]}}]}, [], 7],
+    ids=str)
 async def test_an_answer_of_wrong_types_is_one_line(body):
     with pytest.raises(UserError, match=r"is none of OpenAI's API") as error:
         await model(lambda _: httpx.Response(200, json=body), Clock()).ask(ASKED, seed=0)
