@@ -10,6 +10,7 @@ import httpx
 
 from deploy.launch.topology import Topology
 from services.controller.autoscale import EnvironmentLoad, RolloutLoad
+from services.http.bounded import get
 from services.process.daemon_thread import DaemonThread
 from services.telemetry.meters import Snapshot
 
@@ -85,7 +86,7 @@ def _scrape(url: str) -> Snapshot:
 
     found: Snapshot = {}
     try:
-        reply = httpx.get(f"{url}/metrics", timeout=ANSWER_S, trust_env=False).raise_for_status()
+        reply = get(f"{url}/metrics", seconds=ANSWER_S).raise_for_status()
         for family in text_string_to_metric_families(reply.text):
             for sample in family.samples:
                 name = family.name if family.type == "histogram" else sample.name

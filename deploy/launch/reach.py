@@ -16,6 +16,7 @@ from envservice.wire.schemas import Info
 from services.config.secrets import ENV_TOKEN_VARIABLE, env_token, redis_url
 from services.config.tree import Config
 from services.errors import Unanswered, UserError
+from services.http.bounded import get
 from services.store.connection import Connection
 from services.store.redis_server import find_redis
 
@@ -90,7 +91,7 @@ def check_versions(urls: Sequence[str], *, env: str, engine: str, token: str | N
     headers = {} if token is None else {"authorization": f"Bearer {token}"}
     for url in urls:
         try:
-            reply = httpx.get(f"{url}/v1/info", headers=headers, timeout=INFO_S, trust_env=False)
+            reply = get(f"{url}/v1/info", seconds=INFO_S, headers=headers)
             if reply.status_code == httpx.codes.UNAUTHORIZED:
                 raise UserError(f"{url} asks for another token",
                                 f"set {ENV_TOKEN_VARIABLE} or env.token_file to the server's token")
@@ -107,7 +108,7 @@ def check_versions(urls: Sequence[str], *, env: str, engine: str, token: str | N
 def _answer(urls: Sequence[str]) -> None:
     for url in urls:
         try:
-            httpx.get(f"{url}/healthz", timeout=PROBE_S, trust_env=False).raise_for_status()
+            get(f"{url}/healthz", seconds=PROBE_S).raise_for_status()
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise Unanswered(f"no environment server answers at {url} ({type(error).__name__})",
                              "start one with `gagpo serve-env`, or leave env.urls out") from None

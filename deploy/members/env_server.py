@@ -17,6 +17,7 @@ from deploy.members import endings
 from services.config.secrets import ENV_TOKEN_VARIABLE
 from services.controller.member import End
 from services.errors import DeadlineExceeded, EnvFault
+from services.http.bounded import get
 from services.process.addresses import host_port
 from services.process.child_processes import wait_or_kill
 from services.telemetry.logs import get_logger
@@ -31,9 +32,9 @@ HANDOVER_S = 10.0
 
 
 def answers(url: str, timeout_s: float = 5.0) -> bool:
-    """Returns whether a GET of `url` gives 200. Ignores proxy variables, because the server is on this machine."""
+    """Returns whether a GET of `url` gives 200."""
     try:
-        return httpx.get(url, timeout=timeout_s, trust_env=False).status_code == httpx.codes.OK
+        return get(url, seconds=timeout_s).status_code == httpx.codes.OK
     except httpx.HTTPError:
         return False
 

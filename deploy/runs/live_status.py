@@ -109,13 +109,14 @@ def _token(path: Path) -> str | None:
 
 
 def _get(url: str, token: str | None = None) -> bytes | None:
-    """Returns the body of a good answer, else None. Ignores proxies in environment variables, which do not know a
-    run's addresses."""
+    """Returns the body of a good answer, else None."""
     import httpx
+
+    from services.http.bounded import get
 
     headers = {"authorization": f"Bearer {token}"} if token else {}
     try:
-        reply = httpx.get(url, timeout=ANSWER_S, trust_env=False, headers=headers)
+        reply = get(url, seconds=ANSWER_S, headers=headers)
     except httpx.HTTPError:
         return None
     return reply.content if reply.status_code == httpx.codes.OK else None

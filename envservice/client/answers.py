@@ -1,37 +1,16 @@
-"""The first answer to a request that may have to be sent more than once, read within a bound.
-
-Whoever has broken into an environment's container may answer without end, or with little that inflates to gigabytes.
-"""
+"""The first answer to a request that may have to be sent more than once."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
-from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import httpx
 
 AGAIN_S = 5.0
 """Seconds without an answer after which a request is sent once more. The pauses before further copies double."""
-
-
-class Unbounded(httpx.HTTPError):
-    """The answer is larger than it may be, or could become so when it is inflated."""
-
-
-async def whole(stream: AbstractAsyncContextManager[httpx.Response], most: int) -> httpx.Response:
-    """Returns the whole answer of `http.stream(...)`, whose body has at most `most` bytes. Raises httpx.HTTPError."""
-    async with stream as reply:
-        if reply.headers.get("content-encoding", "identity") != "identity":
-            raise Unbounded("its answer is compressed, and the client takes none that is")
-        body = bytearray()
-        async for part in reply.aiter_bytes():
-            body += part
-            if len(body) > most:
-                raise Unbounded(f"its answer has more than {most >> 20} MiB")
-        return httpx.Response(reply.status_code, headers=reply.headers, content=bytes(body), request=reply.request)
 
 
 async def first_answer(

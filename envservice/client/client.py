@@ -42,6 +42,7 @@ from envservice.client.request_batching import (
 from envservice.client.results import Result, result_of
 from envservice.wire.schemas import MAX_ACTION, Info, TaskList
 from services.errors import EnvFault
+from services.http.bounded import PLAIN
 from services.plural import number_of
 from services.telemetry.tracing import span, traceparent
 
@@ -72,7 +73,7 @@ class EnvClient:
     ) -> None:
         if not urls:
             raise ValueError("a client needs the URL of at least one environment server")
-        headers = {"accept-encoding": "identity"} | ({} if token is None else {"authorization": f"Bearer {token}"})
+        headers = PLAIN | ({} if token is None else {"authorization": f"Bearer {token}"})
         self._answer_s = timeout_s * SHARE
         timeout = httpx.Timeout(self._answer_s, connect=min(CONNECT_S, self._answer_s))
         # Proxies of the environment are ignored: servers are on this machine or in the cluster.

@@ -19,9 +19,10 @@ import httpx
 import msgspec
 from pydantic import ValidationError
 
-from envservice.client.answers import first_answer, whole
+from envservice.client.answers import first_answer
 from envservice.wire.schemas import MAX_BODY, REPLAYS_HEADER, TRACES_HEADER, WireModel
 from services.errors import EnvFault
+from services.http.bounded import whole
 
 IN_FLIGHT = 2
 BATCH = 128

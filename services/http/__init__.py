@@ -1,1 +1,1 @@
-"""The HTTP endpoints of all processes: how they listen, their limits, and which requests they refuse."""
+"""The HTTP endpoints of all processes: how they listen, which requests they refuse, and how answers are bounded."""
