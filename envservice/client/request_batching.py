@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import time
 from collections import deque
 from collections.abc import Callable
@@ -29,6 +30,8 @@ BATCH = 128
 """The most elements of one request. A server accepts 256."""
 BATCH_BYTES = 2 * 1024 * 1024
 """The most bytes of one request, unless a single element is larger. A server accepts 4 MiB."""
+PLACES = re.compile("([0-9]{1,9}( *, *[0-9]{1,9})*)?")
+"""The places of a batch whose sessions were rebuilt for it."""
 ANSWER_BYTES = MAX_BODY
 ELEMENT_BYTES = 1 << 20
 """The most bytes of an answer: so many, and so many more for each element. An observation above MAX_BODY could not be
@@ -245,7 +248,10 @@ class RequestBatcher:
             raise self._failed(f"{self._url} did not answer with a list of results: {error}") from error
         if len(results) != len(batch):
             raise self._failed(f"{self._url} returned {len(results)} results for {len(batch)} elements")
-        rebuilt = {int(place) for place in response.headers.get(REPLAYS_HEADER, "").split(",") if place}
+        places = response.headers.get(REPLAYS_HEADER, "")
+        if not PLACES.fullmatch(places):
+            raise self._failed(f"{self._url} sent {REPLAYS_HEADER}: {places!r:.60}, which is no list of places")
+        rebuilt = {int(place) for place in places.split(",") if place}
         return [ElementReply(result, place in rebuilt) for place, result in enumerate(results)]
 
     def _failed(self, text: str, kind: type[Unreachable] = Unreachable) -> Unreachable:

@@ -13,6 +13,8 @@ from envservice.client.client import EnvClient
 from services.errors import EnvFault
 
 INFO = {"name": "toy", "engine": "toy", "version": "1", "replay": "pure", "splits": {}}
+RESULT = {"observation": "hall", "admissible_actions": [], "reward": 0.0, "done": False, "won": False, "info": {},
+          "digest": "0"}
 TASK = "toy/train/00"
 MIB = 1 << 20
 Answer = Callable[[httpx.Request], httpx.Response]
@@ -62,6 +64,17 @@ async def test_a_server_that_never_says_what_it_plays_is_a_fault_that_names_it(a
 
 
 @pytest.mark.attack
+@pytest.mark.parametrize("places", ["x", "0,1.5", "1e9", "0;"])
+async def test_a_wrong_header_of_replays_is_a_fault_that_names_the_server(
+        asking: Callable[..., EnvClient], places: str):
+    """Python's error about a number ended the worker."""
+    reply = httpx.Response(200, json=[RESULT], headers={"gagpo-replays": places})
+    async with asking(lambda _: reply, timeout_s=0.2) as client:
+        with pytest.raises(EnvFault, match=rf"http://toy/v1/.* sent gagpo-replays: {places!r:.60}, which is no list"):
+            await client.episode("e", TASK).reset()
+
+
+@pytest.mark.attack
 @pytest.mark.parametrize(("ask", "most"), [("info", 3), ("reset", 5)])
 async def test_an_answer_without_end_is_not_read_to_its_end(
         asking: Callable[..., EnvClient], monkeypatch: pytest.MonkeyPatch, ask: str, most: int):
@@ -95,7 +108,6 @@ async def test_an_answer_that_would_be_inflated_is_not_read_at_all(asking: Calla
 
 
 async def test_one_large_observation_is_taken(asking: Callable[..., EnvClient]):
-    result = {"observation": "x" * 4 * MIB, "admissible_actions": [], "reward": 0.0, "done": False, "won": False,
-              "info": {}, "digest": "0"}
+    result = RESULT | {"observation": "x" * 4 * MIB}
     async with asking(lambda _: httpx.Response(200, json=[result])) as client:
         assert len((await client.episode("e", TASK).reset()).observation) == 4 * MIB
