@@ -150,7 +150,7 @@ class EvalSection(Section):
     panel: int = Field(default=0, ge=0)
     """Held-out games of the before/after table at the end of the run. 0: no table."""
     panel_temperatures: tuple[Temperature, ...] = (1.0, 0.4)
-    """Sampling temperatures of the before/after table."""
+    """Sampling temperatures of the before/after table, each once."""
     panel_samples: int = Field(default=1, ge=1)
     """Episodes per held-out game and temperature."""
     on_panel: bool = False
@@ -159,6 +159,13 @@ class EvalSection(Section):
     compare_cold_start: bool = False
     """Also trains a second cold start for as many minutes as RL took, and adds it to the before/after table. Needs
     sft.enabled: without a cold start there is no more of it."""
+
+    @field_validator("panel_temperatures")
+    @classmethod
+    def _distinct(cls, temperatures: tuple[float, ...]) -> tuple[float, ...]:
+        if twice := [one for one in temperatures if temperatures.count(one) > 1]:
+            raise ValueError(f"{twice[0]} is there twice, and its games would be played twice")
+        return temperatures
 
     @property
     def games(self) -> int:

@@ -119,6 +119,8 @@ def test_values_that_no_run_can_use_are_refused_in_one_line(file: Path, override
     ("learner.credit.ddof=2", "learner.credit.ddof cannot be 2; it should be 0 or 1"),
     ("name=a b", "name cannot be 'a b'; use letters, digits, `.`, `_` and `-`, and begin with a letter "
      "or a digit"),
+    ("eval.panel_temperatures=[1.0, 0.4, 1]", "eval.panel_temperatures: 1.0 is there twice, and its games would be "
+     "played twice; give another value"),
 ])
 def test_a_value_out_of_range_is_one_line(file: Path, override: str, expected: str):
     assert message(file, override) == expected
