@@ -59,7 +59,7 @@ def imported(target: str, *, kind: str, key: str) -> Any:
         missing = error.name or ""
         fix = f"install {missing}"
         if f"{module}.".startswith(f"{missing}."):
-            fix = "install its package, or put its folder on PYTHONPATH, or start in that folder"
+            fix = _hidden(module) or "install its package, or put its folder on PYTHONPATH, or start in that folder"
         raise UserError(f"the {kind} {target} cannot be imported ({error})", fix) from None
     except (Exception, SystemExit) as error:  # code of somebody else may raise anything while it is imported
         if signal_of(error) is not None:
@@ -67,5 +67,17 @@ def imported(target: str, *, kind: str, key: str) -> Any:
         raise UserError(f"the {kind} {target} cannot be imported ({type(error).__name__}: {error})",
                         f"fix {module}") from error
     if not hasattr(found, attribute):
-        raise UserError(f"{module} has no {attribute}", f"set {key} to module:attribute of your {kind}")
+        file = getattr(found, "__file__", None)
+        raise UserError(f"{module} has no {attribute}{f' in {file}' if file else ''}",
+                        _hidden(module) or f"set {key} to module:attribute of your {kind}")
     return getattr(found, attribute)
+
+
+def _hidden(module: str) -> str | None:
+    """Returns how to fix it if the current folder has this module and Python found another one, else None."""
+    top, path = module.partition(".")[0], Path.cwd().joinpath(*module.split("."))
+    own = next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
+    found = getattr(sys.modules.get(module), "__file__", None)
+    if own is None or (found and Path(found).resolve() == own.resolve()):
+        return None
+    return f"rename your {f'{top}.py' if own.stem == module else f'folder {top}'}: Python finds another {top} first"

@@ -256,7 +256,7 @@ def test_a_module_that_breaks_when_it_is_imported_is_refused_in_one_line(
     ("import random\nrandom.nosuch\n", "(AttributeError: module 'random' has no attribute 'nosuch'); fix own_game"),
     ("from services.errors import UserError\nraise UserError('no server answers', 'start it')\n",
      "no server answers; start it"),
-    ("SPCE = 1\n", "own_game has no SPEC; set env.name to module:attribute of your environment")])
+    ("SPCE = 1\n", "own_game.py; set env.name to module:attribute of your environment")])
 def test_a_mistake_inside_a_module_is_not_told_as_a_missing_name(
         code: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "own_game.py").write_text(code)
