@@ -10,7 +10,7 @@ from envservice.checks import check_environment
 from envservice.spec import EnvironmentSpec, Teacher
 from services.config.tree import EnvSection
 from services.errors import UserError
-from services.process.own_code import imported, told
+from services.process.own_code import imported, meant, told
 
 BUILT_IN: Mapping[str, str] = {
     "alfworld": "envservice.alfworld.spec:SPEC",
@@ -30,7 +30,8 @@ def find_spec(name: str) -> EnvironmentSpec:
     module, colon, attribute = target.partition(":")
     if not (colon and attribute and all(part.isidentifier() for part in module.split("."))):
         raise UserError(f"there is no environment {name!r}",
-                        f"set env.name to one of {', '.join(BUILT_IN)}, or to module:attribute of your own")
+                        meant(name) or f"set env.name to one of {', '.join(BUILT_IN)}, or to module:attribute of your "
+                        "own")
     found = imported(target, kind="environment", key="env.name")
     if not isinstance(found, EnvironmentSpec):
         raise UserError(f"{target} is of type {type(found).__name__}, not an EnvironmentSpec", "see envservice/spec.py")

@@ -35,7 +35,7 @@ from learner.credit.types import NamedEstimator
 from services.config.credit import CreditSection
 from services.config.refusals import one_line
 from services.errors import UserError
-from services.process.own_code import made, told
+from services.process.own_code import made, meant, told
 
 ESTIMATORS: dict[str, NamedEstimator] = {
     "gagpo": Gagpo(),
@@ -67,7 +67,7 @@ def estimator(name: str) -> NamedEstimator:
         return found
     if ":" not in name:
         raise UserError(f"there is no credit estimator {name!r}",
-                        f"use one of: {', '.join(ESTIMATORS)}, or module:Name of your own")
+                        meant(name) or f"use one of: {', '.join(ESTIMATORS)}, or module:Name of your own")
     own = made(name, kind="estimator", key=f"{SECTION}estimator")
     if lacks := [part for part in _PARTS if not hasattr(own, part)]:
         raise UserError(f"{name} is no estimator, because it has no {lacks[0]}",

@@ -27,6 +27,7 @@ from learner.credit.types import Credit, CreditStep, Estimator
 from services.config.credit import CreditSection
 from services.config.refusals import one_line
 from services.errors import UserError
+from services.process.own_code import told
 from services.records import choices_digest
 
 LARGEST_REWARD = 1e100
@@ -116,7 +117,7 @@ def credit_of(groups: Sequence[LoggedGroup], options: CreditSection) -> list[Cre
     """Returns one credit per group. The groups count as one learner step: `normalize: batch` is over all of them.
 
     Raises UserError as check_read does, if the state key compares lists of admissible actions and there are none, and
-    if an estimator of the user's own returns anything but one finite advantage for each step.
+    if an estimator of the user's own returns anything but one finite advantage for each step, or ends the process.
     """
     chosen = estimator(options.estimator)
     if options.state_key == LISTED_KEY and all(step.admissible is None for group in groups
@@ -126,7 +127,9 @@ def credit_of(groups: Sequence[LoggedGroup], options: CreditSection) -> list[Cre
     check_read(((f"step {t} of episode {k} of group {group.id or number}", step)
                 for number, group in enumerate(groups, 1) for k, episode in enumerate(group.episodes)
                 for t, step in enumerate(episode.steps)), options.estimator)
-    credits = chosen.batch([chosen.group(_steps(group, options), options) for group in groups], options)
+    ended = f"the estimator {options.estimator} ended the process"
+    with told(ended, f"fix {options.estimator.partition(':')[0]}", errors=(SystemExit,)):
+        credits = chosen.batch([chosen.group(_steps(group, options), options) for group in groups], options)
     check_credit(credits, [[episode.steps for episode in group.episodes] for group in groups], options.estimator)
     return credits
 

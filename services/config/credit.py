@@ -17,7 +17,8 @@ class CreditSection(Section):
     """How the return of an episode is credited to its turns. docs/algorithms.md has the formulas. The estimator and
     the state key add keys of their own, which have tables below."""
 
-    model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)  # for `gagpo credit --help`
+    # Docstrings are for `gagpo credit --help`. Defaults are those of own estimators too, and may be wrong.
+    model_config = ConfigDict(extra="allow", use_attribute_docstrings=True, validate_default=True)
 
     estimator: str = "gagpo"
     """Name of the credit estimator, or `module:Name` of your own."""

@@ -6,7 +6,7 @@ import importlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from services.errors import EnvFault, UserError, described
@@ -14,16 +14,16 @@ from services.process.signals import signal_of
 
 
 @contextmanager
-def told(what: str, fix: str) -> Iterator[None]:
-    """Runs code of the user's in its block, and raises UserError of `what` and `fix` for anything that it raises.
+def told(what: str, fix: str, *, errors: tuple[type[BaseException], ...] = (Exception, SystemExit)) -> Iterator[None]:
+    """Runs code of the user's in its block, and raises UserError of `what` and `fix` for each of `errors`.
 
-    Code that leaves the process by `sys.exit` counts too: the command would end without a word.
+    Code that leaves the process by `sys.exit` is among them: the command would end without a word.
     """
     try:
         yield
     except UserError:
         raise
-    except (Exception, SystemExit) as error:
+    except errors as error:
         if signal_of(error) is not None:
             raise
         raise UserError(f"{what} ({error if isinstance(error, EnvFault) else described(error)})", fix) from error
@@ -46,7 +46,7 @@ def imported(target: str, *, kind: str, key: str) -> Any:
     """
     module, colon, attribute = target.partition(":")
     if not (colon and attribute and all(part.isidentifier() for part in module.split("."))):
-        raise UserError(f"there is no {kind} {target!r}", f"set {key} to module:attribute of your own")
+        raise UserError(f"there is no {kind} {target!r}", meant(target) or f"set {key} to module:attribute of your own")
     # Last, so that nothing here hides an installed package. Ray puts the driver's current folder on its workers' path.
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)
@@ -59,7 +59,8 @@ def imported(target: str, *, kind: str, key: str) -> Any:
         missing = error.name or ""
         fix = f"install {missing}"
         if f"{module}.".startswith(f"{missing}."):
-            fix = _hidden(module) or "install its package, or put its folder on PYTHONPATH, or start in that folder"
+            fix = (meant(target) if module.endswith(".py") else _hidden(module)) or \
+                "install its package, or put its folder on PYTHONPATH, or start in that folder"
         raise UserError(f"the {kind} {target} cannot be imported ({error})", fix) from None
     except (Exception, SystemExit) as error:  # code of somebody else may raise anything while it is imported
         if signal_of(error) is not None:
@@ -71,6 +72,19 @@ def imported(target: str, *, kind: str, key: str) -> Any:
         raise UserError(f"{module} has no {attribute}{f' in {file}' if file else ''}",
                         _hidden(module) or f"set {key} to module:attribute of your {kind}")
     return getattr(found, attribute)
+
+
+def meant(target: str) -> str | None:
+    """Returns how to write a name of another form than `module:attribute`, such as `mine.Above` or `my-own.py:Above`.
+
+    None if it is no name of code at all.
+    """
+    module, attribute = target.split(":", 1) if ":" in target else target.removesuffix(".py").rpartition(".")[::2]
+    dotted = ".".join(PurePosixPath(module.removesuffix(".py")).parts)
+    name = f"{dotted.replace('-', '_')}:{attribute}"
+    if not all(part.isidentifier() for part in (*name.partition(":")[0].split("."), attribute)):
+        return None
+    return f"name files and folders with _ in place of -, and write {name}" if "-" in dotted else f"write {name}"
 
 
 def _hidden(module: str) -> str | None:

@@ -1,5 +1,6 @@
 """The keys that an estimator declares are the keys that it reads."""
 
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -160,6 +161,20 @@ class Needy(Halves):
         self.level = level
 
 
+class Leaving(Halves):
+    """Ends the process, which ended the command without a word."""
+
+    def group(self, group, options):
+        sys.exit(3)
+
+
+class WrongDefault(Halves):
+    """Its code failed on the text, or worked with it."""
+
+    class Options(CreditOptions):
+        level: float = "nope"
+
+
 @pytest.mark.parametrize(("name", "message"), [
     ("Short", "Short returned another number of advantages than there are steps; return one number for each step"),
     ("Divided", "Divided returned nan among advantages, which is no finite number"),
@@ -171,7 +186,9 @@ class Needy(Halves):
     ("Valueless", "Valueless returned values without one for the state 'X'"),
     ("OneForAll", "OneForAll returned 2 credits for 1 group; return one for each group from `batch`"),
     ("Forgetful", "Forgetful returned something that is no Credit"),
-    ("Needy", "Needy cannot be made (TypeError: ")])
+    ("Needy", "Needy cannot be made (TypeError: "),
+    ("Leaving", "Leaving ended the process (SystemExit: 3 (in group, test_registry.py:"),
+    ("WrongDefault", "option level cannot be 'nope'; it should be a valid number")])
 def test_a_mistake_in_an_estimator_of_ones_own_is_told_in_one_line(name, message):
     group = parse_group({"episodes": [{"steps": [{"state": "S", "reward": 1}, {"state": "X", "reward": 0}]}]})
     with pytest.raises(UserError) as caught:
