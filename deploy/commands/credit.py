@@ -6,10 +6,15 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args, get_origin
+
+from pydantic import TypeAdapter
 
 from deploy.console.printable import printable
 from services.config.credit import CreditSection
+from services.config.file import as_yaml, from_yaml
+from services.config.keys import kinds_of, of_text
 from services.errors import UserError
 
 if TYPE_CHECKING:
@@ -106,7 +111,12 @@ def _meaning(name: str, field: FieldInfo, tables: Mapping[str, type[BaseModel]])
 
 
 def _default(field: FieldInfo) -> str:
-    return "required" if field.is_required() else f"default {field.default}"
+    """Returns the default as one would give it."""
+    if field.is_required():
+        return "required"
+    default = field.get_default(call_default_factory=True, validated_data={})
+    default = TypeAdapter(Any).dump_python(default, mode="json", fallback=str)
+    return f"default {as_yaml(default) if isinstance(default, list | dict) else default}"
 
 
 def _one_line(text: str | None) -> str:
@@ -121,7 +131,9 @@ def _add_option(parser: argparse.ArgumentParser, name: str, field: FieldInfo, me
         return
     choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
     number = field.annotation in (int, float)
-    kind = cast(type, field.annotation) if number else type(choices[0]) if choices else str  # pydantic reads the rest
+    texts = of_text(kinds_of(field.annotation))
+    kind = (cast(type, field.annotation) if number else type(choices[0]) if choices else
+            str if texts else partial(from_yaml, named=option))
     parser.add_argument(option, type=kind, default=argparse.SUPPRESS, help=told,
                         choices=choices or None, metavar="NUMBER" if number else None)
 

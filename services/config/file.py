@@ -130,6 +130,14 @@ def as_yaml(value: object) -> str:
     return yaml.safe_dump(value, default_flow_style=True, width=math.inf).removesuffix("\n...\n").strip()
 
 
+def from_yaml(text: str, named: str) -> Any:
+    """Returns the value that a user wrote on the command line. Raises UserError that names it by `named`."""
+    try:
+        return yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader is a SafeLoader
+    except (yaml.YAMLError, ValueError, RecursionError):
+        raise UserError(f"the value of {named} is not YAML", "quote it") from None
+
+
 def _at(tree: Tree, key: str) -> Any:
     value: Any = tree
     for part in key.split("."):
@@ -220,10 +228,7 @@ def _read_override(override: str) -> tuple[str, Any]:
     check_key(key, COMMAND_LINE)
     if takes_text(key) and not text.startswith(("'", '"')):
         return key, None if text in NOTHING else text  # name=2026, model.revision=12345e7 and texts with `: ` or ` #`
-    try:
-        value = yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader is a SafeLoader
-    except (yaml.YAMLError, ValueError, RecursionError):
-        raise UserError(f"the value of {override!r} is not YAML", "quote it") from None
+    value = from_yaml(text, repr(override))
     if isinstance(value, dict) and is_section(key):
         _check_keys(value, COMMAND_LINE, f"{key}.")
     return key, value

@@ -32,8 +32,7 @@ def config_keys(section: type[BaseModel] = Config, prefix: str = "") -> Iterator
 
 def takes_text(key: str) -> bool:
     """Returns whether the values of a key are texts or paths, so that `2026` or `no` is a text there."""
-    kinds = _kinds(key)
-    return bool(kinds) and kinds <= {str, Path}
+    return of_text(_kinds(key))
 
 
 def takes_pair(key: str) -> bool:
@@ -43,7 +42,7 @@ def takes_pair(key: str) -> bool:
 
 
 def _kinds(key: str) -> set[Any]:
-    """Returns the types of a key's values but for None; none if there is no such key."""
+    """Returns the types of a key's values as `kinds_of` does; none if there is no such key."""
     section: type[BaseModel] = Config
     *above, leaf = key.split(".")
     for name in above:
@@ -51,7 +50,16 @@ def _kinds(key: str) -> set[Any]:
         if not (isinstance(found, type) and issubclass(found, BaseModel)):
             return set()
         section = found
-    kind = section.model_fields[leaf].annotation if leaf in section.model_fields else None
+    return kinds_of(section.model_fields[leaf].annotation) if leaf in section.model_fields else set()
+
+
+def of_text(kinds: set[Any]) -> bool:
+    """Returns whether values of these types are texts or paths."""
+    return bool(kinds) and kinds <= {str, Path}
+
+
+def kinds_of(kind: Any) -> set[Any]:
+    """Returns the types of the values of a field but for None, from its annotation."""
     choices = get_args(kind) if isinstance(kind, UnionType) or get_origin(kind) is Union else (kind,)
     return {each for each in choices if each is not None and each is not type(None)}
 
@@ -65,8 +73,9 @@ def check_key(key: str, where: Path | str) -> None:
     """Raises UserError for a key or section that the config does not have. `where`: who gave it, for the message."""
     if key in config_keys() or is_section(key):
         return
-    if key.startswith(OPEN_SECTION) and "." not in key.removeprefix(OPEN_SECTION):
-        return  # learner/credit/registry.py checks it, by the estimator
+    option = OPEN_SECTION + key.removeprefix(OPEN_SECTION).partition(".")[0]
+    if key.startswith(OPEN_SECTION) and option not in config_keys():
+        return  # learner/credit/registry.py checks it, by the estimator; keys may lie below an option
     raise UserError(f"unknown key {key} in {where}", nearest(key))
 
 

@@ -22,7 +22,11 @@ FIXES = {"path_type": "give a path",
 
 
 def one_line(error: ValidationError, where: Path | str, prefix: str = "") -> UserError:
-    """Returns the first finding of pydantic as a UserError. `where` is what to change, `prefix` goes before the key."""
+    """Returns the first finding of pydantic as a UserError. `where` is what to change, `prefix` goes before the key.
+
+    A prefix is a section with its dot, or a word with its space, such as `option `: then nobody can type `key=VALUE`.
+    """
+    typed = not prefix.endswith(" ")
     first, *others = error.errors(include_url=False)
     more = f" (and {len(others)} more)" if others else ""
     key = prefix + ".".join(str(part) for part in first["loc"])
@@ -31,7 +35,8 @@ def one_line(error: ValidationError, where: Path | str, prefix: str = "") -> Use
     if first["type"] in ("missing", "too_long", "tuple_type") and takes_pair(pair):
         return UserError(f"{pair} takes two values and {wrong(first['input'])}{more}", "write [VALUE, VALUE]")
     if first["type"] == "missing":
-        return UserError(f"{key} is not set{more}", f"set it in {where} or give {key}=VALUE")
+        return UserError(f"{key} is not set{more}",
+                         f"set it in {where} or give {key}=VALUE" if typed else "give it a value")
     if first["type"] == "value_error":
         fix = "give another value" if where == COMMAND_LINE else \
             f"change it in {where} or override it on the command line"
@@ -39,7 +44,8 @@ def one_line(error: ValidationError, where: Path | str, prefix: str = "") -> Use
     if first["type"] == "extra_forbidden":
         return UserError(f"unknown key {key}{more} in {where}", nearest(key))
     if first["type"] == "model_type":
-        return UserError(f"{key} is a section and {wrong(first['input'])}{more}", f"set its keys: {key}.KEY=VALUE")
+        return UserError(f"{key} is a section and {wrong(first['input'])}{more}",
+                         f"set its keys: {key}.KEY=VALUE" if typed else "give it as {KEY: VALUE}")
     if first["type"] == "tuple_type":
         fix = "write [] or [VALUE, VALUE]" if first["input"] is None else f"write [{first['input']}]"
         return UserError(f"{key} is a list and {wrong(first['input'])}{more}", fix)

@@ -2,15 +2,27 @@
 
 import json
 import re
+from enum import Enum
 
 import pytest
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from deploy.cli import parse
+from deploy.runs.configs import load_config
 from learner.credit.base import CreditOptions, WithinGroup
-from learner.credit.registry import ESTIMATORS
+from learner.credit.registry import ESTIMATORS, options_of
 from learner.credit.types import Credit
 from services.errors import UserError
+
+
+class Colour(Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Inner(BaseModel):
+    a: int = 1
+    b: float = 0.0
 
 
 class Levels(WithinGroup):
@@ -20,32 +32,79 @@ class Levels(WithinGroup):
         level: float = 1
         most: float | None = None
         weights: list[float] = Field(default_factory=list)
+        inner: Inner = Inner()
+        colour: Colour = Colour.RED
+        word: str | None = None
 
     def group(self, group, options):
-        rows = [[options.level + (options.most or 0.0) for _ in episode] for episode in group]
+        more = sum(options.weights) + options.inner.b + (options.colour is Colour.BLUE) + len(options.word or "")
+        rows = [[options.level + (options.most or 0.0) + more for _ in episode] for episode in group]
         return Credit(returns=rows, values=None, deltas=None, raw_advantages=rows, advantages=rows,
                       states=[[step.state for step in episode] for episode in group])
+
+
+class Needy(Levels):
+    """An estimator with an option that has no default."""
+
+    class Options(Levels.Options):
+        must: int
 
 
 LEVELS = ("--estimator", f"{__name__}:Levels")
 GROUP = json.dumps({"episodes": [{"steps": [{"state": "hall", "reward": 1.0}]}]})
 
 
-@pytest.mark.parametrize(("given", "advantage"), [((), 1.0), (("--level", "0.5"), 0.5), (("--most", "3"), 4.0)])
-def test_numbers_reach_the_estimator_whatever_its_defaults_are(tmp_path, capsys, given, advantage):
+@pytest.mark.parametrize(("given", "advantage"), [
+    ((), 1.0), (("--level", "0.5"), 0.5), (("--most", "3"), 4.0), (("--most", "null"), 1.0), (("--most", "1e1"), 11.0),
+    (("--weights", "[1, 2, 3]"), 7.0), (("--inner", '{"b": 3}'), 4.0), (("--inner", "{b: 3}"), 4.0),
+    (("--colour", "blue"), 2.0), (("--word", "no"), 3.0), (("--word", "2026"), 5.0)])
+def test_values_reach_the_estimator_whatever_their_types_are(tmp_path, capsys, given, advantage):
     (tmp_path / "group.json").write_text(GROUP)
     args = parse(["credit", str(tmp_path / "group.json"), *LEVELS, *given])
     assert args.run(args) == 0
     assert json.loads(capsys.readouterr().out)["advantages"] == [[advantage]]
 
 
-def test_the_help_names_no_types_of_python(capsys):
+def test_the_help_names_no_types_of_python_and_each_default_as_one_would_give_it(capsys):
     with pytest.raises(SystemExit):
         parse(["credit", *LEVELS, "--help"])
-    shown = capsys.readouterr().out
-    assert "--most MOST" in shown
-    assert "--weights" in shown
+    shown = " ".join(capsys.readouterr().out.split())
     assert "<class" not in shown
+    for option, default in (("most MOST", "None"), ("weights WEIGHTS", "[]"), ("inner INNER", "{a: 1, b: 0.0}"),
+                            ("colour COLOUR", "red")):
+        assert f"--{option} (default {default}; for your own estimator)" in shown
+
+
+@pytest.mark.parametrize(("given", "said"), [
+    ((*LEVELS, "--inner", "3"), "option inner is a section and cannot be 3; give it as {KEY: VALUE}"),
+    ((*LEVELS, "--weights", "[1"), "the value of --weights is not YAML; quote it"),
+    ((*LEVELS, "--weights", "[a]"), "option weights.0 cannot be 'a'; it should be a valid number, unable to parse"),
+    (("--estimator", f"{__name__}:Needy"), "option must is not set; give it a value")])
+def test_a_wrong_value_is_told_by_what_can_be_typed(tmp_path, given, said):
+    (tmp_path / "group.json").write_text(GROUP)
+    with pytest.raises(UserError) as error:
+        (args := parse(["credit", str(tmp_path / "group.json"), *given])).run(args)
+    assert str(error.value).startswith(said)
+
+
+@pytest.mark.parametrize(("overrides", "inner"), [
+    (["inner.b=3"], Inner(b=3)), (["inner.b=3", "inner.a=2"], Inner(a=2, b=3)), (["inner={b: 3}"], Inner(b=3)),
+    (["inner={a: 2}", "inner.b=3"], Inner(a=2, b=3))])
+def test_a_key_below_an_option_is_set_as_the_refusal_says(overrides, inner):
+    config = load_config("alfworld-tiny", [f"learner.credit.estimator={__name__}:Levels", *(
+        f"learner.credit.{override}" for override in overrides)])
+    assert options_of(config.learner.credit).inner == inner
+
+
+@pytest.mark.parametrize(("override", "said"), [
+    ("inner=3", "learner.credit.inner is a section and cannot be 3; set its keys: learner.credit.inner.KEY=VALUE"),
+    ("inner.b=x", "learner.credit.inner.b cannot be 'x'; it should be a valid number"),
+    ("iner.b=3", "unknown key learner.credit.iner: the estimator "),
+    ("gamma.b=3", "unknown key learner.credit.gamma.b in the command line; ")])
+def test_a_wrong_key_below_an_option_is_told_in_one_line(override, said):
+    with pytest.raises(UserError) as error:
+        load_config("alfworld-tiny", [f"learner.credit.estimator={__name__}:Levels", f"learner.credit.{override}"])
+    assert str(error.value).startswith(said)
 
 
 def test_no_option_names_an_estimator_that_the_command_refuses(capsys):
