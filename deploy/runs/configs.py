@@ -5,22 +5,32 @@ Configs from here have every option of their estimator and their state key under
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from services.config import file as config_file
+from services.config.credit import CreditSection
+from services.config.keys import OPEN_SECTION
 from services.config.tree import Config
 
 SHIPPED = Path(__file__).resolve().parents[1] / "configs"
 """The folder of the configs that come with the package."""
+_CHOICES = (f"{OPEN_SECTION}estimator", f"{OPEN_SECTION}state_key")
+"""The keys that decide which options there are."""
 
 
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
     """Reads a config file or a shipped config. What trains or plays its model finds that by deploy/runs/hub.py first.
 
-    Raises UserError as services.config.file.load_config does, and for an unknown estimator or option.
+    Options that only the file's own estimator has are left out if an override names another one. Raises UserError as
+    services.config.file.load_config does, and for an unknown estimator or option.
     """
-    return _with_options(config_file.load_config(path, overrides, shipped_in=SHIPPED))
+    config = config_file.load_config(path, overrides, shipped_in=SHIPPED)
+    keys = [override.partition("=")[0] for override in overrides]
+    if not set(_CHOICES) & set(keys):
+        return _with_options(config)
+    others = [override for key, override in zip(keys, overrides, strict=True) if key not in _CHOICES]
+    return _changed(config, config_file.load_config(path, others, shipped_in=SHIPPED), keys)
 
 
 def default_config(overrides: Sequence[str] = ()) -> Config:
@@ -40,8 +50,11 @@ def light_config(path: Path | str | None, overrides: Sequence[str] = ()) -> Conf
 
 
 def lay_over(config: Config, values: Mapping[str, object]) -> Config:
-    """Returns `config` with `values` at their dotted keys. Raises UserError for an unknown key or a bad value."""
-    return _with_options(config_file.lay_over(config, values))
+    """Returns `config` with `values` at their dotted keys. Raises UserError for an unknown key or a bad value.
+
+    Options that only its own estimator has are left out if the values name another one.
+    """
+    return _changed(config_file.lay_over(config, values), config, values)
 
 
 def find_config(path: Path | str) -> Path:
@@ -49,8 +62,19 @@ def find_config(path: Path | str) -> Path:
     return config_file.find_config(path, SHIPPED)
 
 
+def _changed(config: Config, former: Config, keys: Iterable[str]) -> Config:
+    """Returns the config with its options. `former`: the config before `keys` were changed."""
+    from learner.credit.registry import without_former
+
+    given = {key.removeprefix(OPEN_SECTION).partition(".")[0] for key in keys if key.startswith(OPEN_SECTION)}
+    return _with_options(_with_credit(config, without_former(config.learner.credit, former.learner.credit, given)))
+
+
 def _with_options(config: Config) -> Config:
     from learner.credit.registry import completed
 
-    credit = completed(config.learner.credit)
+    return _with_credit(config, completed(config.learner.credit))
+
+
+def _with_credit(config: Config, credit: CreditSection) -> Config:
     return config.model_copy(update={"learner": config.learner.model_copy(update={"credit": credit})})

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
@@ -138,6 +138,17 @@ def make_options(estimator: str = "gagpo", **given: Any) -> Any:
 def completed(section: CreditSection) -> CreditSection:
     """Returns the section with every option of its estimator and key written out, and all keys that were given."""
     return CreditSection.model_validate(options_of(section).model_dump())
+
+
+def without_former(section: CreditSection, former: CreditSection, given: Collection[str]) -> CreditSection:
+    """Returns the section of a config whose estimator or state key has changed, without options of the former ones.
+
+    `former`: the section before the change. `given`: keys that were changed too; they stay, and so do those of shipped
+    estimators and keys. Raises UserError for an unknown estimator or key.
+    """
+    unknown = (section.model_extra or {}).keys() - declared(section).keys() - set(given)
+    left = {name for model in models(former) for name in model.model_fields} & unknown if unknown else unknown
+    return CreditSection.model_validate({name: value for name, value in section if name not in left})
 
 
 def keys_read(section: CreditSection) -> frozenset[str]:
