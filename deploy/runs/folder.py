@@ -18,6 +18,7 @@ import msgspec
 from deploy.runs.configs import load_config
 from deploy.runs.hub import origin
 from deploy.runs.moved import followed
+from deploy.runs.own_code import code_of
 from envservice.data_digest import agrees
 from learner.checkpoints.mirrored import MIRROR
 from services.config.file import as_yaml, dump_config, flatten
@@ -49,6 +50,8 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     games: str = ""
     model: str = ""
     """`OWNER/NAME@REVISION` of the model that it started from, if that is a model of the Hugging Face hub."""
+    code: dict[str, str] = {}
+    """Maps the modules of an own estimator and an own state key to the digests of their files at the start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +185,7 @@ def open_run(config: Config, *, games: str, resume: bool) -> tuple[RunFolder, st
     dump_config(config, folder.config_file)
     if known is None:
         known = Identity(run=f"{config.name}-{uuid.uuid4().hex[:8]}", games=games,
-                         model=origin(config.model.path))
+                         model=origin(config.model.path), code=code_of(config))
         write_whole(folder.identity_file, json.dumps(msgspec.structs.asdict(known), indent=1) + "\n")
     return folder, known.run
 

@@ -74,6 +74,11 @@ def imported(target: str, *, kind: str, key: str) -> Any:
     return getattr(found, attribute)
 
 
+def file_of(module: str) -> Path:
+    """Returns the file of a module that `imported` has imported."""
+    return Path(str(sys.modules[module].__file__))
+
+
 def meant(target: str) -> str | None:
     """Returns how to write a name of another form than `module:attribute`, such as `mine.Above` or `my-own.py:Above`.
 

@@ -1,5 +1,5 @@
 """Settings that are allowed but hardly meant: keys without effect, learning rates of tiny models for large ones,
-workers that would play nothing, and a cold start on answers that the prompt cannot read."""
+workers that would play nothing, a cold start on answers that the prompt cannot read, and a run's code that changed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import math
 from deploy.launch.planning.disk import short_of_disk
 from deploy.launch.planning.idle_keys import idle_keys
 from deploy.launch.planning.model_memory import model_shape
+from deploy.runs.folder import RunFolder
+from deploy.runs.own_code import code_of
 from envservice.base import PromptTemplate
 from envservice.registry import make_template
 from learner.cold_start.trajectories import read_trajectories
@@ -15,7 +17,7 @@ from learner.credit.registry import estimator
 from services.chat import THINK
 from services.config.tree import Config
 from services.plural import number_of
-from services.process.own_code import told
+from services.process.own_code import file_of, told
 
 LARGE_MODEL = 50_000_000
 """Parameters from which on a model counts as a published one, and not as one of the tiny configs."""
@@ -26,7 +28,18 @@ HIGHEST_RATE = 1e-4
 def warnings(config: Config) -> list[str]:
     """Returns one line for each warning about a config. If the config names a model, reads its headers."""
     imitates = (*_slow_imitation(config), *unread_answers(config)) if config.sft.enabled else ()
-    return [*idle_keys(config), *_large_rates(config), *imitates, *idle_workers(config), *short_of_disk(config)]
+    return [*idle_keys(config), *_large_rates(config), *imitates, *idle_workers(config), *short_of_disk(config),
+            *_changed_code(config)]
+
+
+def _changed_code(config: Config) -> list[str]:
+    """Returns a line for each file of an own estimator or state key that has changed since the config's run started."""
+    now = code_of(config)
+    known = RunFolder(config.run_dir).known() if now else None
+    before = known.code if known else {}
+    return [f"{file_of(module).name} has changed since this run started, and learner steps before were made by the old "
+            "code: change it back, or start another run (name=...)"
+            for module, digest in now.items() if before.get(module, digest) != digest]
 
 
 def _large(config: Config) -> int:

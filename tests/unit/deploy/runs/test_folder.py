@@ -32,7 +32,7 @@ def test_a_fresh_folder_gets_an_identity_and_the_resolved_config(tmp_path: Path)
     assert folder.path == tmp_path / "r"
     assert run.startswith("r-")
     assert json.loads(folder.identity_file.read_text()) == {
-        "format": 1, "run": run, "games": GAMES, "model": ""}
+        "format": 1, "run": run, "games": GAMES, "model": "", "code": {}}
     assert load_config(folder.config_file) == config(tmp_path)
 
 
