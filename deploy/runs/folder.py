@@ -20,6 +20,7 @@ from deploy.runs.hub import origin
 from deploy.runs.moved import followed
 from deploy.runs.own_code import code_of
 from envservice.data_digest import agrees
+from learner.checkpoints.checkpoint import steps_in
 from learner.checkpoints.mirrored import MIRROR
 from services.config.file import as_yaml, dump_config, flatten
 from services.config.tree import Config
@@ -282,6 +283,9 @@ def standing(config: Config, *, resume: bool, games: str | None = None) -> tuple
     if not resume:
         return (f"{config.run_dir} holds a run already",
                 f"go on with it by `{go_on(config.run_dir)}`, or give this run another name (name=...)")
+    if config.steps < (taken := max(steps_in(config.run_dir / "checkpoints"), default=0)):
+        return (f"steps={config.steps} is fewer than the {taken} that {config.run_dir} has taken",
+                f"steps counts from the beginning: give {taken + config.steps} for {config.steps} more")
     if games is not None and not agrees(known.games, games):
         return (f"{config.run_dir} was played on {known.games}, and now there is {games}",
                 "give this run another name (name=...), or the data and settings that it had")

@@ -67,6 +67,12 @@ class _Best(_Pointer, frozen=True, kw_only=True):
 _Found = TypeVar("_Found", bound=_Pointer)
 
 
+def steps_in(root: Path) -> list[int]:
+    """Returns the steps of all checkpoints in a folder, oldest first; [] if there is no such folder."""
+    found = (_FOLDER.fullmatch(path.name) for path in root.glob("step-*"))
+    return sorted(int(match[1]) for match in found if match)
+
+
 def hold(folder: Path) -> BinaryIO:
     """Returns an open file: while it is open, no learner deletes the checkpoint with this folder. Where the storage has
     no locks, it may. Raises FileNotFoundError if the checkpoint is gone.
@@ -224,8 +230,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Returns the steps of all checkpoints that are kept, oldest first."""
-        found = (_FOLDER.fullmatch(path.name) for path in self.root.glob("step-*"))
-        return sorted(int(match[1]) for match in found if match)
+        return steps_in(self.root)
 
     def _newest_first(self) -> list[int]:
         """Returns the steps up to the one that latest.json names, or all if that one does not exist."""

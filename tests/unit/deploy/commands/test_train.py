@@ -52,6 +52,13 @@ def test_overrides_are_laid_over_the_runs_config(mine, capsys: pytest.CaptureFix
     assert "runs/mine, 1 learner step, seed 0" in capsys.readouterr().out
 
 
+def test_a_dry_run_says_that_a_run_has_taken_more_steps_than_it_is_to_have(mine, capsys: pytest.CaptureFixture[str]):
+    Path("runs/mine/checkpoints/step-00000007").mkdir(parents=True)
+    assert cli.main(["train", "--resume", "mine", "steps=5", "--dry-run"]) == 0
+    assert ("a start would be refused: steps=5 is fewer than the 7 that runs/mine has taken; steps counts from the "
+            "beginning: give 12 for 5 more") in capsys.readouterr().out
+
+
 def test_a_refusal_lists_the_keys_that_differ(mine, capsys: pytest.CaptureFixture[str]):
     assert cli.main(["train", "--resume", "mine", "learner.lr=1e-2"]) == 2
     assert capsys.readouterr().err == (

@@ -140,6 +140,19 @@ def test_a_key_that_a_later_version_adds_does_not_stand_against_going_on(tmp_pat
     assert standing(config(tmp_path), resume=True) is None
 
 
+def test_a_run_that_goes_on_has_at_least_the_steps_that_it_has_taken(tmp_path: Path):
+    folder, _ = open_run(config(tmp_path, steps=40), games=GAMES, resume=False)
+    check_run(config(tmp_path, steps=5), resume=True)  # it has no checkpoint yet
+    for step in (8, 12):
+        (folder.path / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
+    with pytest.raises(UserError) as error:
+        open_run(config(tmp_path, steps=5), games=GAMES, resume=True)
+    assert str(error.value) == (f"steps=5 is fewer than the 12 that {tmp_path / 'r'} has taken; "
+                                "steps counts from the beginning: give 17 for 5 more")
+    assert load_config(folder.config_file).steps == 40
+    open_run(config(tmp_path, steps=12), games=GAMES, resume=True)
+
+
 def test_a_check_writes_nothing(tmp_path: Path):
     check_run(config(tmp_path), resume=False)
     assert not (tmp_path / "r").exists()
