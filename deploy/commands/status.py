@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 import time
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +16,26 @@ import msgspec
 
 from deploy.console.plain import span
 from deploy.console.printable import printable
+from deploy.runs.comparison import Kind, evaluation_kind
 from deploy.runs.configs import load_config
 from deploy.runs.folder import RunFolder, go_on
 from deploy.runs.health import warnings
-from deploy.runs.history import RunHistory, damage
+from deploy.runs.history import RunHistory
 from deploy.runs.live_status import Seen, look, silent, value
 from deploy.runs.policies import find_run, run_path
 from deploy.runs.stage import ENDED_WELL, read_stage
 from deploy.runs.verdict import next_commands, verdicts
 from services.controller.watched import STATES
 from services.plural import number_of
+from services.telemetry.curve import on_curve
 from services.telemetry.heartbeat import BEAT_S, Beat
 
 WATCH_S = 2.0
 APART_S = BEAT_S + 0.5
 """Between the first two looks: every process has had another heartbeat."""
 WORDS = {"unplaced": "waiting for room on the cluster", "draining": "finishing their work"}
+LAST = 5
+"""Number of the curve's last evaluations that are shown."""
 FINISHED, GOING_ON, INTERRUPTED = "finished", "going on", "interrupted"
 
 
@@ -38,9 +44,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
     parser = subparsers.add_parser(
         "status",
         help="show the state of a run",
-        description="Shows the stage of a run, its last learner step and evaluations. While it is active: each of\n"
-        "its processes, with the weights held, the speed, the last progress, and what it waits for. After an\n"
-        "interruption: the command that continues it. At the end: the verdict and the next commands.",
+        description="Shows the stage of a run, its last learner step and its first, best and last evaluations. While\n"
+        "it is active: each of its processes, with the weights held, the speed, the last progress, and what it\n"
+        "waits for. After an interruption: the command that continues it. At the end: the verdict and the next\n"
+        "commands.",
         epilog="examples:\n  gagpo status alfworld-tiny\n  gagpo status runs/alfworld-tiny --watch",
     )
     parser.add_argument("run_folder", metavar="RUN", type=run_path, help="a run's folder, or its name in runs/")
@@ -55,14 +62,14 @@ def run(args: argparse.Namespace) -> int:
     Returns 1 if lines of the run's files are damaged.
     """
     folder = find_run(args.run_folder)
-    seen = Seen()
+    history, seen = RunHistory(folder), Seen()
     seen.take(look(folder.path))
     if seen.now:
         time.sleep(APART_S)
         seen.take(look(folder.path))
     try:
         while True:
-            status = read_status(find_run(args.run_folder))  # between two looks it may have been moved
+            status = read_status(find_run(args.run_folder), history)  # between two looks it may have been moved
             _show(status, seen, folder.path, args)
             if not args.watch:
                 return int(bool(status["damaged"]))
@@ -95,13 +102,28 @@ def summary(status: Mapping[str, Any]) -> list[str]:
         lines.append(f"  last step {span(status['seconds_since_step'])} ago{won}")
     if status["doing"] and status["state"] == GOING_ON:
         lines.append(f"  {status['doing']}")
-    lines += [f"  {line['label']} T={line['temperature']:g}: {line['success_rate']:.1%} "
-              f"[{line['success_low']:.1%}, {line['success_high']:.1%}] on {number_of(line['tasks'], 'game')}"
-              for line in status["evaluations"]]
+    lines += _evaluations(status["evaluations"], status["run"])
     lines += [f"  warning: {text}" for text in status["warnings"]]
     lines += [f"  damaged: {text}" for text in status["damaged"]]
     lines += [f"  verdict: {text}" for text in status["verdicts"]]
     return lines + (["  next:", *(f"    {command}" for command in status["next"])] if status["next"] else [])
+
+
+def _evaluations(rows: Sequence[Mapping[str, Any]], run_folder: str) -> list[str]:
+    """Returns the lines of the final table's evaluations, and of the first, the best and the last of each curve."""
+    kinds: dict[Kind, list[int]] = defaultdict(list)
+    for index, row in enumerate(rows):
+        if on_curve(row["label"]):
+            kinds[evaluation_kind(row)].append(index)
+    shown = {index for index, row in enumerate(rows) if not on_curve(row["label"])}
+    for curve in kinds.values():
+        shown |= {curve[0], max(curve, key=lambda index: rows[index]["success_rate"]), *curve[-LAST:]}
+    lines = [f"  {row['label']} T={row['temperature']:g}: {row['success_rate']:.1%} "
+             f"[{row['success_low']:.1%}, {row['success_high']:.1%}] on {number_of(row['tasks'], 'game')}"
+             for index, row in enumerate(rows) if index in shown]
+    return lines if len(shown) == len(rows) else [
+        *lines, f"  shown: the first, the best and the last {LAST} of the curve; {len(rows) - len(shown)} more: "
+                f"gagpo explore {shlex.quote(run_folder)}"]
 
 
 def _case(status: Mapping[str, Any]) -> str:
@@ -115,13 +137,12 @@ def _case(status: Mapping[str, Any]) -> str:
     return f"{how}, {span(status['silent_seconds'])} ago, in the stage `{stage}`"
 
 
-def read_status(folder: RunFolder) -> dict[str, Any]:
-    """Returns the status in the run's folder."""
+def read_status(folder: RunFolder, history: RunHistory) -> dict[str, Any]:
+    """Returns the status in the run's folder. `history`: the folder's; it goes on where it read last."""
     config = load_config(folder.config_file)
-    history = RunHistory(folder)
     metrics, evaluations = history.metrics, history.evaluations
     last = metrics[-1] if metrics else None
-    shown = ("label", "temperature", "success_rate", "success_low", "success_high", "tasks")
+    shown = ("label", "split", "temperature", "success_rate", "success_low", "success_high", "tasks")
     stage, now = read_stage(folder.stage_file), time.time()
     done = folder.summary.exists() and (stage is None or stage.ended == ENDED_WELL)
     state = (GOING_ON if stage is not None and stage.alive else FINISHED if done else
@@ -142,7 +163,7 @@ def read_status(folder: RunFolder) -> dict[str, Any]:
         "success_rate": last["success_rate"] if last else None,
         "evaluations": [{key: e[key] for key in shown} for e in evaluations],
         "warnings": [one.text for one in warnings(metrics, evaluations)],
-        "damaged": damage(folder),
+        "damaged": history.damage,
         "verdicts": [one.text for one in verdicts(evaluations)],
         "next": [] if state == GOING_ON else next_commands(folder.path, evaluations) if state == FINISHED else
                 [go_on(folder.path)],

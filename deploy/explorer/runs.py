@@ -13,7 +13,7 @@ from deploy.explorer.groups import Group, read_group
 from deploy.explorer.index import ArchiveIndex, GroupEntry
 from deploy.explorer.settings import SettingsFile
 from deploy.runs.folder import RunFolder
-from deploy.runs.history import RunHistory, damage
+from deploy.runs.history import RunHistory
 from deploy.runs.policies import find_run
 from services.config.tree import CreditSection
 from services.errors import UserError
@@ -59,9 +59,9 @@ class ExploredRun:
 
     @property
     def damage(self) -> list[str]:
-        """Returns a sentence for each file that cannot be read, or only in part. It reads them whole."""
+        """Returns a sentence for each file that cannot be read, or only in part. It reads them to their end."""
         wrong = ["model in config.yaml is no section with a path"] if self._model is None else []
-        return [*damage(RunFolder(self.path)), *wrong]
+        return [*self._history.damage, *wrong]
 
     @property
     def finished(self) -> bool:

@@ -16,7 +16,7 @@ from deploy.report.figures import FIGURES, PAPER, pyplot, save, write_figures
 from deploy.report.runs import Compared, ReportedRun, applicable, compare_runs, in_common, read_run
 from deploy.runs.comparison import TITLES, Comparison, Kind, compare, evaluation_kind
 from deploy.runs.health import warnings
-from deploy.runs.history import damage
+from deploy.runs.history import RunHistory
 from deploy.runs.verdict import verdicts
 from envservice.registry import stands_in_for
 from services.files import write_whole
@@ -47,7 +47,7 @@ def write_report(paths: Sequence[Path], out: Path, steps: Sequence[int] = ()) ->
     design = _design(compared)
     single = runs[0] if len(runs) == 1 else None
     title = single.name if single else f"{len(runs)} runs"
-    damaged = [text for run in runs for text in damage(run.folder)]
+    damaged = [text for run in runs for text in RunHistory(run.folder).damage]
     sections = [_labels(runs), _marked(damaged)]
     if single:
         sections += [f"<p class=verdict>{html.escape(one.text)}</p>" for one in verdicts(single.evaluations)]

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from deploy.runs.folder import RunFolder
-from deploy.runs.history import damage
+from deploy.runs.history import RunHistory
 from services.config.tree import Config
 from services.errors import described
 from services.files import Damaged
@@ -92,7 +92,7 @@ def audit(folder: RunFolder, config: Config, journal: Journal | None) -> Audit:
                  for step in sorted(durable) for group in manifests[step].groups
                  if "unplayed" in fates[_number(group)].tickets.values()]
     findings += [f"step {step} has a line in metrics.jsonl and no manifest" for step in sorted(seen - set(manifests))]
-    findings += damage(folder)
+    findings += RunHistory(folder).damage
     wrong = list(_evaluations(evaluations, evaluated))
     return Audit(fates=[fates[number] for number in sorted(fates)], findings=findings + wrong, notes=notes,
                  evaluations=len(evaluations) - len(wrong))

@@ -18,7 +18,7 @@ from services.last_value import LastValue
 from services.telemetry.metrics_file import (
     FILE_BYTES,
     MetricsRow,
-    damaged_lines,
+    cut_short,
     last_of_each_evaluation,
     last_of_each_step,
     whole_row,
@@ -32,58 +32,63 @@ class GrowingRows:
     """The rows of a JSON-lines file that other processes append to or replace. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         self._lock = threading.Lock()
         self._forget(file=0)
 
     def _forget(self, *, file: int) -> None:
         self._file, self._read_to = file, 0
         self._rows: list[MetricsRow] = []
+        self._lines = self._lost = 0
+        self._begun = b""  # the line after the last newline
 
     def rows(self) -> list[MetricsRow]:
         """Returns the rows of all whole lines, in order. Without a file, those that it had when it was there."""
         with self._lock:
-            try:
-                stream = self._path.open("rb")
-            except FileNotFoundError:
-                self._file = 0  # a new file is read from its beginning
-                return list(self._rows)
-            with stream:
-                if not self._path.is_file() or os.fstat(stream.fileno()).st_size > FILE_BYTES:
-                    raise Damaged(f"{self._path} is not a plain file of at most {FILE_BYTES >> 20} MiB", "restore it")
-                size, file = _size_and_file(stream.fileno())
-                if file != self._file or size < self._read_to:  # it was replaced
-                    self._forget(file=file)
-                if size > self._read_to:
-                    stream.seek(self._read_to)
-                    self._take(stream.read(size - self._read_to))
+            self._read()
             return list(self._rows)
 
+    def damage(self) -> str:
+        """Returns a sentence on the damaged lines, or "" if there are none.
+
+        A line that a crash cut short does not count: its end is missing, and the writer began a new line after it.
+        """
+        with self._lock:
+            self._read()
+            lost = self._lost + (whole_row(self._begun) is None and not cut_short(self._begun))
+            lines = self._lines + bool(self._begun)
+        return f"{lost} of {lines} lines of {self.path.name} are damaged and left out" if lost else ""
+
+    def _read(self) -> None:
+        try:
+            stream = self.path.open("rb")
+        except FileNotFoundError:
+            self._file = 0  # a new file is read from its beginning
+            return
+        with stream:
+            if not self.path.is_file() or os.fstat(stream.fileno()).st_size > FILE_BYTES:
+                raise Damaged(f"{self.path} is not a plain file of at most {FILE_BYTES >> 20} MiB", "restore it")
+            size, file = _size_and_file(stream.fileno())
+            if file != self._file or size < self._read_to:  # it was replaced
+                self._forget(file=file)
+            if size > self._read_to:
+                stream.seek(self._read_to)
+                self._take(stream.read(size - self._read_to))
+
     def _take(self, appended: bytes) -> None:
-        whole, newline, _ = appended.rpartition(b"\n")
-        for line in whole.split(b"\n"):
+        *lines, self._begun = appended.split(b"\n")
+        for line in lines:
             if (row := whole_row(line)) is not None:
                 self._rows.append(row)
-        self._read_to += len(whole) + len(newline)
+            else:
+                self._lost += not cut_short(line)
+        self._lines += len(lines)
+        self._read_to += len(appended) - len(self._begun)
 
 
 def _size_and_file(descriptor: int) -> tuple[int, int]:
     stat = os.fstat(descriptor)
     return stat.st_size, stat.st_ino
-
-
-def damage(folder: RunFolder) -> list[str]:
-    """Returns a sentence for each JSON-lines file of the run that has damaged lines or cannot be read."""
-    return [text for path in (folder.metrics, folder.evaluations, folder.ledger) if (text := _damage(path))]
-
-
-def _damage(path: Path) -> str:
-    try:
-        return damaged_lines(path)
-    except OSError as error:
-        return f"{path.name} cannot be read: {error.strerror or error}"
-    except Damaged as error:
-        return str(error)
 
 
 class RunHistory:
@@ -93,8 +98,8 @@ class RunHistory:
     """
 
     def __init__(self, folder: RunFolder, *, outage_s: float = 0.0) -> None:
-        self._metrics, self._evaluations = (
-            LastValue(GrowingRows(path).rows, seconds=outage_s) for path in (folder.metrics, folder.evaluations))
+        self._files = [GrowingRows(path) for path in (folder.metrics, folder.evaluations, folder.ledger)]
+        self._metrics, self._evaluations = (LastValue(file.rows, seconds=outage_s) for file in self._files[:2])
 
     @property
     def metrics(self) -> list[MetricsRow]:
@@ -105,6 +110,20 @@ class RunHistory:
     def evaluations(self) -> list[MetricsRow]:
         """Returns one row per label and temperature, in order. If an evaluation was repeated, its last row counts."""
         return last_of_each_evaluation(self._evaluations.now())
+
+    @property
+    def damage(self) -> list[str]:
+        """Returns a sentence for each file, the ledger too, that has damaged lines or cannot be read."""
+        return [text for file in self._files if (text := _damage(file))]
+
+
+def _damage(file: GrowingRows) -> str:
+    try:
+        return file.damage()
+    except OSError as error:
+        return f"{file.path.name} cannot be read: {error.strerror or error}"
+    except Damaged as error:
+        return str(error)
 
 
 def unreadable(path: Path, error: Exception) -> str:

@@ -106,20 +106,8 @@ def read_rows(path: Path) -> list[MetricsRow]:
     return [row for row in map(whole_row, lines) if row is not None]
 
 
-def damaged_lines(path: Path) -> str:
-    """Returns a sentence on the lines that read_rows leaves out, or "" if there are none.
-
-    A line that a crash cut short does not count: its end is missing, and the writer began a new line after it.
-    """
-    try:
-        lines = read_bounded(path, FILE_BYTES).splitlines()
-    except FileNotFoundError:
-        return ""
-    lost = sum(whole_row(line) is None and not _cut_short(line) for line in lines)
-    return f"{lost} of {len(lines)} lines of {path.name} are damaged and left out" if lost else ""
-
-
-def _cut_short(line: bytes) -> bool:
+def cut_short(line: bytes) -> bool:
+    """Returns whether a line lacks its end, as one that a crash cut short or that is being written."""
     if line[:1] not in (b"", b"{"):
         return False
     try:

@@ -22,6 +22,7 @@ from deploy.commands.status import read_status, summary, table
 from deploy.launch.monitoring import target_groups
 from deploy.runs.configs import lay_over, load_config
 from deploy.runs.folder import RunFolder
+from deploy.runs.history import RunHistory
 from deploy.runs.live_status import Seen, look
 from deploy.runs.stage import Stage, StageRecord, read_stage
 from services.config.file import dump_config
@@ -48,7 +49,7 @@ def test_the_first_line_says_stage_step_version_and_staleness():
 def test_during_the_cold_start_it_says_how_far_that_is(folder):
     with StageRecord(folder.stage_file) as record:
         record.tell("cold start", "1.3 of 4.0 min: 812 updates")
-        found = summary(read_status(folder))
+        found = summary(read_status(folder, RunHistory(folder)))
     assert found == [f"{folder.path}: cold start for 0 s, learner step 0 of 30", "  1.3 of 4.0 min: 812 updates"]
 
 
@@ -60,7 +61,7 @@ def test_after_an_interruption_it_says_how_where_and_what_goes_on(folder):
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
-    first, *rest = summary(read_status(folder))
+    first, *rest = summary(read_status(folder, RunHistory(folder)))
     assert re.fullmatch(r"interrupted by Ctrl-C, \d+ s ago, in the stage `cold start`, learner step 0 of 30",
                         first.removeprefix(f"{folder.path}: "))
     assert rest == ["  next:", f"    gagpo train --resume {folder.path}"]
@@ -76,7 +77,7 @@ def kill(folder: RunFolder) -> None:
 
 def test_a_driver_that_was_killed_is_gone(folder):
     kill(folder)
-    (line, *_) = summary(read_status(folder))
+    (line, *_) = summary(read_status(folder, RunHistory(folder)))
     assert re.search(r"interrupted: its process is gone, \d+ s ago, in the stage `reinforcement learning`", line)
 
 
@@ -86,7 +87,7 @@ def test_at_the_end_it_says_verdict_and_next_commands(folder):
                                         "success_low": won, "success_high": won,
                                         "success_by_task": {"a": won, "b": won}})
     folder.summary.write_text("{}")
-    found = summary(read_status(folder))
+    found = summary(read_status(folder, RunHistory(folder)))
     assert found[0] == f"{folder.path}: finished, learner step 0 of 30"
     assert "  verdict: 0% -> 100% at T=1, +100 points [-68, 100], no difference shown (2 held-out games)" in found
     assert any(line.startswith(f"    gagpo explore {folder.path} ") for line in found)
@@ -100,7 +101,7 @@ def test_a_finished_run_whose_longer_life_failed_is_not_finished(folder):
     folder.summary.write_text("{}")
     with pytest.raises(ValueError, match="no such checkpoint"):
         failing()
-    said = summary(read_status(folder))[0].removeprefix(f"{folder.path}: ")
+    said = summary(read_status(folder, RunHistory(folder)))[0].removeprefix(f"{folder.path}: ")
     assert re.match(r"ValueError: no such checkpoint, \d+ s ago", said)
 
 

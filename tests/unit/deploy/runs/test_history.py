@@ -48,6 +48,23 @@ def test_torn_lines_and_lines_without_an_object_do_not_affect_the_others(tmp_pat
     assert [row["step"] for row in GrowingRows(path).rows()] == [1, 2]
 
 
+def test_damaged_lines_are_counted_as_the_file_grows(tmp_path: Path):
+    """One that was cut short, or that is being written, is not damaged."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n{"step": \n{"st')
+    growing = GrowingRows(path)
+    assert growing.damage() == ""
+    with path.open("ab") as file:
+        file.write(b'ep": "two"}\n')
+    assert growing.damage() == "1 of 3 lines of metrics.jsonl are damaged and left out"
+    with path.open("ab") as file:
+        file.write(b"\xff")
+    for _ in range(2):
+        assert growing.damage() == "2 of 4 lines of metrics.jsonl are damaged and left out"
+    path.write_bytes(b'{"step": 1}\n')
+    assert growing.damage() == ""
+
+
 def test_a_file_that_was_replaced_is_read_again(tmp_path: Path):
     """As when a run goes on from a checkpoint and takes the steps after it again."""
     path = tmp_path / "metrics.jsonl"
