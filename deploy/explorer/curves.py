@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from deploy.report.figures import FIGURES, moving_average
@@ -14,7 +14,7 @@ from services.telemetry.curve import curve_of
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 420, 170, 44, 20, 8
 MOST_POINTS = 600
-"""Most points of a drawn line. A longer line is drawn through every n-th value."""
+"""Most values of a line besides its last. A longer line has every n-th one, or the page of a long run has megabytes."""
 Rows = Sequence[dict[str, Any]]
 
 
@@ -26,7 +26,7 @@ class CurveLine:
     key: int
     name: str
     steps: list[int]
-    values: list[float | None]
+    values: list[float]
     thin: str = ""
     """Points of the values. `thick` has those of the moving average."""
     thick: str = ""
@@ -57,10 +57,10 @@ def training_charts(names: Sequence[str], metrics: Sequence[Rows]) -> list[Chart
     """Returns the curves of the report, for all runs that have them."""
     charts: list[Chart] = []
     for name, subplot in ((name, subplot) for name, subplots in FIGURES.items() for subplot in subplots):
-        lines = [CurveLine(run=i, key=j, name=_label(names, i, key), steps=[row["step"] for row in rows],
-                      values=[row.get(key) for row in rows])
+        lines = [CurveLine(run=i, key=j, name=_label(names, i, key), steps=[row["step"] for row in known],
+                           values=[row[key] for row in known])
                  for i, rows in enumerate(metrics) for j, key in enumerate(subplot.keys)
-                 if any(row.get(key) is not None for row in rows)]
+                 if (known := [row for row in rows if row.get(key) is not None])]
         if lines:
             charts.append(_chart(name, subplot.title, lines))
     return charts
@@ -87,11 +87,10 @@ def _label(names: Sequence[str], i: int, key: str) -> str:
 
 def _chart(name: str, title: str, lines: list[CurveLine], bounds: list[list[tuple[float, float]]] | None = None, *,
            smooth: bool = True) -> Chart:
-    seen = [value for line in lines for value in line.values if value is not None]
+    seen = [value for line in lines for value in line.values]
     seen += [edge for pairs in bounds or [] for pair in pairs for edge in pair]
     low, high = _range(seen)
-    steps = [step for line in lines for step in line.steps]
-    first, last = min(steps), max(steps)
+    first, last = min(min(line.steps) for line in lines), max(max(line.steps) for line in lines)
 
     def at(step: float, value: float) -> str:
         x = LEFT + (WIDTH - LEFT - 8) * (step - first) / max(last - first, 1)
@@ -100,25 +99,30 @@ def _chart(name: str, title: str, lines: list[CurveLine], bounds: list[list[tupl
     def y_of(value: float) -> float:
         return TOP + (HEIGHT - TOP - BOTTOM) * (1 - (value - low) / (high - low))
 
-    def points(line: CurveLine, values: Sequence[float | None]) -> str:
-        stride = -(-len(values) // MOST_POINTS)
-        pairs = [(s, v) for s, v in zip(line.steps, values, strict=True) if v is not None]
-        return " ".join(at(*pair) for pair in pairs[::stride])
-
     drawn: list[CurveLine] = []
     for i, line in enumerate(lines):
-        known = [(s, v) for s, v in zip(line.steps, line.values, strict=True) if v is not None]
-        mean = moving_average([v for _, v in known]) if smooth else [v for _, v in known]
-        edges = list(zip(line.steps, bounds[i], strict=True)) if bounds else []
+        mean = moving_average(line.values) if smooth else line.values
+        kept = _kept(len(line.steps))
+        steps, values = [line.steps[k] for k in kept], [line.values[k] for k in kept]
+        edges = list(zip(steps, (bounds[i][k] for k in kept), strict=True)) if bounds else []
         band = " ".join([*(at(s, pair[0]) for s, pair in edges), *(at(s, pair[1]) for s, pair in reversed(edges))])
-        stride = max(1, -(-len(known) // MOST_POINTS))
-        drawn.append(CurveLine(
-            run=line.run, key=line.key, name=line.name, steps=line.steps, values=line.values, band=band,
-            thin=points(line, line.values) if smooth else "",
-            thick=_line([at(s, v) for (s, _), v in list(zip(known, mean, strict=True))[::stride]])))
+        drawn.append(replace(line, steps=steps, values=values, band=band,
+                             thin=" ".join(map(at, steps, values)) if smooth else "",
+                             thick=_line(list(map(at, steps, [mean[k] for k in kept])))))
     ticks = [(y_of(value), f"{value:.3g}") for value in (low, (low + high) / 2, high)]
     marks = [(float(at(step, low).split(",")[0]), str(step)) for step in sorted({first, (first + last) // 2, last})]
     return Chart(name=name, title=title, lines=drawn, ticks=ticks, marks=marks)
+
+
+def _kept(count: int) -> list[int]:
+    """Returns the indices of every n-th of `count` values, and of the last.
+
+    n is a power of two, so that the pointer reads two runs of different lengths at the same steps.
+    """
+    n = 1
+    while count > n * MOST_POINTS:
+        n *= 2
+    return sorted({*range(0, count, n), count - 1})
 
 
 def _line(points: list[str]) -> str:
