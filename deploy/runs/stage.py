@@ -23,6 +23,7 @@ log = get_logger("run")
 
 EVERY_S = 5.0
 ENDED_WELL = "finished"
+COPIED = "copied while it went on"
 SILENT_S = 60.0
 """Seconds after which a silent driver on another machine counts as dead. Long, because a shared disk may be busy."""
 
@@ -41,6 +42,8 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     born: float
     """Start of the driver's process as _start gives it, because its process id may be reused."""
+    folder: int | None = None
+    """Inode of the run's folder, which a rename keeps and a copy does not have. None: an older version wrote it."""
     ended: str = ""
     """How the driver ended. Empty while it runs, and if it was killed."""
 
@@ -92,13 +95,19 @@ def _of_another_user(pid: int) -> bool:
 
 
 def read_stage(path: Path) -> Stage | None:
-    """Returns the last stage of a run, or None if its driver never wrote one. Raises Damaged."""
+    """Returns the last stage of a run, or None if its driver never wrote one. Raises Damaged.
+
+    In a copy of an active run's folder, such as a backup, the run has ended by the copy: its driver works elsewhere.
+    """
     try:
-        stage, written = read_json(path, Stage), path.stat().st_mtime
+        stage, written, folder = read_json(path, Stage), path.stat().st_mtime, path.parent.stat().st_ino
     except FileNotFoundError:
         return None
-    # The clock of another machine may be wrong. The time of the file is by the clock of the shared folder.
-    return stage if stage.host == this_host() else msgspec.structs.replace(stage, at=written)
+    if stage.host != this_host():
+        # The clock of another machine may be wrong. The time of the file is by the clock of the shared folder.
+        return msgspec.structs.replace(stage, at=written)
+    copied = stage.alive and stage.folder not in (None, folder)
+    return msgspec.structs.replace(stage, ended=COPIED) if copied else stage
 
 
 class StageRecord:
@@ -146,7 +155,9 @@ class StageRecord:
         with self._lock:
             try:
                 draft = self._path.with_name(f".{self._path.name}.new")
-                draft.write_bytes(msgspec.json.encode(msgspec.structs.replace(self._stage, at=time.time())))
+                folder = self._path.parent.stat().st_ino  # each time: not all file systems keep it for long
+                now = msgspec.structs.replace(self._stage, at=time.time(), folder=folder)
+                draft.write_bytes(msgspec.json.encode(now))
                 draft.replace(self._path)
             except OSError as error:
                 if not self._told:

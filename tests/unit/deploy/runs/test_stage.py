@@ -105,6 +105,32 @@ def test_a_reused_process_number_is_another_process():
     assert not stage(born=1.0).alive
 
 
+def test_a_copy_of_a_run_that_goes_on_does_not_go_on_and_a_moved_run_does(tmp_path: Path):
+    """A backup claimed to be the run: `gagpo scale` told of a change that nobody made."""
+    run, copy, moved = (tmp_path / name for name in ("run", "copy", "moved"))
+    run.mkdir()
+    with StageRecord(run / "stage.json"):
+        shutil.copytree(run, copy)
+        assert getattr(read_stage(run / "stage.json"), "alive", None) is True
+        run.rename(moved)
+        assert getattr(read_stage(moved / "stage.json"), "alive", None) is True
+        found = read_stage(copy / "stage.json")
+    assert found is not None
+    assert (found.ended, found.alive) == ("copied while it went on", False)
+
+
+@pytest.mark.parametrize("left", [{"ended": "interrupted by Ctrl-C"}, {"born": 1.0}], ids=["ended", "killed"])
+def test_the_copy_of_a_run_that_is_over_says_how_it_ended(tmp_path: Path, left: dict[str, object]):
+    run, copy = tmp_path / "run", tmp_path / "copy"
+    run.mkdir()
+    (run / "stage.json").write_bytes(msgspec.json.encode(stage(folder=run.stat().st_ino, **left)))
+    shutil.copytree(run, copy)
+    found = read_stage(copy / "stage.json")
+    assert found == read_stage(run / "stage.json")
+    assert found is not None
+    assert not found.alive
+
+
 def test_a_driver_elsewhere_lives_while_it_writes():
     assert stage(host="elsewhere").alive
     assert not stage(host="elsewhere", at=time.time() - 2 * SILENT_S).alive
