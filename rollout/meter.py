@@ -95,7 +95,8 @@ class Meter:
             meters("gagpo_rollout_version_lag_incarnations").set(pointer.incarnation - own.incarnation)
             if pointer.incarnation == own.incarnation:
                 meters("gagpo_rollout_version_lag_steps").set(pointer.step - own.step)
-        self._pulse.holds(own.short)
+        if own.incarnation >= 0:  # before its first update it has weights that nobody published
+            self._pulse.holds(own.short)
         return self._pulse.beat()
 
     def waits(self, *, playing: int, held: int, missing: Version | None, no_servers: bool = False) -> None:

@@ -63,11 +63,11 @@ def run(args: argparse.Namespace) -> int:
     """
     folder = find_run(args.run_folder)
     history, seen = RunHistory(folder), Seen()
-    seen.take(look(folder.path))
-    if seen.now:
-        time.sleep(APART_S)
-        seen.take(look(folder.path))
     try:
+        seen.take(look(folder.path))
+        if seen.now:
+            time.sleep(APART_S)
+            seen.take(look(folder.path))
         while True:
             status = read_status(find_run(args.run_folder), history)  # between two looks it may have been moved
             _show(status, seen, folder.path, args)
@@ -151,15 +151,15 @@ def read_status(folder: RunFolder, history: RunHistory) -> dict[str, Any]:
         "run": str(folder.path),
         "state": state,
         "stage": stage.name if stage else None,
-        "stage_seconds": now - stage.since if stage else None,
-        "silent_seconds": now - stage.at if stage else None,
+        "stage_seconds": _since(stage.since, now) if stage else None,
+        "silent_seconds": _since(stage.at, now) if stage else None,
         "doing": stage.doing if stage else "",
         "ended": stage.ended if stage else "",
         "step": last["step"] if last else 0,
         "steps": config.steps,
         **{name: last[name] if last else None for name in ("version", "staleness_mean", "staleness_max")},
         "learner_ranks": config.learner.ranks,
-        "seconds_since_step": now - last["time"] if last and last["time"] else None,
+        "seconds_since_step": _since(last["time"], now) if last and last["time"] else None,
         "success_rate": last["success_rate"] if last else None,
         "evaluations": [{key: e[key] for key in shown} for e in evaluations],
         "warnings": [one.text for one in warnings(metrics, evaluations)],
@@ -168,6 +168,11 @@ def read_status(folder: RunFolder, history: RunHistory) -> dict[str, Any]:
         "next": [] if state == GOING_ON else next_commands(folder.path, evaluations) if state == FINISHED else
                 [go_on(folder.path)],
     }
+
+
+def _since(then: float, now: float) -> float:
+    """Returns the seconds since a Unix time. 0 if that is to come: the clock was set back, or another one is fast."""
+    return max(0.0, now - then)
 
 
 def processes(seen: Seen) -> list[dict[str, Any]]:
@@ -190,8 +195,8 @@ def table(seen: Seen, *, ranks: int = 1) -> list[str]:
     lines = [f"  {'process':<{width}} {'version':<18} {'lag':>4} {'speed':>14} {'progress':>9}  doing"]
     for name, beat in seen.now.items():
         lag = value(beat, "gagpo_rollout_version_lag_steps")
-        progress = f"{now - beat.progress:.0f} s" if beat.progress else "-"
-        since = f" ({now - beat.since:.0f} s)" if beat.since else ""
+        progress = f"{_since(beat.progress, now):.0f} s" if beat.progress else "-"
+        since = f" ({_since(beat.since, now):.0f} s)" if beat.since else ""
         lines.append(f"  {names[name]:<{width}} {beat.version or '-':<18} {'-' if lag is None else f'{lag:.0f}':>4} "
                      f"{speed(seen, name):>14} {progress:>9}  {beat.doing}{since}")
     driver = seen.now.get("controller")

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
+from rollout.actor import UNPUBLISHED
 from rollout.meter import Meter
 from services.records import Episode, Ticket, Version
 from services.store.store import Claim
@@ -53,6 +54,14 @@ def test_a_heartbeat_says_what_the_worker_did():
     assert of("gagpo_rollout_version_lag_incarnations") == 0
     assert of("gagpo_rollout_tickets", state="held") == 1
     assert of("gagpo_rollout_queue_seconds", le="+Inf") == 1
+
+
+def test_a_worker_that_has_no_published_weights_yet_names_no_version():
+    engine = SimpleNamespace(version=UNPUBLISHED, listener=None, kv_used=0.0)
+    meter = Meter("rollout-0", engine, slots=4)  # pyright: ignore[reportArgumentType]  # an engine is vLLM
+    assert meter.beat(playing=0, held=0, pointer=None)["version"] == ""
+    engine.version = Version(incarnation=0, step=0)
+    assert meter.beat(playing=0, held=0, pointer=None)["version"] == "0.0"
 
 
 @pytest.mark.parametrize(("needs", "waited"), [

@@ -24,7 +24,7 @@ from deploy.runs.configs import lay_over, load_config
 from deploy.runs.folder import RunFolder
 from deploy.runs.history import RunHistory
 from deploy.runs.live_status import Seen, look
-from deploy.runs.stage import Stage, StageRecord, read_stage
+from deploy.runs.stage import Stage, StageRecord, read_stage, this_host
 from services.config.file import dump_config
 from services.telemetry.exposition import serving
 from services.telemetry.meters import Meters
@@ -79,6 +79,16 @@ def test_a_driver_that_was_killed_is_gone(folder):
     kill(folder)
     (line, *_) = summary(read_status(folder, RunHistory(folder)))
     assert re.search(r"interrupted: its process is gone, \d+ s ago, in the stage `reinforcement learning`", line)
+
+
+def test_a_clock_that_was_set_back_makes_no_time_negative(folder):
+    later = time.time() + 6583
+    append_row(folder.metrics, {"step": 3, "time": later})
+    folder.stage_file.write_bytes(msgspec.json.encode(Stage(
+        name="cold start", since=later, at=later, host=this_host(), pid=1, born=0.0, ended="stopped")))
+    status = read_status(folder, RunHistory(folder))
+    assert [status[f"{what}_seconds"] for what in ("stage", "silent")] + [status["seconds_since_step"]] == [0, 0, 0]
+    assert "-6" not in "".join(table(Seen(now={"rollout-0": worker(later, 0)})))
 
 
 def test_at_the_end_it_says_verdict_and_next_commands(folder):
@@ -255,6 +265,25 @@ def test_watch_says_it_again_until_it_is_interrupted(folder):
     for look_ in looks:
         assert next(one for one in look_["processes"] if one["name"] == "rollout-0")["rate"] == pytest.approx(
             500, rel=0.01)
+
+
+def test_ctrl_c_ends_a_watch_that_has_just_begun(folder):
+    """Before its first lines it waits for a second heartbeat."""
+    asked = threading.Event()
+
+    def beats():
+        asked.set()
+        return {"learner-0": learner(4)}
+
+    with serving(beats, host="127.0.0.1", port=0) as address:
+        folder.targets.parent.mkdir(parents=True)
+        folder.targets.write_text(json.dumps(target_groups("a", address, [])))
+        with subprocess.Popen([*COMMAND, str(folder.path), "--watch"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                              text=True) as process:
+            assert asked.wait(60)
+            process.send_signal(signal.SIGINT)
+            assert process.communicate(timeout=60) == ("", "")
+            assert process.returncode == 0
 
 
 def test_a_run_that_is_moved_while_it_is_watched_is_told_as_one_that_is_not_there(folder):
