@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated
 
@@ -59,16 +60,16 @@ class Seen:
 def look(path: Path) -> dict[str, Beat]:
     """Returns the present processes by name, environment servers last; {} if the run's driver does not answer.
 
+    If the driver answers that it cannot read the heartbeats, it stands for all who send them, and says why.
     A driver that was killed leaves its address behind, and another run may answer there.
     """
     groups = _targets(path)
     if not groups:
         return {}
     driver, *servers = groups
-    reply = _get(f"http://{driver.targets[0]}/status")
-    if reply is None:
+    beats = _beats(driver.targets[0])
+    if beats is None:
         return {}
-    beats = msgspec.json.decode(reply, type=dict[str, Beat])
     token = _token(path) if servers else None
     return beats | {f"env {target}": _server(f"{group.labels.get('__scheme__', 'http')}://{target}/metrics", token)
                     for group in servers for target in group.targets}
@@ -108,8 +109,18 @@ def _token(path: Path) -> str | None:
         return None
 
 
-def _get(url: str, token: str | None = None) -> bytes | None:
-    """Returns the body of a good answer, else None."""
+def _beats(address: str) -> dict[str, Beat] | None:
+    """Returns the heartbeats that a driver has read; if its Redis gave it none, a heartbeat that says why."""
+    status, body = _get(f"http://{address}/status")
+    if status == HTTPStatus.SERVICE_UNAVAILABLE:
+        why = body.decode(errors="replace").partition("\n")[0]
+        return {"driver": Beat(role="controller", doing=f"cannot read the heartbeats: {why}", since=0.0, progress=0.0,
+                               metrics={}, at=time.time())}
+    return msgspec.json.decode(body, type=dict[str, Beat]) if status == HTTPStatus.OK else None
+
+
+def _get(url: str, token: str | None = None) -> tuple[int | None, bytes]:
+    """Returns status and body of an answer; None and no body if there is none."""
     import httpx
 
     from services.http.bounded import get
@@ -118,16 +129,16 @@ def _get(url: str, token: str | None = None) -> bytes | None:
     try:
         reply = get(url, seconds=ANSWER_S, headers=headers)
     except httpx.HTTPError:
-        return None
-    return reply.content if reply.status_code == httpx.codes.OK else None
+        return None, b""
+    return reply.status_code, reply.content
 
 
 def _server(url: str, token: str | None) -> Beat:
     """Returns an environment server's metrics as a heartbeat. The start of its current activity is unknown."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    at, text = time.time(), _get(url, token)
-    families = text_string_to_metric_families("" if text is None else text.decode())
+    at, (status, body) = time.time(), _get(url, token)
+    families = text_string_to_metric_families(body.decode() if status == HTTPStatus.OK else "")
     metrics: Snapshot = {
         sample.name: [(sample.name, dict(sample.labels), sample.value)]
         for family in families for sample in family.samples if sample.name in CATALOGUE}
