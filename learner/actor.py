@@ -134,7 +134,7 @@ class LearnerRank:
 
         config, seconds = self._config, self._config.learner.collective_s
         stack.enter_context(tracing(config.metrics.traces, process="learner-0", run=self._run))
-        store = Store(self._store_url, self._run, settings=config.redis)
+        store = Store.of_run(config, self._store_url, self._run)
         lease = store.acquire("learner", f"{self._run}-learner", ttl_s=LEASE_S)
         keeper = stack.enter_context(LeaseKeeper(store, lease))
         publisher = Publisher(ray.get_actor(self._weights_actor_name), seconds=seconds)

@@ -87,7 +87,7 @@ class RolloutHost:
         check_seen(self._model)
         env, rollout = self._config.env, self._config.rollout
         engine = self._engine()
-        store = Store(self._store_url, self._run, settings=self._config.redis)
+        store = Store.of_run(self._config, self._store_url, self._run)
         async with AsyncExitStack() as stack:
             card = await self._card(store, stack)
             stack.push_async_callback(engine.close)

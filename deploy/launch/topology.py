@@ -121,7 +121,7 @@ def topology(config: Config, *, run: str, folder: Path, config_file: Path, note:
         note("starting Redis" if config.redis.url is None else "connecting to Redis")
         url = redis_url(config.redis) or stack.enter_context(private_redis(
             folder / "redis", None if is_local(address) else address, memory=memory_share(memory_bytes())))
-        store = Store(url, run, settings=config.redis)
+        store = Store.of_run(config, url, run)
         until_answered(store.check, config.redis.outage_seconds, note)  # it has answered before, in the preflight
         supervisor = Supervisor(note, config.supervision, beats=store.beats, ground=private_ray.check)
         stack.callback(supervisor.stop)

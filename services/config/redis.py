@@ -28,7 +28,8 @@ class RedisSection(Section):
     folder, or the credentials in their environment. None: Redis holds the episodes whole."""
     outage_seconds: float = Field(default=300.0, ge=1, allow_inf_nan=False)
     """Seconds that clients wait for a Redis, or a folder of bodies, that does not answer. After them the run ends;
-    --resume continues it."""
+    --resume continues it. A private Redis on a full disk is waited for as long as learner.collective_s, if that is
+    longer."""
 
     @field_validator("url")
     @classmethod

@@ -110,8 +110,8 @@ class LearnerSection(Section):
     """Seconds without a newly finished group, or for one evaluation, after which the learner gives up."""
     collective_s: float = Field(default=1800.0, gt=0)
     """Deadline in seconds for the ranks to connect, for each collective (loading and saving a model included), for the
-    weights actor to take a version, and for the disk of the run's folder to take checkpoints and the archive's files
-    and to be read."""
+    weights actor to take a version, and for the disk of the run's folder to take checkpoints, the archive's files and
+    the data of a private Redis, and to be read."""
     credit: CreditSection = CreditSection()
     critic: CriticSection = CriticSection()
     judge: JudgeSection = JudgeSection()

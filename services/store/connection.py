@@ -2,12 +2,13 @@
 
 Every script is idempotent: if it is called again after a lost reply, it changes nothing and answers the same. So a call
 that met a connection error is repeated, until Redis has been down for `redis.outage_seconds`. So is a call that a Redis
-with a full disk refuses: Redis refuses a script at its first write, or not at all.
+with a full disk refuses: Redis refuses a script at its first write, or not at all. The disk may be waited for longer.
 """
 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -37,6 +38,7 @@ REFUSED = (redis.AuthenticationError, AuthorizationError)
 UNABLE = re.compile(r"(^|-|: )(MISCONF|NOREPLICAS|BUSY|OOM) |used memory > 'maxmemory'")
 """Matches replies of a Redis that lives and can do nothing for now: its disk or its memory is full, it has lost its
 replicas, or a script has kept it for five seconds. Redis 6.2 puts the code into the text of a script's error."""
+DISK_FULL = re.compile(r"(^|-|: )MISCONF ")
 KEYS = ("tickets", "outstanding", "groups", "ready", "episodes", "manifests", "drops", "failed", "counters",
         "evals", "attempts", "turns", "lost", "claims")
 """Names of the keys, in the order of prelude.lua. The caller's lease and `beats` follow them."""
@@ -96,10 +98,11 @@ class Connection:
     All keys start with `gagpo:{run}:`, so they are in one slot.
     """
 
-    def __init__(self, url: str, run: str, timeout_s: float, settings: RedisSection) -> None:
+    def __init__(self, url: str, run: str, timeout_s: float, settings: RedisSection, *, disk_s: float = 0.0) -> None:
         self._prefix = f"gagpo:{{{run}}}:"
         self._outage_s = settings.outage_seconds
-        self.longest_s = settings.outage_seconds + 3 * timeout_s
+        self._disk_s = max(settings.outage_seconds, disk_s)
+        self.longest_s = self._disk_s + 3 * timeout_s
         """Longest time of any call in seconds: the outage, and a last try that connects, asks and reads the reply."""
         self.redis = connect(url, timeout_s, settings.ca_file)
         self._scripts: dict[str, Any] = {}
@@ -164,18 +167,24 @@ class Connection:
 
     def patiently(self, what: str, call: Callable[[], T]) -> T:
         """Returns the result of `call`, repeating it while Redis is away. Raises a StoreFault that names `what`."""
+        began = time.monotonic()
+
         def tell(error: Exception) -> None:
-            log.warning("Redis is away; waiting for it", call=what, reason=str(error), at_most_s=self._outage_s)
+            log.warning("Redis is away; waiting for it", call=what, reason=str(error),
+                        at_most_s=self._patience_s(error))
 
         def away(error: Exception) -> bool:
             if _demoted(error):
                 self.redis.connection_pool.disconnect(inuse_connections=False)
-            return _away(error)
+            return _away(error) and time.monotonic() - began <= self._patience_s(error)
 
         try:
-            return patiently(call, seconds=self._outage_s, away=away, tell=tell)
+            return patiently(call, seconds=self._disk_s, away=away, tell=tell)
         except redis.RedisError as error:
             raise fault(what, error, self._outage_s) from error
+
+    def _patience_s(self, error: Exception) -> float:
+        return self._disk_s if DISK_FULL.search(str(error)) else self._outage_s
 
 
 def _away(error: Exception) -> bool:

@@ -58,8 +58,8 @@ class Journal(msgspec.Struct, frozen=True, kw_only=True):
 class StepLog(RunState):
     """Finished groups, drops, manifests and their retirement."""
 
-    def __init__(self, url: str, run: str, timeout_s: float, settings: RedisSection) -> None:
-        super().__init__(url, run, timeout_s, settings)
+    def __init__(self, url: str, run: str, timeout_s: float, settings: RedisSection, *, disk_s: float = 0.0) -> None:
+        super().__init__(url, run, timeout_s, settings, disk_s=disk_s)
         self.bodies = Bodies(settings.bodies, run, settings.outage_seconds)
         self.longest_s += self.bodies.longest_s
 

@@ -38,6 +38,7 @@ from typing import Literal
 import msgspec
 
 from services.config.redis import RedisSection
+from services.config.tree import Config
 from services.errors import EnvFault
 from services.records import (
     Drop,
@@ -95,12 +96,20 @@ class Store(StepLog):
     """One run's work in Redis. RunState adds the version pointer and the heartbeats.
 
     Every call answers within `longest_s`. Calls raise StoreFault if Redis is down for longer than
-    `settings.outage_seconds`, and LeaseLost if the lease that is passed in is not the current one.
+    `settings.outage_seconds`, or its disk full for longer than that and `disk_s`. They raise LeaseLost if the lease
+    that is passed in is not the current one.
     """
 
-    def __init__(self, url: str, run: str, *, timeout_s: float = 10.0, settings: RedisSection = BRIEFLY) -> None:
-        super().__init__(url, run, timeout_s, settings)
+    def __init__(self, url: str, run: str, *, timeout_s: float = 10.0, settings: RedisSection = BRIEFLY,
+                 disk_s: float = 0.0) -> None:
+        super().__init__(url, run, timeout_s, settings, disk_s=disk_s)
         self._known_workers: set[str] = set()
+
+    @classmethod
+    def of_run(cls, config: Config, url: str, run: str) -> Store:
+        """Returns the store of a process of a run. The data of a private Redis are on the disk of the run's folder,
+        which all wait for as long as learner.collective_s."""
+        return cls(url, run, settings=config.redis, disk_s=0.0 if config.redis.url else config.learner.collective_s)
 
     def acquire(self, role: str, holder: str, ttl_s: float = 15.0) -> Lease:
         """Takes a role, at once if `holder` already has it. Raises LeaseHeld while another living holder has it."""
