@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import errno
 import io
 import os
 import signal
@@ -77,6 +78,9 @@ COMMANDS: tuple[Callable[[Subparsers], None], ...] = (
     doctor.add_parser,
     selftest.add_parser,
 )
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of a full disk. That of a write names no file."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -172,12 +176,21 @@ def _run(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return _say("interrupted", 130)
     except BrokenPipeError:
-        # The reader of stdout has gone. Redirect it, so that the interpreter's last flush raises no error.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _flush_or_drop()
         return 128 + signal.SIGPIPE
     except Exception as error:
+        _flush_or_drop()
         return _report(error)
     return status
+
+
+def _flush_or_drop() -> None:
+    """Writes what is left of stdout. If its reader has gone or its disk is full, redirects it: the interpreter's last
+    flush would raise the error again, and change the exit status."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _report(error: Exception) -> int:
@@ -187,6 +200,8 @@ def _report(error: Exception) -> int:
     log = log_path()
     if log is None and isinstance(cause, OSError) and cause.filename is not None:
         return _say(f"{cause.filename}: {cause.strerror}; give another path, or make room and access for this one", 1)
+    if log is None and isinstance(cause, OSError) and cause.errno in FULL:
+        return _say(f"{cause.strerror}; make room on the disk that the command writes to", 1)
     if log is None and isinstance(cause, UnicodeEncodeError) and cause.encoding == sys.getfilesystemencoding() \
             and "\n" not in cause.object:
         return _say(f"{cause.object!r} cannot name a file where names are {cause.encoding}; set PYTHONUTF8=1", 2)

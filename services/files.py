@@ -76,9 +76,16 @@ def read_json(path: Path, kind: type[Kind], most: int = JSON_BYTES) -> Kind:
 
 
 def write_whole(path: Path, data: str | bytes) -> None:
-    """Replaces the file atomically: a reader, also after a crash, finds the whole old or the whole new content."""
-    with replacing(path, path.with_name(f".{path.name}.{os.getpid()}.new"), mode=_mode(path.parent)) as file:
-        file.write(data.encode() if isinstance(data, str) else data)
+    """Replaces the file atomically: a reader, also after a crash, finds the whole old or the whole new content.
+
+    Raises OSError, which names a file.
+    """
+    try:
+        with replacing(path, path.with_name(f".{path.name}.{os.getpid()}.new"), mode=_mode(path.parent)) as file:
+            file.write(data.encode() if isinstance(data, str) else data)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # that of a write names none
+        raise
 
 
 def is_draft(name: str) -> bool:

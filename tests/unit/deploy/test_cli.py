@@ -201,6 +201,20 @@ def test_a_full_disk_behind_stderr_does_not_change_the_status():
         assert subprocess.run(command, stderr=full, timeout=60, check=False).returncode == 2
 
 
+@pytest.mark.parametrize("characters", [1, 100_000])
+def test_a_full_disk_behind_stdout_is_one_line(characters: int):
+    """The interpreter's last flush of what is left told of it again, and changed the status to 120."""
+    code = ("from deploy import cli\n"
+            f"def run(args): print('x' * {characters})\n"
+            "def add(subparsers): subparsers.add_parser('work').set_defaults(run=run)\n"
+            "cli.COMMANDS = (add,)\nraise SystemExit(cli.main(['work']))\n")
+    with Path("/dev/full").open("w") as full:
+        process = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True,
+                                 env=os.environ | {"PYTHONUNBUFFERED": ""}, timeout=60, check=False)
+    assert process.stderr == "error: No space left on device; make room on the disk that the command writes to\n"
+    assert process.returncode == 1
+
+
 def test_a_locale_without_utf_8_prints_all_help():
     """Its characters are those of a locale such as en_US.ISO-8859-1; ascii has still fewer."""
     for command in (["credit", "--help"], ["train", "--help"]):
