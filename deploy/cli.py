@@ -81,6 +81,8 @@ COMMANDS: tuple[Callable[[Subparsers], None], ...] = (
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """Errors of a full disk. That of a write names no file."""
+REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
+"""Errors of a file that this user may not read or write, or nobody on this mount."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -198,10 +200,8 @@ def _report(error: Exception) -> int:
     cause = getattr(error, "cause", error)  # Ray wraps an actor's exception in one whose text is a whole traceback
     name = f"{cause.boundary} fault" if isinstance(cause, Fault) else f"unexpected {type(cause).__name__}"
     log = log_path()
-    if log is None and isinstance(cause, OSError) and cause.filename is not None:
-        return _say(f"{cause.filename}: {cause.strerror}; give another path, or make room and access for this one", 1)
-    if log is None and isinstance(cause, OSError) and cause.errno in FULL:
-        return _say(f"{cause.strerror}; make room on the disk that the command writes to", 1)
+    if log is None and isinstance(cause, OSError) and (cause.filename is not None or cause.errno in FULL):
+        return _say(*_about_file(cause))
     if log is None and isinstance(cause, UnicodeEncodeError) and cause.encoding == sys.getfilesystemencoding() \
             and "\n" not in cause.object:
         return _say(f"{cause.object!r} cannot name a file where names are {cause.encoding}; set PYTHONUTF8=1", 2)
@@ -210,6 +210,16 @@ def _report(error: Exception) -> int:
         return _say(f"{name}: {cause}; the traceback is above", 1)
     get_logger("cli").error("the command failed", exc_info=error)
     return _say(f"{name}: {cause}; the traceback is in {log}", 1)
+
+
+def _about_file(error: OSError) -> tuple[str, int]:
+    """Returns what to print about a file that cannot be used, and the exit status. A supervisor starts a run again
+    after 1 alone: it helps once the disk has room, and never against a refusal."""
+    if error.filename is None:
+        return f"{error.strerror}; make room on the disk that the command writes to", 1
+    if error.errno in REFUSED:
+        return f"{error.filename}: {error.strerror}; give another path, or make this one accessible to this user", 2
+    return f"{error.filename}: {error.strerror}; give another path, or make room for this one", 1
 
 
 def _say(text: str, status: int) -> int:

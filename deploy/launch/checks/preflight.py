@@ -21,6 +21,7 @@ from deploy.launch.planning.plan import Plan, make_plan
 from deploy.launch.planning.task_sets import TaskSets
 from deploy.launch.ray_address import check_marks, check_ray, ray_address
 from deploy.runs import sinks
+from deploy.runs.folder import is_run
 from envservice.registry import BUILT_IN, check_settings, find_spec, find_teacher, make_template
 from envservice.server.capacity import session_limit
 from learner.cold_start.trajectories import read_trajectories
@@ -135,8 +136,11 @@ def _exact(config: Config) -> None:
 
 def _places(config: Config, *, elsewhere: bool) -> None:
     """Checks that runs_dir, metrics.host and metrics.port can be used. `elsewhere`: the driver's machine is another."""
-    machine.check_writable(config.run_dir, f"runs_dir={config.runs_dir}",
-                           "choose a folder of your own, such as runs_dir=runs")
+    if is_run(config.run_dir):  # another runs_dir has no run to go on with
+        machine.check_writable(config.run_dir, str(config.run_dir), "make it writable for this user")
+    else:
+        machine.check_writable(config.run_dir, f"runs_dir={config.runs_dir}",
+                               "set runs_dir to a folder that you may write to")
     port, host = config.metrics.port, config.metrics.host
     if not elsewhere and not machine.port_is_free(0, host):
         raise UserError(f"metrics.host={host} is no address of this machine", "give one of its own, or leave it out")

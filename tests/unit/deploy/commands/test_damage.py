@@ -230,7 +230,8 @@ def test_a_folder_of_another_user_is_one_line(trained: Path):
     said = done.stderr.partition("now\n")[2]
     assert "Traceback" not in said, said
     assert said.count("error: ") == said.count("\n") == 6, said
-    assert "0" not in done.stdout
+    assert "make room" not in said
+    assert done.stdout == f"{[2] * 6}\n", "a supervisor starts again after 1, for ever"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[" * 100_000, '{"x": ' * 100_000, "null", "\x00", '{"turns": [-1]}'])

@@ -54,7 +54,7 @@ def test_a_full_disk_is_one_line_that_names_the_file(folder: RunFolder, capsys):
     (folder.path / f".wanted.json.{os.getpid()}.new").symlink_to("/dev/full")
     assert cli.main(["scale", str(folder.path), "rollout=3"]) == 1
     assert capsys.readouterr().err == (f"error: {folder.wanted}: No space left on device; give another path, or make "
-                                       "room and access for this one\n")
+                                       "room for this one\n")
 
 
 def test_a_run_that_has_not_begun_has_the_numbers_of_its_config(tmp_path: Path):

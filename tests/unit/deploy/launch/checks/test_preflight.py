@@ -217,7 +217,7 @@ def test_a_folder_that_cannot_be_written_is_refused_and_nothing_is_left(tmp_path
     (tmp_path / "file").write_text("")
     said = refusal(f"runs_dir={tmp_path}/file/runs")
     assert said == (f"runs_dir={tmp_path}/file/runs cannot be written (Not a directory: {tmp_path}/file); "
-                    "choose a folder of your own, such as runs_dir=runs")
+                    "set runs_dir to a folder that you may write to")
     assert "cannot be written" in refusal("runs_dir=/proc/runs")
     preflight.check(config(f"runs_dir={tmp_path}/new/runs"))
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
