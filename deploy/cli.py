@@ -50,7 +50,7 @@ from services.errors import Fault, UserError
 from services.process.packages import check_one_installation
 from services.process.signals import signals_unwind
 from services.process.threads import wait_politely
-from services.telemetry.logs import get_logger, log_path, say
+from services.telemetry.logs import get_logger, log_fails, log_path, say
 
 Subparsers = argparse._SubParsersAction  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
 
@@ -196,7 +196,7 @@ def _flush_or_drop() -> None:
 
 
 def _report(error: Exception) -> int:
-    """Writes the traceback to the run's log, or to stderr if there is no log, and prints one line."""
+    """Writes the traceback to the run's log, or to stderr if there is no log or it fails, and prints one line."""
     cause = getattr(error, "cause", error)  # Ray wraps an actor's exception in one whose text is a whole traceback
     name = f"{cause.boundary} fault" if isinstance(cause, Fault) else f"unexpected {type(cause).__name__}"
     log = log_path()
@@ -205,11 +205,12 @@ def _report(error: Exception) -> int:
     if log is None and isinstance(cause, UnicodeEncodeError) and cause.encoding == sys.getfilesystemencoding() \
             and "\n" not in cause.object:
         return _say(f"{cause.object!r} cannot name a file where names are {cause.encoding}; set PYTHONUTF8=1", 2)
-    if log is None:
-        traceback.print_exception(error)
-        return _say(f"{name}: {cause}; the traceback is above", 1)
-    get_logger("cli").error("the command failed", exc_info=error)
-    return _say(f"{name}: {cause}; the traceback is in {log}", 1)
+    if log is not None:
+        get_logger("cli").error("the command failed", exc_info=error)
+        if not log_fails():
+            return _say(f"{name}: {cause}; the traceback is in {log}", 1)
+    say("".join(traceback.format_exception(error)).rstrip())
+    return _say(f"{name}: {cause}; the traceback is above", 1)
 
 
 def _about_file(error: OSError) -> tuple[str, int]:

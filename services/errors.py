@@ -14,7 +14,7 @@
         └── DeadlineExceeded something that was awaited did not come in time
 
 A Fault is never turned into a reward. The command line prints a UserError as `error: ...` and exits with 2;
-anything else exits with 1 and leaves its traceback in the run's log.
+anything else exits with 1 and leaves its traceback in the run's log, or on stderr if no log can be written.
 """
 
 from __future__ import annotations

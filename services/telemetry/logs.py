@@ -40,12 +40,19 @@ NODES = "logs"
 """Folder of the logs of a cluster's nodes, in the run's folder."""
 
 _path: Path | None = None
+_failing = False
+"""Whether the last line could not be written to the file."""
 _bound: dict[str, Any] = {}
 
 
 def log_path() -> Path | None:
     """Returns the file that this process logs to. None before configure_logs, or in a command without a run."""
     return _path
+
+
+def log_fails() -> bool:
+    """Returns whether the last line of this process is missing in its log, because the file cannot be written."""
+    return _failing
 
 
 def print_event(event: Event) -> None:
@@ -80,8 +87,9 @@ def configure_logs(
     machine in the run's cluster, which names the file; a local address stands for the driver's machine. Files that this
     process makes from now on can be read by the same users as the folder.
     """
-    global _path  # noqa: PLW0603 - a process has one log
+    global _path, _failing  # noqa: PLW0603 - a process has one log
     _bound.clear()
+    _failing = False
     _path = None if folder is None else folder / ("log.jsonl" if is_local(node) else f"{NODES}/{node}.jsonl")
     if folder is not None and _path is not None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -149,13 +157,22 @@ class _Sink:
     def __call__(self, _logger: object, _method: str, event: Event) -> NoReturn:
         event = {**self.identity, **_bound, **event}
         if self.path is not None:
-            try:
-                _append(self.path, as_json(event))
-            except OSError as error:  # a full disk must not end the process, only its log
-                say(f"{self.path} cannot be written ({error.strerror}): {as_json(event)}")
+            self._write(self.path, event)
         if self.show is not None:
             self.show(event)
         raise structlog.DropEvent
+
+    def _write(self, path: Path, event: Event) -> None:
+        """Appends the event. If the disk is full it is lost, and the process goes on: stderr says so once."""
+        global _failing  # noqa: PLW0603 - a process has one log
+        try:
+            _append(path, as_json(event))
+        except OSError as error:
+            if not _failing:
+                say(f"{path} cannot be written ({error.strerror}), so lines are lost: {short_line(event)}")
+            _failing = True
+        else:
+            _failing = False
 
 
 def _identity(folder: Path | None, process: str) -> Event:

@@ -88,6 +88,18 @@ def test_with_a_log_the_traceback_goes_there(command, tmp_path: Path, capsys: py
     assert "EngineFault: sampler died" in json.loads(log.read_text())["exception"]
 
 
+def test_with_a_log_on_a_full_disk_the_traceback_is_printed(command, tmp_path: Path,
+                                                            capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "log.jsonl").symlink_to("/dev/full")
+    configure_logs(tmp_path, show=None)
+    command(raising(EngineFault("sampler died")))
+    assert cli.main(["work"]) == 1
+    lost, *trace, last = capsys.readouterr().err.splitlines()
+    assert lost.startswith(f"{tmp_path}/log.jsonl cannot be written (No space left on device), so lines are lost: ")
+    assert trace[0].startswith("Traceback")
+    assert last == "error: engine fault: sampler died; the traceback is above"
+
+
 def test_an_exception_that_ray_wrapped_is_reported_as_it_was_raised(command, capsys: pytest.CaptureFixture[str]):
     """Ray raises a class of both kinds whose text is a whole traceback and whose cause is the original."""
     from ray.exceptions import RayTaskError

@@ -177,17 +177,30 @@ def test_a_process_without_a_log_is_silent(capsys: pytest.CaptureFixture[str]):
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_line_that_a_full_disk_cut_short_is_not_glued_to_the_next(tmp_path: Path):
-    """A limit on the size of files has the effect of a full disk."""
-    code = ("import sys, pathlib, resource\nfrom services.telemetry.logs import configure_logs, get_logger\n"
-            "folder = pathlib.Path(sys.argv[1])\nconfigure_logs(folder, show=None)\nlog = get_logger('x')\n"
-            "log.info('first')\nsize, hard = resource.getrlimit(resource.RLIMIT_FSIZE)\n"
-            "room = (folder / 'log.jsonl').stat().st_size + 20\n"
-            "resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))\nlog.info('cut short')\nlog.info('refused')\n"
-            "resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))\nlog.info('next')\n")
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], stderr=subprocess.PIPE, text=True, timeout=60,
+OUTAGES = """
+import pathlib, resource, sys
+from services.telemetry.logs import configure_logs, get_logger
+folder = pathlib.Path(sys.argv[1])
+configure_logs(folder, show=None)
+log, (size, hard) = get_logger("x"), resource.getrlimit(resource.RLIMIT_FSIZE)
+log.info("first")
+for outage in "12":
+    room = (folder / "log.jsonl").stat().st_size + 20
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+    log.error(f"cut short {outage}", exc_info=ValueError("no such group"))
+    log.error(f"refused {outage}")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    log.info("next")
+"""
+
+
+def test_a_full_disk_is_told_once_and_a_line_that_it_cut_short_is_not_glued_to_the_next(tmp_path: Path):
+    """A limit on the size of files has the effect of a full disk. Each line was told, with kilobytes of traceback."""
+    done = subprocess.run([sys.executable, "-c", OUTAGES, str(tmp_path)], stderr=subprocess.PIPE, text=True, timeout=60,
                           check=True)
     lines = (tmp_path / "log.jsonl").read_text().splitlines()
     assert [json.loads(line)["event"] for line in (lines[0], lines[-1])] == ["first", "next"]
-    assert [word in done.stderr for word in ("cut short", "refused")] == [True, True]
-    assert done.stderr.count("cannot be written") == 2
+    said = done.stderr.splitlines()
+    assert [line.partition("error: ")[2] for line in said] == ["cut short 1", "cut short 2"]
+    assert all(line.startswith(f"{tmp_path}/log.jsonl cannot be written (No space left on device), so lines are lost: ")
+               for line in said)
