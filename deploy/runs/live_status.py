@@ -19,7 +19,7 @@ from deploy.runs.folder import RunFolder
 from deploy.runs.stage import read_stage, this_host
 from services.config.secrets import env_token
 from services.errors import UserError
-from services.files import Damaged, read_json
+from services.files import NOT_JSON, Damaged, read_json
 from services.telemetry.heartbeat import Beat
 from services.telemetry.meters import Snapshot
 from services.telemetry.names import CATALOGUE, Role
@@ -116,7 +116,10 @@ def _beats(address: str) -> dict[str, Beat] | None:
         why = body.decode(errors="replace").partition("\n")[0]
         return {"driver": Beat(role="controller", doing=f"cannot read the heartbeats: {why}", since=0.0, progress=0.0,
                                metrics={}, at=time.time())}
-    return msgspec.json.decode(body, type=dict[str, Beat]) if status == HTTPStatus.OK else None
+    try:
+        return msgspec.json.decode(body, type=dict[str, Beat]) if status == HTTPStatus.OK else None
+    except NOT_JSON:  # another program answers there
+        return None
 
 
 def _get(url: str, token: str | None = None) -> tuple[int | None, bytes]:
@@ -138,7 +141,10 @@ def _server(url: str, token: str | None) -> Beat:
     from prometheus_client.parser import text_string_to_metric_families
 
     at, (status, body) = time.time(), _get(url, token)
-    families = text_string_to_metric_families(body.decode() if status == HTTPStatus.OK else "")
+    try:
+        families = list(text_string_to_metric_families(body.decode())) if status == HTTPStatus.OK else []
+    except ValueError:  # another program answers there
+        families = []
     metrics: Snapshot = {
         sample.name: [(sample.name, dict(sample.labels), sample.value)]
         for family in families for sample in family.samples if sample.name in CATALOGUE}

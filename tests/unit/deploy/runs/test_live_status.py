@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -11,6 +15,7 @@ from deploy import cli
 from deploy.launch.monitoring import target_groups
 from deploy.runs.configs import load_config
 from deploy.runs.folder import RunFolder
+from deploy.runs.live_status import look
 from deploy.runs.stage import StageRecord
 from services.config.file import dump_config
 from services.errors import StoreFault
@@ -42,3 +47,35 @@ def test_the_reason_for_which_a_driver_cannot_read_the_heartbeats_is_shown(folde
     assert re.search(rf"^  driver  .* cannot read the heartbeats: {MISCONF}$", shown, re.MULTILINE)
     assert re.search(r"^  env 127\.0\.0\.1:1 .* does not answer$", shown, re.MULTILINE)
     assert "tickets wait" not in shown
+
+
+class Page(BaseHTTPRequestHandler):
+    """Another program, which has a page for every address."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"<!doctype html>\n<p class=x>Welcome, { and \xff</p>\n")
+
+    def log_message(self, *_: object) -> None:
+        """Says nothing."""
+
+
+@contextmanager
+def another_program() -> Iterator[str]:
+    """Yields the address of a Page."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_another_program_at_an_address_of_the_run_is_one_that_does_not_answer(folder):
+    """A driver and a server that were killed leave their ports to others. Their pages ended `gagpo status`."""
+    folder.targets.parent.mkdir(parents=True)
+    with another_program() as page, StageRecord(folder.stage_file), serving(
+            dict, host="127.0.0.1", port=0) as address:
+        folder.targets.write_text(json.dumps(target_groups("a", address, [f"http://{page}"])))
+        assert [beat.doing for beat in look(folder.path).values()] == ["does not answer"]
+        folder.targets.write_text(json.dumps(target_groups("a", page, [])))
+        assert look(folder.path) == {}
