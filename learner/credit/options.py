@@ -8,18 +8,22 @@ from pydantic import Field
 
 from services.config.credit import CreditSection
 
-CreditOptions = CreditSection
-"""The base of all options models: what `learner.credit` has for every estimator."""
+
+class CreditOptions(CreditSection):
+    """The base of all options models: what `learner.credit` has for every estimator.
+
+    A class of its own tells checked options from the open section of a config.
+    """
 
 
-class SpreadOptions(CreditSection):
+class SpreadOptions(CreditOptions):
     """Which standard deviation divides."""
 
     ddof: Literal[0, 1] = 1
     """1: sample standard deviation. 0: population standard deviation."""
 
 
-class StatisticsOptions(CreditSection):
+class StatisticsOptions(CreditOptions):
     """The members of a group that means are over."""
 
     statistics: Literal["rows", "trajectories"] = "rows"

@@ -109,6 +109,27 @@ def test_an_estimator_and_a_key_of_ones_own_have_options_that_are_checked():
         make_options(state_key=OWN["state_key"], bootstrap=True)
 
 
+class Plain(WithinGroup):
+    """The estimator of a user who needs no options."""
+
+    def group(self, group, options):
+        rewards = [[step.reward for step in episode] for episode in group]
+        return Credit(returns=rewards, values=None, deltas=None, raw_advantages=rewards, advantages=rewards,
+                      states=[[step.state for step in episode] for episode in group])
+
+
+def test_an_estimator_of_ones_own_without_options_takes_those_that_all_have():
+    plain = {"estimator": f"{__name__}:Plain"}
+    assert advantages([[CreditStep(state="S", reward=4.0)]], make_options(**plain, gamma=0.5)) == [[4.0]]
+    assert make_options(**plain, lam=0.5).lam == 0.5  # another estimator's key may stay in a config
+    with pytest.raises(UserError, match=r"^unknown key learner.credit.lamm: the estimator .*:Plain has none of this"):
+        make_options(**plain, lamm=0.5)
+    with pytest.raises(UserError, match=r"^learner.credit.lam cannot be 'high'"):
+        make_options(**plain, lam="high")
+    with pytest.raises(UserError, match=r"^learner.credit.unit cannot be 'long'"):
+        make_options(**plain, state_key=OWN["state_key"], unit="long")
+
+
 def test_an_unknown_key_proposes_a_similar_one_or_else_those_of_the_estimator():
     with pytest.raises(UserError, match=r"; did you mean learner.credit.gamma\?$"):
         make_options(gama=1.0)
