@@ -22,9 +22,12 @@ TOLERANCE = 1e-6
 
 
 def calculation(group: Group, episode: ShownEpisode, options: CreditSection | None) -> list[list[str]]:
-    """For each step of the episode its lines: V̄, δ, Â and A, as far as they can be worked out from its group."""
+    """For each step of the episode its lines: V̄, δ, Â and A, as far as they can be worked out from its group.
+
+    Raises UserError if an estimator of the user's own fails to explain them.
+    """
     from learner.credit.explanation import ADVANTAGE, DELTA, RAW, VALUE
-    from learner.credit.registry import estimator
+    from learner.credit.returned_texts import explanation_of
     from learner.credit.types import Credit, CreditStep
 
     if not group.has_credit or options is None:
@@ -37,7 +40,7 @@ def calculation(group: Group, episode: ShownEpisode, options: CreditSection | No
         deltas=_column(group, lambda step: step.delta), raw_advantages=_column(group, lambda step: step.raw),
         advantages=_column(group, lambda step: step.advantage),
         states=[[step.state for step in row] for row in steps])
-    explained = estimator(options.estimator).explain(steps, credit, options, group.episodes.index(episode))
+    explained = explanation_of(steps, credit, options, group.episodes.index(episode))
     shown: list[list[str]] = []
     for step, lines in zip(episode.steps, explained, strict=True):
         archived = {VALUE: step.value, DELTA: step.delta, RAW: step.raw, ADVANTAGE: step.advantage}

@@ -6,7 +6,7 @@ import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from deploy.explorer.calculation import calculation
 from deploy.explorer.curves import evaluation_chart, training_charts
@@ -29,6 +29,7 @@ from deploy.explorer.verdict import heading, judge, sentences
 from deploy.runs.comparison import TITLES, TRAINED, judged_by
 from deploy.runs.health import warnings
 from deploy.runs.verdict import verdicts
+from services.errors import UserError
 from services.plural import number_of
 
 SHOWN = 8
@@ -120,12 +121,10 @@ def group(run: ExploredRun, found: Group, k: int | None) -> dict[str, Any]:
 
 def episode(run: ExploredRun, found: Group, member: ShownEpisode) -> dict[str, Any]:
     """Returns one row per turn, and the turn that lost the episode."""
-    from learner.credit.registry import estimator
-
     order = [other.k for other in found.episodes]
     at = order.index(member.k)
-    rows = [_row(run, found, step, lines)
-            for step, lines in zip(member.steps, calculation(found, member, run.credit), strict=True)]
+    explained = _explained(run, found, member)
+    rows = [_row(run, found, step, lines) for step, lines in zip(member.steps, explained.lines, strict=True)]
     said = judge(found, member)
     return {
         "group": found, "entry": found.entry, "episode": member, "rows": rows,
@@ -133,7 +132,25 @@ def episode(run: ExploredRun, found: Group, member: ShownEpisode) -> dict[str, A
         "heading": heading(said, member), "sentences": sentences(said, member),
         "before": order[at - 1] if at else None, "after": order[at + 1] if at + 1 < len(order) else None,
         "largest": found.largest, "command": command(run, found),
-        "legend": run.credit and estimator(run.credit.estimator).legend(run.credit)}
+        "legend": explained.legend, "wrong": explained.wrong}
+
+
+class _Explained(NamedTuple):
+    """What the run's estimator says of an episode's numbers. `wrong`: why it says nothing, or ""."""
+
+    lines: list[list[str]]
+    legend: dict[str, str]
+    wrong: str = ""
+
+
+def _explained(run: ExploredRun, found: Group, member: ShownEpisode) -> _Explained:
+    """Returns lines and legend. A mistake in an estimator of the user's own leaves the numbers of the archive alone."""
+    from learner.credit.returned_texts import legend_of
+
+    try:
+        return _Explained(calculation(found, member, run.credit), legend_of(run.credit) if run.credit else {})
+    except UserError as error:
+        return _Explained([[] for _ in member.steps], {}, str(error))
 
 
 def _row(run: ExploredRun, found: Group, step: StepView, lines: list[str]) -> StepRow:

@@ -1,14 +1,17 @@
 """Tries an estimator of the user's own on a made-up learner step, before a run starts: its mistakes would otherwise
-show after the cold start, at the first learner step.
+show after the cold start, at the first learner step, and those in its explanations in `gagpo explore` after the run.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import nan
 from typing import Any
 
 from learner.credit.registry import estimator, options_of
 from learner.credit.returned_credit import check_credit
-from learner.credit.types import CreditStep
+from learner.credit.returned_texts import explanation_of, legend_of
+from learner.credit.types import Credit, CreditStep
 from services.config.credit import CreditSection
 from services.process.own_code import told
 
@@ -17,7 +20,8 @@ _LENGTHS = (2, 3, 1)
 
 
 def try_estimator(section: CreditSection, size: int) -> None:
-    """Raises UserError if the estimator fails on groups of `size` episodes, or returns no credit of their form.
+    """Raises UserError if the estimator fails on groups of `size` episodes, returns no credit of their form, or fails
+    to explain it.
 
     The groups are one with a win, one without, and one of wins alone.
     """
@@ -28,6 +32,18 @@ def try_estimator(section: CreditSection, size: int) -> None:
     with told(f"the estimator {name} failed on a made-up group", f"fix {name.partition(':')[0]}"):
         credits: Any = chosen.batch([chosen.group(group, options) for group in groups], options)
     check_credit(credits, lengths, name)
+    legend_of(options)
+    for group, credit in zip(groups, credits, strict=True):
+        for episode in range(size):
+            explanation_of(group, _archived(credit), options, episode)
+
+
+def _archived(credit: Credit) -> Credit:
+    """Returns the credit as the explorer reads it from an archive: values by step alone, and nan for absent numbers."""
+    absent = [[nan] * len(row) for row in credit.states]
+    values = credit.values and [[credit.values[state][0] for state in row] for row in credit.states]
+    return replace(credit, values=None, baselines=credit.baselines or values or absent, deltas=credit.deltas or absent,
+                   tokens=None)
 
 
 def _group(size: int, wins: int) -> list[list[CreditStep]]:

@@ -112,6 +112,7 @@ class NamedEstimator(Estimator, Protocol):
     def explain(self, group: Group, credit: Credit, options: Any, episode: int) -> Explanation:
         """How the numbers of one episode come about, from the credit of its group: lines for each of its steps.
 
+        The credit is that of an archive: `values` is None, `baselines` has V̄ of each step, and an absent number is nan.
         A number that depends on other groups (whitening, `normalize: batch`) has no line.
         """
         ...

@@ -1,10 +1,12 @@
 """An estimator of the user's own is tried on a made-up learner step, and its mistakes are told in one line."""
 
 from dataclasses import replace
+from math import isnan
 
 import pytest
 
 from learner.credit.base import WithinGroup
+from learner.credit.explanation import CalculationLine, value_at
 from learner.credit.group_operations import discounted, states
 from learner.credit.registry import make_options
 from learner.credit.trial import try_estimator
@@ -77,6 +79,38 @@ class Values(Returns):
         return replace(credit, values={state: self.given for row in credit.states for state in row})
 
 
+class ReadsValues(Returns):
+    """Explains by the values of its own credit, which `gagpo explore` does not have: it reads an archive."""
+
+    def group(self, group, options):
+        credit = super().group(group, options)
+        return replace(credit, values={state: (0.5, 1) for row in credit.states for state in row})
+
+    def explain(self, group, credit, options, episode):
+        values = [self.value(credit, episode, t) for t in range(len(group[episode]))]
+        return [[CalculationLine(formula="V̄ = half", result=value)] for value in values]
+
+    def value(self, credit, episode, t):
+        return credit.values[credit.states[episode][t]][0]
+
+
+class ReadsValuesByStep(ReadsValues):
+    """Explains by `value_at`, which reads what the explorer has."""
+
+    def value(self, credit, episode, t):
+        assert isnan(credit.deltas[episode][t])
+        value = value_at(credit, episode, t)
+        assert value == 0.5
+        return value
+
+
+class SaysNothing(Returns):
+    """A `legend` that returns nothing."""
+
+    def legend(self, options):
+        return None
+
+
 @pytest.mark.parametrize("given", [1.0, (1.0,), (float("nan"), 1), (1.0, 1.5), [1.0, 1], None])
 def test_a_value_is_a_finite_number_and_how_often_its_state_occurs(monkeypatch, given):
     """Else the archive of a run fails after its first update, and `gagpo credit` with a traceback."""
@@ -88,9 +122,10 @@ def test_a_value_is_a_finite_number_and_how_often_its_state_occurs(monkeypatch, 
     try_estimator(make_options(f"{__name__}:Values"), 4)
 
 
+@pytest.mark.parametrize("name", ["Returns", "ReadsValuesByStep"])
 @pytest.mark.parametrize("size", [1, 2, 8])
-def test_an_estimator_that_works_is_taken(size):
-    try_estimator(make_options(f"{__name__}:Returns"), size)
+def test_an_estimator_that_works_is_taken(size, name):
+    try_estimator(make_options(f"{__name__}:{name}"), size)
 
 
 @pytest.mark.parametrize(("name", "said"), [
@@ -100,6 +135,8 @@ def test_an_estimator_that_works_is_taken(size):
     ("Lists", "returned something that is no Credit"),
     ("Leaves", "failed on a made-up group (SystemExit: 3 (in weighed, test_trial.py:"),
     ("Forgets", "returned something that is no Credit"),
+    ("ReadsValues", "failed (TypeError: 'NoneType' object is not subscriptable (in value, test_trial.py:"),
+    ("SaysNothing", "returned None; return"),
 ])
 def test_a_mistake_is_told_in_one_line(name, said):
     with pytest.raises(UserError) as error:
