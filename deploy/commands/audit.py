@@ -40,13 +40,13 @@ def run(args: argparse.Namespace) -> int:
     import msgspec
 
     from deploy.runs.audit import audit
-    from deploy.runs.configs import load_config
+    from deploy.runs.configs import light_config
 
     folder = find_run(args.run_folder)
     if not folder.identity_file.exists():
         raise UserError(f"{folder.path} has no {folder.identity_file.name}: its run has not begun",
                         "audit it once it trains")
-    config = load_config(folder.config_file)
+    config = light_config(folder.config_file)
     result = audit(folder, config, read_journal(folder, config))
     if args.json:
         print(json.dumps({"format": 1, **msgspec.to_builtins(result)}))

@@ -8,7 +8,7 @@ import re
 
 import msgspec
 
-from deploy.runs.configs import load_config
+from deploy.runs.configs import light_config
 from deploy.runs.policies import find_run, run_path
 from deploy.runs.stage import read_stage
 from deploy.runs.wanted import WantedNumbers, numbers, read_wanted, write_wanted
@@ -38,7 +38,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
 def run(args: argparse.Namespace) -> int:
     """Writes the numbers into the run's folder and prints them."""
     folder = find_run(args.run_folder)
-    config, before = load_config(folder.config_file), read_wanted(folder)
+    config, before = light_config(folder.config_file), read_wanted(folder)
     asked = dict(_number(word) for word in args.numbers)
     if "env" in asked and config.env.urls:
         raise UserError("the environment servers of this run are those of env.urls", "scale them where they run")

@@ -17,7 +17,7 @@ import msgspec
 from deploy.console.plain import span
 from deploy.console.printable import printable
 from deploy.runs.comparison import Kind, evaluation_kind
-from deploy.runs.configs import load_config
+from deploy.runs.configs import light_config
 from deploy.runs.folder import RunFolder, go_on
 from deploy.runs.health import warnings
 from deploy.runs.history import RunHistory
@@ -139,7 +139,7 @@ def _case(status: Mapping[str, Any]) -> str:
 
 def read_status(folder: RunFolder, history: RunHistory) -> dict[str, Any]:
     """Returns the status in the run's folder. `history`: the folder's; it goes on where it read last."""
-    config = load_config(folder.config_file)
+    config = light_config(folder.config_file)
     metrics, evaluations = history.metrics, history.evaluations
     last = metrics[-1] if metrics else None
     shown = ("label", "split", "temperature", "success_rate", "success_low", "success_high", "tasks")

@@ -1,6 +1,7 @@
 """Configs by name: `alfworld-tiny` is deploy/configs/alfworld-tiny.yaml.
 
 Configs from here have every option of their estimator and their state key under `learner.credit`: given or default.
+Those of light_config have only the given ones, which are all in the config.yaml of a run.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ def default_config(overrides: Sequence[str] = ()) -> Config:
 
 
 def light_config(path: Path | str | None, overrides: Sequence[str] = ()) -> Config:
-    """Returns a config without the options of its estimator, for environment servers; None stands for the defaults.
+    """Returns a config with the options of its estimator as they are written; None stands for the defaults.
 
-    Those options need numpy, which the images of environment servers do not have. Raises UserError as
-    services.config.file.load_config does.
+    It is for environment servers, whose images have no numpy, and for commands that look at a run or play its model:
+    the module of the run's own estimator may be elsewhere. Raises UserError as services.config.file.load_config does.
     """
     if path is None:
         return config_file.default_config(overrides)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.runs.comparison import TRAINED
-from deploy.runs.configs import load_config
+from deploy.runs.configs import light_config
 from deploy.runs.folder import RunFolder
 from deploy.runs.hub import origin
 from deploy.runs.policies import EXPORTED_CONFIG
@@ -47,7 +47,7 @@ def export(run: RunFolder, step: int, model: Path, out: Path) -> None:
     """Copies the model of a learner step to `out`, a folder that does not exist yet, and completes it."""
     if out.exists():
         raise UserError(f"{out} exists", "give a folder that does not exist yet")
-    config = load_config(run.config_file)
+    config = light_config(run.config_file)
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = out.with_name(f".{out.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)

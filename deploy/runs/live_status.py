@@ -14,7 +14,7 @@ from typing import Annotated
 
 import msgspec
 
-from deploy.runs.configs import load_config
+from deploy.runs.configs import light_config
 from deploy.runs.folder import RunFolder
 from deploy.runs.stage import read_stage, this_host
 from services.config.secrets import env_token
@@ -102,7 +102,7 @@ def _targets(path: Path) -> list[TargetGroup]:
 def _token(path: Path) -> str | None:
     """Returns the token of servers that were given to the run, which guards their metrics; None if this machine does
     not have it. A run's own servers show their metrics to all."""
-    env = load_config(RunFolder(path).config_file).env
+    env = light_config(RunFolder(path).config_file).env
     try:
         return env_token(env) if env.urls else None
     except UserError:

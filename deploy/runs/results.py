@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from deploy.runs.configs import load_config
+from deploy.runs.configs import light_config
 from deploy.runs.folder import RunFolder
 from deploy.runs.history import RunHistory, unreadable
 from deploy.runs.policies import find_run
@@ -41,7 +41,7 @@ class RunResults:
     @property
     def config(self) -> Config:
         """The config that the run was started with."""
-        return load_config(self._folder.config_file)
+        return light_config(self._folder.config_file)
 
     @property
     def verdicts(self) -> list[Verdict]:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from deploy.bench.simulation.figures import Figures
-from deploy.runs.configs import load_config
+from deploy.runs.configs import light_config
 from deploy.runs.folder import RunFolder
 from deploy.runs.history import RunHistory, read_columns
 from services.errors import UserError
@@ -78,7 +78,7 @@ def _samples(folder: RunFolder) -> tuple[list[StepTimes], list[float]]:
 
     The first step waits for the start of the samplers, and beside an evaluation workers play other episodes too.
     """
-    config = load_config(folder.config_file)
+    config = light_config(folder.config_file)
     if config.learner.staleness:
         raise UserError(f"{folder.path} has learner.staleness={config.learner.staleness}, so its waits are not the "
                         "time of its episodes", "give a run with learner.staleness=0")
