@@ -4,15 +4,16 @@ show after the cold start, at the first learner step, and those in its explanati
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import nan
-from typing import Any
 
 from learner.credit.registry import estimator, options_of
 from learner.credit.returned_credit import check_credit
 from learner.credit.returned_texts import explanation_of, legend_of
-from learner.credit.types import Credit, CreditStep
+from learner.credit.types import Credit, CreditStep, Estimator, Group
 from services.config.credit import CreditSection
+from services.errors import UserError
 from services.process.own_code import told
 
 _LENGTHS = (2, 3, 1)
@@ -20,22 +21,32 @@ _LENGTHS = (2, 3, 1)
 
 
 def try_estimator(section: CreditSection, size: int) -> None:
-    """Raises UserError if the estimator fails on groups of `size` episodes, returns no credit of their form, or fails
-    to explain it.
+    """Raises UserError if the estimator fails on groups of `size` episodes, returns no credit of their form or another
+    one each time, or fails to explain it.
 
     The groups are one with a win, one without, and one of wins alone.
     """
     name = section.estimator
     chosen, options = estimator(name), options_of(section)
     groups = [_group(size, wins) for wins in (1, 0, size)]
-    lengths = [[range(len(episode)) for episode in group] for group in groups]
-    with told(f"the estimator {name} failed on a made-up group", f"fix {name.partition(':')[0]}"):
-        credits: Any = chosen.batch([chosen.group(group, options) for group in groups], options)
-    check_credit(credits, lengths, name)
+    credits = _credits(chosen, groups, options)
+    # A run makes the estimator anew at each learner step, and takes a step again after a death.
+    if any(_credits(again, groups, options) != credits for again in (chosen, estimator(name))):
+        raise UserError(f"the estimator {name} returned other numbers for the same groups",
+                        "keep nothing between calls, and seed what is random")
     legend_of(options)
     for group, credit in zip(groups, credits, strict=True):
         for episode in range(size):
             explanation_of(group, _archived(credit), options, episode)
+
+
+def _credits(chosen: Estimator, groups: Sequence[Group], options: CreditSection) -> list[Credit]:
+    """Returns one credit for each group. Raises UserError if the estimator fails, or returns anything else."""
+    name, lengths = options.estimator, [[range(len(episode)) for episode in group] for group in groups]
+    with told(f"the estimator {name} failed on a made-up group", f"fix {name.partition(':')[0]}"):
+        credits = chosen.batch([chosen.group(group, options) for group in groups], options)
+    check_credit(credits, lengths, name)
+    return credits
 
 
 def _archived(credit: Credit) -> Credit:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from math import isnan
+from random import Random
 
 import pytest
 
@@ -79,6 +80,35 @@ class Values(Returns):
         return replace(credit, values={state: self.given for row in credit.states for state in row})
 
 
+class SeededWeight(Returns):
+    """A weight that is random and the same in every object."""
+
+    seed = 7
+
+    def __init__(self):
+        self.weight = Random(self.seed).random()
+
+    def weighed(self, row):
+        return [self.weight * x for x in row]
+
+
+class UnseededWeight(SeededWeight):
+    """A weight that each object draws for itself. A run makes an object in each process and at each learner step."""
+
+    seed = None
+
+
+class RunningMean(Returns):
+    """Subtracts the mean of all that it has ever seen, of which a run forgets all after each learner step."""
+
+    def __init__(self):
+        self.seen = []
+
+    def weighed(self, row):
+        self.seen += row
+        return [x - sum(self.seen) / len(self.seen) for x in row]
+
+
 class ReadsValues(Returns):
     """Explains by the values of its own credit, which `gagpo explore` does not have: it reads an archive."""
 
@@ -122,7 +152,7 @@ def test_a_value_is_a_finite_number_and_how_often_its_state_occurs(monkeypatch, 
     try_estimator(make_options(f"{__name__}:Values"), 4)
 
 
-@pytest.mark.parametrize("name", ["Returns", "ReadsValuesByStep"])
+@pytest.mark.parametrize("name", ["Returns", "ReadsValuesByStep", "SeededWeight"])
 @pytest.mark.parametrize("size", [1, 2, 8])
 def test_an_estimator_that_works_is_taken(size, name):
     try_estimator(make_options(f"{__name__}:{name}"), size)
@@ -135,6 +165,8 @@ def test_an_estimator_that_works_is_taken(size, name):
     ("Lists", "returned something that is no Credit"),
     ("Leaves", "failed on a made-up group (SystemExit: 3 (in weighed, test_trial.py:"),
     ("Forgets", "returned something that is no Credit"),
+    ("RunningMean", "returned other numbers for the same groups; keep nothing between calls, and"),
+    ("UnseededWeight", "returned other numbers for the same groups; keep nothing between calls, and"),
     ("ReadsValues", "failed (TypeError: 'NoneType' object is not subscriptable (in value, test_trial.py:"),
     ("SaysNothing", "returned None; return"),
 ])
