@@ -136,10 +136,11 @@ def episode(run: ExploredRun, found: Group, member: ShownEpisode) -> dict[str, A
 
 
 class _Explained(NamedTuple):
-    """What the run's estimator says of an episode's numbers. `wrong`: why it says nothing, or ""."""
+    """The words of a run's estimator on an episode's numbers. `legend`: None if it cannot be asked. `wrong`: the
+    mistake that keeps it from saying anything, or ""."""
 
     lines: list[list[str]]
-    legend: dict[str, str]
+    legend: dict[str, str] | None
     wrong: str = ""
 
 
@@ -148,9 +149,9 @@ def _explained(run: ExploredRun, found: Group, member: ShownEpisode) -> _Explain
     from learner.credit.returned_texts import legend_of
 
     try:
-        return _Explained(calculation(found, member, run.credit), legend_of(run.credit) if run.credit else {})
+        return _Explained(calculation(found, member, run.credit), legend_of(run.credit) if run.credit else None)
     except UserError as error:
-        return _Explained([[] for _ in member.steps], {}, str(error))
+        return _Explained([[] for _ in member.steps], None, str(error))
 
 
 def _row(run: ExploredRun, found: Group, step: StepView, lines: list[str]) -> StepRow:

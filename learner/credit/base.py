@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from learner.credit.explanation import ADVANTAGE, Explanation
+from learner.credit.explanation import RAW, Explanation
 from learner.credit.options import CreditOptions
 from learner.credit.types import Credit, Group
 
@@ -29,8 +29,8 @@ class WithinGroup:
         return frozenset(self.Options.model_fields) - {"estimator"}
 
     def legend(self, options: Any) -> dict[str, str]:  # noqa: ARG002 the hook's form
-        """Returns the meaning of the advantage alone."""
-        return {ADVANTAGE: "the advantage that the loss sees"}
+        """Returns the meaning of the advantage before normalising alone."""
+        return {RAW: "the advantage before normalising"}
 
     def explain(self, group: Group, credit: Credit, options: Any, episode: int) -> Explanation:  # noqa: ARG002
         """Returns no line for any step."""

@@ -105,8 +105,10 @@ class NamedEstimator(Estimator, Protocol):
         ...
 
     def legend(self, options: Any) -> dict[str, str]:
-        """Returns the meaning of a step's numbers for people: symbol (V̄, δ, Â or A) -> text. Symbols that it lacks have
-        no number."""
+        """Returns the meaning of a step's numbers for people: symbol (V̄, δ, Â or A) -> text.
+
+        Leave out a symbol that has no number.
+        """
         ...
 
     def explain(self, group: Group, credit: Credit, options: Any, episode: int) -> Explanation:

@@ -1,5 +1,6 @@
-"""What an estimator of the user's own says about its numbers, on the page of an episode."""
+"""An estimator of the user's own explains its numbers on the page of an episode."""
 
+import re
 from html import unescape
 from pathlib import Path
 
@@ -25,6 +26,11 @@ class Returns(WithinGroup):
 
     def explain(self, group, credit, options, episode):
         return [[CalculationLine(formula="A = R̂", result=one)] for one in credit.returns[episode]]
+
+
+class LegendOfNothing(Returns):
+    def legend(self, options):
+        return {}
 
 
 class LegendRaises(Returns):
@@ -64,7 +70,25 @@ def page(folder: Path, estimator: str) -> str:
 def test_the_lines_of_an_estimator_of_ones_own_are_shown(tmp_path):
     shown = page(tmp_path / "toy", "Returns")
     assert "<code>A = R̂ = " in shown
-    assert "the advantage that the loss sees" in shown
+
+
+def meanings(shown: str) -> dict[str, str]:
+    """Returns what the page of an episode says of each symbol."""
+    return dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", shown))
+
+
+def test_a_number_that_the_legend_leaves_out_is_told_from_one_that_no_step_has(tmp_path):
+    said = meanings(page(tmp_path / "toy", "LegendOfNothing"))
+    name = f"{__name__}:LegendOfNothing"
+    assert said["V̄"] == said["δ"] == f"estimator {name} has none"
+    assert said["Â"] == f"estimator {name} does not say what it means"
+    assert said["A"].startswith("advantage as the loss saw it: above 0")
+
+
+def test_the_base_of_estimators_says_what_both_advantages_are(tmp_path):
+    said = meanings(page(tmp_path / "toy", "Returns"))
+    assert said["Â"] == "the advantage before normalising"
+    assert said["A"].startswith("advantage as the loss saw it: above 0")
 
 
 @pytest.mark.parametrize(("estimator", "said"), [
