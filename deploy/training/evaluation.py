@@ -7,7 +7,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -105,7 +105,7 @@ def _play(config: Config, model: Path, split: str | None, lines: StatusLines) ->
     with (working_folder(config, lines.note) as folder,
           topology(config, run=run_of(folder), folder=folder, config_file=folder / "config.yaml",
                    note=lines.note) as parts,
-          erased(parts.store, parts.supervisor, lines.note)):
+          erased(parts.store, parts.supervisor, lines.note) if config.redis.url else nullcontext()):
         lease = parts.store.acquire("controller", parts.run, ttl_s=30.0)
         scaling = Scaling(parts, lease, lambda index: parts.rollout_worker(index, model), note=lines.note)
         controller = Controller(
@@ -156,7 +156,8 @@ def working_folder(config: Config, note: Callable[[str], object] = lambda _: Non
 
 @contextmanager
 def erased(store: Store, supervisor: Supervisor, note: Callable[[str], object]) -> Iterator[None]:
-    """Deletes the keys of `store` at the end of the block, also after an error, because a shared Redis keeps them.
+    """Deletes the keys of `store` at the end of the block, also after an error, because a shared Redis keeps them. One
+    of the evaluation's own ends with them, and may wait for half an hour if its disk is full.
 
     Stops the supervised processes before, which write keys. If Redis fails, it notes that the keys stay: the result or
     the error of the block matters more.

@@ -167,24 +167,28 @@ class Connection:
 
     def patiently(self, what: str, call: Callable[[], T]) -> T:
         """Returns the result of `call`, repeating it while Redis is away. Raises a StoreFault that names `what`."""
-        began = time.monotonic()
+        away_since = time.monotonic()  # a Redis that waits for its disk is not away
 
         def tell(error: Exception) -> None:
             log.warning("Redis is away; waiting for it", call=what, reason=str(error),
-                        at_most_s=self._patience_s(error))
+                        at_most_s=self._disk_s if self._waits_for_disk(error) else self._outage_s)
 
         def away(error: Exception) -> bool:
+            nonlocal away_since
             if _demoted(error):
                 self.redis.connection_pool.disconnect(inuse_connections=False)
-            return _away(error) and time.monotonic() - began <= self._patience_s(error)
+            if self._waits_for_disk(error):
+                away_since = time.monotonic()
+            return _away(error) and time.monotonic() - away_since <= self._outage_s
 
         try:
             return patiently(call, seconds=self._disk_s, away=away, tell=tell)
         except redis.RedisError as error:
             raise fault(what, error, self._outage_s) from error
 
-    def _patience_s(self, error: Exception) -> float:
-        return self._disk_s if DISK_FULL.search(str(error)) else self._outage_s
+    def _waits_for_disk(self, error: Exception) -> bool:
+        """Whether a Redis refuses because of a full disk, for which it is waited longer than for any other outage."""
+        return self._disk_s > self._outage_s and DISK_FULL.search(str(error)) is not None
 
 
 def _away(error: Exception) -> bool:
