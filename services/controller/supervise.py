@@ -123,7 +123,8 @@ class Supervisor:
                 watched.finished = True
 
     def _start_those_due(self, now: float) -> None:
-        for watched in list(self._watched):
+        # Those that have not failed come first: where few may ask, a broken node shall not keep others from trying.
+        for watched in sorted(self._watched, key=lambda one: len(one.deaths)):
             if watched.paused and now >= watched.changed_at and not gives_way(watched, self._watched):
                 self._start(watched)
 

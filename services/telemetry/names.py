@@ -122,7 +122,7 @@ CONTROLLER = (
     _declare("controller", "gauge", "controller_progress_timestamp_seconds",
              "Time of the last progress: a count of the store, a turn, a weight update or a learner step; before the "
              "first one, the controller's start. It also moves while a role has no ready process."),
-    _declare("controller", "counter", "controller_restarts_total", "Starts of processes after a death."),
+    _declare("controller", "counter", "controller_restarts_total", "Deaths after which a process is started again."),
     _declare("controller", "gauge", "controller_members",
              "Processes that the controller supervises. Unplaced: waiting for room on the cluster. Sick: died three "
              "times or more in ten minutes.", role=("environment", "rollout", "learner"),

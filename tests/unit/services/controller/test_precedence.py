@@ -93,6 +93,16 @@ def test_a_learner_that_has_finished_is_waited_for_no_more():
     assert world.after() == ["stop worker 1", "start worker 1"]
 
 
+def test_a_worker_that_has_yet_to_ask_asks_before_one_that_has_failed():
+    """While the learner waited for its nodes, the worker of one node with a broken driver was tried twice and ended the
+    run."""
+    world = Placed(waits=True, loads=True)
+    for _ in range(2):
+        world.workers[0].end = End("no CUDA device")
+        world.check(1)
+    assert world.events == ["start worker 0", "start learner", "stop worker 0", "start worker 1"]
+
+
 def test_workers_that_have_yet_to_ask_are_no_reason_to_try_one_that_cannot_start_again_and_again():
     world = Placed(waits=True, loads=True)
 
