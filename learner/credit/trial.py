@@ -28,16 +28,20 @@ def try_estimator(section: CreditSection, size: int) -> None:
     """
     name = section.estimator
     chosen, options = estimator(name), options_of(section)
-    groups = [_group(size, wins) for wins in (1, 0, size)]
-    credits = _credits(chosen, groups, options)
+    credits = _credits(chosen, _groups(size), options)
     # A run makes the estimator anew at each learner step, and takes a step again after a death.
-    if any(_credits(again, groups, options) != credits for again in (chosen, estimator(name))):
+    if any(_credits(again, _groups(size), options) != credits for again in (chosen, estimator(name))):
         raise UserError(f"the estimator {name} returned other numbers for the same groups",
                         "keep nothing between calls, and seed what is random")
     legend_of(options)
-    for group, credit in zip(groups, credits, strict=True):
+    for group, credit in zip(_groups(size), credits, strict=True):
         for episode in range(size):
             explanation_of(group, _archived(credit), options, episode)
+
+
+def _groups(size: int) -> list[list[list[CreditStep]]]:
+    """Returns the made-up groups, with lists of their own as a run has them for each call."""
+    return [_group(size, wins) for wins in (1, 0, size)]
 
 
 def _credits(chosen: Estimator, groups: Sequence[Group], options: CreditSection) -> list[Credit]:

@@ -49,6 +49,15 @@ class Writes(Returns):
         return super().group(group, options)
 
 
+class Reverses(Returns):
+    """Turns the lists of its input round, which a run makes for each call."""
+
+    def group(self, group, options):
+        for episode in group:
+            episode.reverse()
+        return super().group([episode[::-1] for episode in group], options)
+
+
 class Lists(Returns):
     """The advantages alone, in place of a credit."""
 
@@ -152,7 +161,7 @@ def test_a_value_is_a_finite_number_and_how_often_its_state_occurs(monkeypatch, 
     try_estimator(make_options(f"{__name__}:Values"), 4)
 
 
-@pytest.mark.parametrize("name", ["Returns", "ReadsValuesByStep", "SeededWeight"])
+@pytest.mark.parametrize("name", ["Returns", "ReadsValuesByStep", "SeededWeight", "Reverses"])
 @pytest.mark.parametrize("size", [1, 2, 8])
 def test_an_estimator_that_works_is_taken(size, name):
     try_estimator(make_options(f"{__name__}:{name}"), size)
