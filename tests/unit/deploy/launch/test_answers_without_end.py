@@ -65,7 +65,8 @@ def health(url: str) -> object:
 @pytest.mark.attack
 @pytest.mark.parametrize(("ask", "found"), [
     (versions, None), (health, None), (lambda url: answers(f"{url}/healthz"), False), (load._scrape, {}),
-    (lambda url: live_status._get(f"{url}/metrics"), None)], ids=["versions", "health", "start", "load", "status"])
+    (lambda url: live_status._get(f"{url}/metrics"), (None, b""))],
+    ids=["versions", "health", "start", "load", "status"])
 def test_no_answer_fills_the_drivers_memory(server: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch,
                                             ask: Callable[[str], object], found: object):
     monkeypatch.setattr(reach, "NEW_S", 0.0)

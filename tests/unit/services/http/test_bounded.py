@@ -12,18 +12,25 @@ from services.http.bounded import Unbounded, get
 
 
 class Dripping(BaseHTTPRequestHandler):
-    """Sends a byte each tenth of a second, ten in all, and names what was asked for in a header."""
+    """Sends a byte each tenth of a second, ten in all, and names what was asked for in a header. For /headers it is a
+    header that comes in such bytes, a hundred in all."""
 
     def do_GET(self) -> None:
         self.send_response(404)
         self.send_header("x-asked", f"{self.headers['accept-encoding']} {self.headers['authorization']}")
-        self.end_headers()
         try:
-            for _ in range(10):
-                self.wfile.write(b"x")
-                time.sleep(0.1)
+            if self.path == "/headers":
+                self.flush_headers()
+                self._drip(b"x-long: " + b"x" * 92)
+            self.end_headers()
+            self._drip(b"x" * 10)
         except OSError:  # the client has gone
             self.close_connection = True
+
+    def _drip(self, text: bytes) -> None:
+        for byte in text:
+            self.wfile.write(bytes([byte]))
+            time.sleep(0.1)
 
     def log_message(self, format: str, *args: object) -> None:
         """Nothing."""
@@ -48,5 +55,6 @@ def test_a_whole_answer_has_its_status_its_headers_and_its_body(url: str):
 def test_an_answer_beyond_its_bytes_or_its_time_is_refused(url: str):
     with pytest.raises(Unbounded, match=r"^its answer has more than"):
         get(url, seconds=60, most=9)
-    with pytest.raises(httpx.ReadTimeout, match=r"no whole answer within 0\.3 s"):
-        get(url, seconds=0.3)
+    for path in ("", "/headers"):
+        with pytest.raises(httpx.ReadTimeout, match=r"no whole answer within 0\.3 s"):
+            get(f"{url}{path}", seconds=0.3)
