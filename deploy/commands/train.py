@@ -120,9 +120,12 @@ def _resumed(path: Path, overrides: list[str]) -> Config:
     if config.name != path.name:
         raise UserError(f"{path} is the folder of a run named {config.name}",
                         f"rename the folder to {config.name}, and leave name= out")
+    model = config.model.path
+    if model is None or model.exists():
+        return config
     # The cold start of a sweep's variant is in the folder of another variant.
-    there = config.model.path and followed(config.model.path, load_config(file).runs_dir, path.parent.absolute())
-    return lay_over(config, {"model.path": str(there)}) if there and there.exists() else config
+    moved = followed(model, load_config(file).runs_dir, path.parent.absolute())
+    return lay_over(config, {"model.path": str(moved)}) if moved.exists() else config
 
 
 def _sweep(config: Config, args: argparse.Namespace) -> int:

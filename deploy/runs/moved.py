@@ -6,10 +6,13 @@ from pathlib import Path
 
 
 def followed(path: Path, before: Path, now: Path) -> Path:
-    """Returns where `path` is if the folder of runs `before` is at `now`. A path outside `before` stays as it is.
+    """Returns where `path` is if the folder of runs `before` is at `now`. A path that is there, or was outside of
+    `before`, stays as it is.
 
     `before` may be relative, as a config may have it, also beside an absolute path: /old/runs/mine is in `runs`.
     """
+    if path.exists():
+        return path
     parts, folder = path.parts, before.parts
     starts = [0] if before.is_absolute() or not path.is_absolute() else range(len(parts) - len(folder), 0, -1)
     for start in starts:

@@ -105,6 +105,17 @@ def test_a_variant_of_a_sweep_that_was_moved_finds_its_cold_start(capsys: pytest
     assert f"{Path('kept').absolute()}/full/model-cold-start" in capsys.readouterr().err
 
 
+def test_a_model_that_is_in_its_place_is_not_taken_from_a_run_of_the_same_name_here(capsys: pytest.CaptureFixture[str]):
+    """Both starting models are not whole, so that the refusal tells which one was looked at."""
+    for place in ("data/runs/small", "runs/small"):
+        Path(place, "model-cold-start").mkdir(parents=True)
+    model = Path("data/runs/small/model-cold-start").absolute()
+    begin("sft.enabled=false", f"model.path={model}")
+    for settings in ([], [f"model.path={model}"]):
+        assert cli.main(["train", "--resume", "mine", *settings, "--dry-run"]) == 2
+        assert f"{model}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("arguments", "line"), [
     ([], "neither --config nor a run is given; say --config FILE, or --resume RUN"),
     (["--resume", "min"], "min is not the folder of a run; did you mean runs/mine?"),
