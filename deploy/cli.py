@@ -47,6 +47,7 @@ from deploy.commands import (
 from deploy.console.printable import printable
 from services.config.keys import config_keys
 from services.errors import Fault, UserError
+from services.files import FULL
 from services.process.packages import check_one_installation
 from services.process.signals import signals_unwind
 from services.process.threads import wait_politely
@@ -79,8 +80,6 @@ COMMANDS: tuple[Callable[[Subparsers], None], ...] = (
     selftest.add_parser,
 )
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
-"""Errors of a full disk. That of a write names no file."""
 REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 """Errors of a file that this user may not read or write, or nobody on this mount."""
 

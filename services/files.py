@@ -20,6 +20,8 @@ import msgspec
 
 from services.errors import UserError
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of a full disk. That of a write names no file."""
 JSON_BYTES = 64 << 20
 """Largest JSON document that is read. The largest that we write, the index of an archive, is far smaller."""
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 
 from services.errors import UserError
+from services.files import FULL
 from services.process.addresses import family_of
 
 CGROUP = Path("/sys/fs/cgroup")
@@ -67,10 +68,12 @@ def _read(path: Path) -> str:
 
 def check_writable(folder: Path, name: str, fix: str) -> None:
     """Raises UserError that begins with `name` if the folder cannot be made or written: the nearest folder that exists
-    must accept a new one."""
+    must accept a new one. A full disk is an OSError, after which a supervisor tries again."""
     above = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     try:
         with tempfile.TemporaryDirectory(prefix=".gagpo-", dir=above):
             pass
     except OSError as error:
+        if error.errno in FULL:
+            raise
         raise UserError(f"{name} cannot be written ({error.strerror}: {above})", fix) from None

@@ -1,5 +1,8 @@
 """How `gagpo train` finds its config, and what a dry run says about an existing folder."""
 
+import errno
+import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -114,6 +117,22 @@ def test_a_model_that_is_in_its_place_is_not_taken_from_a_run_of_the_same_name_h
     for settings in ([], [f"model.path={model}"]):
         assert cli.main(["train", "--resume", "mine", *settings, "--dry-run"]) == 2
         assert f"{model}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("number", "status", "advice"), [
+    (errno.ENOSPC, 1, "make room for this one"), (errno.EDQUOT, 1, "make room for this one"),
+    (errno.EACCES, 2, "make it writable for this user")])
+def test_a_supervisor_starts_a_run_again_after_a_full_disk_and_not_after_a_refusal(
+        mine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number, status, advice):
+    """A full disk ended with the status of a mistake, and the advice to change permissions."""
+    def refuse(**_: object) -> None:
+        raise OSError(number, os.strerror(number), "runs/mine/.gagpo-x")
+
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", refuse)
+    assert cli.main(["train", "--resume", "mine"]) == status
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert advice in said
 
 
 @pytest.mark.parametrize(("arguments", "line"), [
