@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import re
 import shlex
 import uuid
 from collections.abc import Iterator
@@ -15,26 +14,19 @@ from pathlib import Path
 
 import msgspec
 
-from deploy.runs.configs import load_config
+from deploy.runs.configs import light_config, load_config
+from deploy.runs.differences import differences
 from deploy.runs.hub import origin
-from deploy.runs.moved import followed
 from deploy.runs.own_code import code_of
 from envservice.data_digest import agrees
 from learner.checkpoints.checkpoint import steps_in
 from learner.checkpoints.mirrored import MIRROR
-from services.config.file import as_yaml, dump_config, flatten
+from services.config.file import dump_config
 from services.config.tree import Config
 from services.errors import UserError
 from services.files import Damaged, follow_folder, is_draft, read_json, write_whole
 
 FORMAT = 1
-MAY_CHANGE = re.compile(
-    r"(runs_dir|shared|steps|hardware|model\.download|eval\..*|checkpoint\..*|storage\..*|redis\.(?!bodies).*|ray\..*|placement\..*|autoscale\..*"
-    r"|supervision\..*|metrics\..*|weights\..*|prompting\..*|agent\.seconds"
-    r"|env\.(data|servers|cpus|urls|token_file|max_sessions|memory_gb|recycle_hours|recycle_gb|call_seconds|outage_seconds)"
-    r"|rollout\.(workers|slots|cpus|gpus|tensor_parallel|sleep|gpu_memory|kv_cache_gb|threads|(start|sample|retry|update)_seconds)"
-    r"|learner\.(ranks|fewest_ranks|cpus|gpus|threads|checkpointing|offload|token_budget|step_attempts|overdue_s|wait_s|collective_s))")
-"""Keys that may differ on --resume: how far, where and how patiently a run goes, never what it learns from or how."""
 LOCK = ".lock"
 FETCHING = ".fetching"
 """Folder in a run's folder into which deploy/runs/mirror.py fetches the run."""
@@ -140,37 +132,6 @@ def targets_folder(runs_dir: Path) -> Path:
     return runs_dir / ".monitor" / "targets"
 
 
-def differences(before: Config, now: Config) -> list[str]:
-    """Returns a text with both values for each differing key that decides what a run learns. The critic's keys decide
-    nothing without one.
-
-    An option of `learner.credit` that one config lacks is left out: it does nothing there, or belongs to another
-    estimator or state key, which is named itself.
-    """
-    from learner.credit.registry import estimator
-
-    theirs, mine = compared(before, now)
-    if not estimator(now.learner.credit.estimator).needs_critic:
-        mine = {key: value for key, value in mine.items() if not key.startswith("learner.critic.")}
-    return [f"{key} is {as_yaml(theirs[key])} there and {as_yaml(mine[key])} here" for key in mine
-            if key in theirs and mine[key] != theirs[key] and not MAY_CHANGE.fullmatch(key)]
-
-
-def compared(before: Config, now: Config) -> tuple[dict[str, object], dict[str, object]]:
-    """Returns both configs by dotted key, without a model that is the same folder, however its path is written and
-    wherever the runs were moved with it, or of the hub and of one commit, wherever its cache is.
-    """
-    theirs, mine = flatten(before), flatten(now)
-    if (there := before.model.path) is not None and (here := now.model.path) is not None:
-        moved = followed(there, before.runs_dir, now.runs_dir.absolute())
-        if here.absolute() in (there.absolute(), moved):
-            theirs["model.path"] = mine["model.path"]
-    if (commit := origin(now.model.path)) and commit == origin(before.model.path):
-        for keys in (theirs, mine):
-            del keys["model.path"], keys["model.revision"]
-    return theirs, mine
-
-
 def open_run(config: Config, *, games: str, resume: bool) -> tuple[RunFolder, str]:
     """Returns the run's folder, made if need be, and the run's id: its name with a nonce, the prefix of its Redis keys.
 
@@ -267,9 +228,19 @@ def check_run(config: Config, *, resume: bool, games: str | None = None) -> None
 
 
 def earlier(config: Config) -> Config | None:
-    """Returns the config of the run in the folder of `config`; None if there is no run."""
+    """Returns the config of the run in the folder of `config`; None if there is no run. Raises UserError if code of the
+    user's own that both name does not take it."""
     folder = RunFolder(config.run_dir)
-    return None if folder.known() is None else load_config(folder.config_file)
+    if folder.known() is None:
+        return None
+    recorded = light_config(folder.config_file)
+    theirs, ours = recorded.learner.credit, config.learner.credit
+    if (theirs.estimator, theirs.state_key) != (ours.estimator, ours.state_key):
+        return recorded  # another run's own code may be gone, and is not needed to tell the two runs apart
+    try:
+        return load_config(folder.config_file)
+    except UserError as error:
+        raise UserError(f"{folder.config_file}: {error.what}", error.fix) from None
 
 
 def standing(config: Config, *, resume: bool, games: str | None = None) -> tuple[str, str] | None:

@@ -20,7 +20,8 @@ from typing import Any
 from deploy.console.plain import going_on
 from deploy.runs.comparison import judged_by
 from deploy.runs.configs import lay_over, load_config
-from deploy.runs.folder import RunFolder, check_run, compared
+from deploy.runs.differences import compared
+from deploy.runs.folder import RunFolder, check_run
 from deploy.training.child_runs import FAILURES_IN_A_ROW, ChildFailed, run_child
 from services.config.file import dump_config
 from services.config.secrets import child_secrets
