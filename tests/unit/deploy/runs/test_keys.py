@@ -1,4 +1,4 @@
-"""What a run leaves outside of its folder is deleted with the folder."""
+"""The files that a run leaves outside of its folder are deleted with the folder."""
 
 from pathlib import Path
 
