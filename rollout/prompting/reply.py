@@ -21,6 +21,8 @@ AGAIN = (408, 409, 425, 429, 500, 502, 503, 504, 529)
 """Statuses that may pass, unless the conversation is too long. Every other one is the user's to fix."""
 CUT = ("abort", "error")
 """Ends of answers that a fault of the server has cut, as vLLM and OpenRouter name them beside a status of 200."""
+THOUGHTS = ("thinking", "reasoning")
+"""Types of the parts of an answer that are no part of what the model says."""
 TOLD = 300
 """Characters of a server's refusal that our error repeats."""
 _TOO_LONG = (
@@ -83,10 +85,10 @@ class Completion(EndpointAnswer):
 
     @property
     def text(self) -> str:
-        """Returns the text. Of parts it is those that are text: Mistral's models send their thoughts as others."""
+        """Returns the text. Of parts it is that of all but thoughts, whatever a server calls them."""
         content = self.choices[0].message.content if self.choices else None
         if isinstance(content, list):
-            return "".join(part.text or "" for part in content if part.type == "text")
+            return "".join(part.text or "" for part in content if part.type not in THOUGHTS)
         return content or ""
 
     def count(self, name: str) -> int | None:

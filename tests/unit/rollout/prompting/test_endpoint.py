@@ -68,9 +68,10 @@ async def test_counts_of_tokens_are_read_in_other_forms_and_end_no_evaluation(us
 
 
 async def test_an_answer_in_parts_is_its_texts_without_its_thoughts():
-    """So Mistral's reasoning models answer."""
+    """So Mistral's reasoning models answer, and servers that call their texts as OpenAI's newer API does."""
     parts = [{"type": "thinking", "thinking": [{"type": "text", "text": "look or go?"}]},
-             {"type": "text", "text": "Action: "}, {"type": "text", "text": "look"}, {"type": "refusal", "text": None}]
+             {"type": "reasoning", "text": "go?"}, {"type": "text", "text": "Action: "},
+             {"type": "output_text", "text": "look"}, {"type": "refusal", "text": None}]
     reply = httpx.Response(200, json={"choices": [{"message": {"content": parts}}]})
     assert (await model(lambda _: reply, Clock()).ask(ASKED, seed=0)).text == "Action: look"
 
