@@ -203,9 +203,11 @@ class Checkpoints:
         (temporary / META).write_bytes(
             msgspec.json.encode(_Meta(format=FORMAT, position=position, files=facts_of(temporary))))
         sync_tree(temporary)
-        if final.exists():  # a replayed step: the pointer names an older step, or this step's first checkpoint
-            shutil.rmtree(final)
+        # A replayed step: the pointer names an older step, or this step's first checkpoint.
+        twin = self._aside(final) if final.exists() else None
         temporary.rename(final)
+        if twin is not None:
+            shutil.rmtree(twin)
 
     def record_score(self, step: int, score: float, measure: tuple[str, float] | None = None) -> None:
         """Records the score of `step`. The best checkpoint is kept beside the newest; of equal scores, the earlier one.
@@ -268,7 +270,15 @@ class Checkpoints:
         keep = {*older[-self.keep:], self.best()}
         for step in self.steps():
             if step not in keep and not _is_held(self.folder(step)):
-                shutil.rmtree(self.folder(step))
+                shutil.rmtree(self._aside(self.folder(step)))
+
+    def _aside(self, checkpoint: Path) -> Path:
+        """Renames a checkpoint that is to be deleted, and returns its new path. A crash while it is deleted leaves no
+        checkpoint without its meta.json, and draft() removes the rest."""
+        aside = self.root / f".tmp-gone-{checkpoint.name}"
+        shutil.rmtree(aside, ignore_errors=True)
+        checkpoint.rename(aside)
+        return aside
 
     def _write(self, name: str, value: _Pointer) -> None:
         write_whole(self.root / name, msgspec.json.encode(value))

@@ -117,6 +117,27 @@ def test_a_torn_write_leaves_the_previous_one_in_force(tmp_path):
     assert not list(tmp_path.glob(".tmp-*"))
 
 
+@pytest.mark.parametrize("step", [2, 1], ids=["an older one", "its twin"])
+def test_a_deletion_that_a_crash_ends_leaves_no_checkpoint_without_its_meta_json(tmp_path, monkeypatch, step):
+    """The mirror of the run's folder took it for a folder that is away, so nothing was uploaded any more."""
+    checkpoints = kept(tmp_path, 1)
+    checkpoints.keep = 1
+
+    def half(folder, **_):
+        (folder / "meta.json").unlink(missing_ok=True)
+        if folder.exists():
+            raise KeyboardInterrupt
+
+    (checkpoints.draft(step) / "data").write_text("y")
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.rmtree", half)
+        with pytest.raises(KeyboardInterrupt):
+            checkpoints.commit(position(step))
+    assert [(tmp_path / f"step-{left:08d}" / "meta.json").exists() for left in checkpoints.steps()] == [True]
+    commit(checkpoints, 3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest.json", "step-00000003"]
+
+
 def test_a_replayed_step_replaces_its_twin(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep=2)
     commit(checkpoints, 1, "old")
