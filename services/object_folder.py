@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cached_property
+from itertools import chain, islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote
@@ -20,6 +21,8 @@ from services.errors import UserError
 from services.files import Damaged, replacing
 
 PIECE_BYTES = 8 << 20
+HEAD_PIECES = 8
+"""Pieces of an upload that are read before its object is touched."""
 GOOGLE_RETRIES_S = 60
 """Seconds for which Google's client repeats a request by itself. Its own limit is 15 minutes."""
 WRITTEN = "%/:@!$&'()*+,;=~"
@@ -75,10 +78,28 @@ class ObjectFolder:
             stream.write(data)
 
     def upload(self, pieces: Iterable[bytes], name: str) -> None:
-        """Replaces an object by the pieces of its new content. It is durable when this returns."""
-        with self._writing(name) as stream:
-            for piece in pieces:
-                stream.write(piece)
+        """Replaces an object by the pieces of its new content. It is durable when this returns.
+
+        Pieces that raise leave the object as it was, or, after the first HEAD_PIECES, delete it.
+        """
+        content = iter(pieces)
+        head, torn = list(islice(content, HEAD_PIECES)), False
+
+        def rest() -> Iterator[bytes]:
+            nonlocal torn
+            try:
+                yield from content
+            except BaseException:
+                torn = True
+                raise
+
+        try:
+            with self._writing(name) as stream:
+                for piece in chain(head, rest()):
+                    stream.write(piece)
+        finally:
+            if torn and self._opened[0].type_name != "local":  # a store takes what has come for the whole
+                self.delete([name])
 
     def pieces(self, name: str) -> Iterator[bytes]:
         """Yields the content of an object."""

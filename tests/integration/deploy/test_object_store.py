@@ -1,5 +1,6 @@
 """The copy of a run in a real object store, with the mistakes of an operator and the failures of a network."""
 
+import errno
 import os
 import threading
 
@@ -11,7 +12,7 @@ from deploy.runs.mirror import Mirror, claim
 from deploy.runs.mirroring import Mirroring
 from learner.checkpoints.checkpoint import Checkpoints, Position
 from services.errors import DeadlineExceeded, UserError
-from services.object_folder import ObjectFolder
+from services.object_folder import HEAD_PIECES, ObjectFolder
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +56,24 @@ def test_a_checkpoint_of_many_parts_comes_back_to_the_bit(request, tmp_path, ser
     checkpoints = Checkpoints(there.run_dir / "checkpoints", keep=2)
     assert checkpoints.newest_whole().step == 1
     assert (checkpoints.folder(1) / "weights").read_bytes() == data
+
+
+@pytest.mark.parametrize(("server", "bucket"), [("store", BUCKET), ("google", GOOGLE_BUCKET)])
+@pytest.mark.parametrize("good", [0, 1, HEAD_PIECES])
+def test_a_disk_that_fails_leaves_no_object_cut_short(request, server, bucket, good):
+    """The run's copy lost its metrics to a disk that could not be read: the store took what came for the whole."""
+    request.getfixturevalue(server)
+
+    def pieces():
+        for _ in range(good):
+            yield b"new"
+        raise OSError(errno.EIO, "Input/output error")
+
+    folder = ObjectFolder(f"{bucket}/cut-{good}")
+    folder.write("metrics.jsonl", b"old")
+    with pytest.raises(OSError, match="Input/output error"):
+        folder.upload(pieces(), "metrics.jsonl")
+    assert folder.read("metrics.jsonl") == (b"old" if good < HEAD_PIECES else None)
 
 
 def test_a_wrong_bucket_and_a_missing_server_are_one_line(store, monkeypatch):
