@@ -18,7 +18,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from deploy.commands import (
     audit,
@@ -160,7 +160,9 @@ def _check_places(parser: argparse.ArgumentParser, args: argparse.Namespace) -> 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status; every failure ends in one line on stderr."""
     with signals_unwind():
-        return _run(sys.argv[1:] if argv is None else argv)
+        status = _run(sys.argv[1:] if argv is None else argv)
+        _flush_or_drop(sys.stderr)
+        return status
 
 
 def _run(argv: Sequence[str]) -> int:
@@ -177,21 +179,21 @@ def _run(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return _say("interrupted", 130)
     except BrokenPipeError:
-        _flush_or_drop()
+        _flush_or_drop(sys.stdout)
         return 128 + signal.SIGPIPE
     except Exception as error:
-        _flush_or_drop()
+        _flush_or_drop(sys.stdout)
         return _report(error)
     return status
 
 
-def _flush_or_drop() -> None:
-    """Writes what is left of stdout. If its reader has gone or its disk is full, redirects it: the interpreter's last
-    flush would raise the error again, and change the exit status."""
+def _flush_or_drop(stream: TextIO) -> None:
+    """Writes what is left of stdout or stderr. If its reader has gone or its disk is full, redirects it: the
+    interpreter's last flush would raise the error again, and change the exit status."""
     try:
-        sys.stdout.flush()
+        stream.flush()
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _report(error: Exception) -> int:

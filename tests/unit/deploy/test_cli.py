@@ -207,10 +207,12 @@ def test_a_reader_that_leaves_is_no_traceback():
     assert process.returncode == 141
 
 
-def test_a_full_disk_behind_stderr_does_not_change_the_status():
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_behind_stderr_does_not_change_the_status(unbuffered: str):
     with Path("/dev/full").open("w") as full:
-        command = [sys.executable, "-m", "deploy.cli", "doctr"]
-        assert subprocess.run(command, stderr=full, timeout=60, check=False).returncode == 2
+        process = subprocess.run([sys.executable, "-m", "deploy.cli", "doctr"], stderr=full, timeout=60, check=False,
+                                 env=os.environ | {"PYTHONUNBUFFERED": unbuffered})
+    assert process.returncode == 2
 
 
 @pytest.mark.parametrize("characters", [1, 100_000])
