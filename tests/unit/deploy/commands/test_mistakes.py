@@ -30,7 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "        table: int = 3\n")
     Path("misspelt.py").write_text(
         "from rollout.agents.program import AgentProgram\n\nagent = AgentProgram('pyhton', 'my_program.py')\n"
-        "none = AgentProgram()\nscript = AgentProgram('python', '-u', 'my_porgram.py', 'out.py')\n")
+        "none = AgentProgram()\nscript = AgentProgram('python3', '-u', 'my_porgram.py', 'out.py')\n")
     Path("logged.jsonl").write_text('{"episodes": [{"steps": [{"state": "a", "reward": 1}]}]}\nno json\n')
     Path("empty.json").touch()
     for model in ("half", "lr=3e-4"):

@@ -103,7 +103,7 @@ def test_wandb_out_of_reach_at_the_start_costs_its_rows_alone(tmp_path: Path):
     """It ended the run, and a fault of the same network one step later did not."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")} | {
         "WANDB_API_KEY": "0" * 40, "WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_INIT_TIMEOUT": "5",
-        "WANDB_ERROR_REPORTING": "false"}
+        "WANDB_ERROR_REPORTING": "false", "PYTHONUNBUFFERED": "1"}  # W&B's lines have another way to stdout
     done = subprocess.run([sys.executable, "-c", AWAY, str(tmp_path)], capture_output=True, text=True,
                           timeout=120, check=False, env=environment)
     assert done.returncode == 0, done.stderr
