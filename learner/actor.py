@@ -12,7 +12,7 @@ from typing import Any
 
 import ray
 
-from learner.checkpoints.mirrored import wait_mirrored
+from learner.checkpoints.mirrored import mirrored_step
 from learner.weights.publisher import Publisher
 from services.config.tree import Config
 from services.errors import DeadlineExceeded
@@ -121,10 +121,9 @@ class LearnerRank:
             return None
         return Transfer(sender=learner, ask=publisher.ask, way=way, seconds=self._config.weights.seconds)
 
-    def _mirrored(self, step: int) -> None:
-        """Waits for the object store, if the run has one."""
-        if self._config.storage.url is not None:
-            wait_mirrored(self._config.run_dir, step, seconds=self._config.learner.collective_s)
+    def _mirrored(self) -> Callable[[], int] | None:
+        """Returns what tells the newest checkpoint in the object store; None: the run has no such store."""
+        return None if self._config.storage.url is None else partial(mirrored_step, self._config.run_dir)
 
     def _lead(self, make: Callable[[], Any], stack: ExitStack) -> None:
         from learner.checkpoints.checkpoint import Checkpoints
@@ -159,7 +158,7 @@ class LearnerRank:
         stack.enter_context(Beating(pulse, store.beat))
         loop = TrainingLoop(
             config=config, learner=learner, store=store, lease=lease, publish=publisher.publish,
-            before_publish=before_publish, check=check, mirrored=self._mirrored, card=card,
+            before_publish=before_publish, check=check, mirrored=self._mirrored(), card=card,
             transfer=self._transfer(learner, publisher),
             archive=stack.enter_context(EpisodeArchive(config.run_dir / "episodes", deadline_s=seconds)),
             checkpoints=Checkpoints(config.run_dir / "checkpoints", config.checkpoint.keep),

@@ -5,8 +5,9 @@
     publish   after the evaluation of the version that it replaces; between GPUs first, if the config says so
     persist   a checkpoint when it is due; only after it episodes are retired and evaluations begin
 
-Three things become durable in a fixed order: the archive, the checkpoint, the retirement of its episodes. The loop's
-thread writes the archive and copies the state to host memory. A second thread does the rest while the loop continues.
+Three things become durable in a fixed order: the archive, the checkpoint, the retirement of its episodes. With an
+object store the last waits until the checkpoint is there too, and nothing else does. The loop's thread writes the
+archive and copies the state to host memory. A second thread does the rest while the loop continues.
 After a crash between any two, the previous checkpoint is valid, and everything that follows it can be replayed.
 
 If the manifest of a step exists, the step is a replay: it trains on the same groups in the same order.
@@ -17,27 +18,27 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from learner.attempts import counted_attempt
 from learner.checkpoints.background import Background
 from learner.checkpoints.checkpoint import EXPORT, Checkpoints, Position
+from learner.checkpoints.retirement import Retirement
 from learner.collect import GroupCollector
-from learner.credit.types import Credit
 from learner.metrics.observer import Observer
+from learner.rows.archived import trained_rows
 from learner.trainer import Learner, StepReport
 from learner.weights.transfer import Transfer
 from services.config.tree import Config
 from services.patience import while_folder_away
-from services.records import Episode, Manifest, Version
-from services.store.archive import ArchiveRow, EpisodeArchive
+from services.records import Manifest, Version
+from services.store.archive import EpisodeArchive
 from services.store.lease import Lease
 from services.store.store import Store
 from services.telemetry.logs import bind, get_logger
@@ -45,6 +46,8 @@ from services.weights.pack import Packed, unpack
 
 LOOK_EVERY_S = 5.0
 """Seconds between two looks whether the store still names the current version."""
+MIRROR_LOOK_S = 0.5
+"""Seconds between two looks whether the object store has the last checkpoint."""
 log = get_logger("learner")
 
 
@@ -71,8 +74,8 @@ class TrainingLoop:
     publish: Callable[[Version, Packed], None]
     before_publish: Callable[[Version, Callable[[], None]], None]
     check: Callable[[], None] = lambda: None
-    mirrored: Callable[[int], None] = lambda _: None
-    """Returns once the checkpoint of a step is in the object store, if there is one."""
+    mirrored: Callable[[], int] | None = None
+    """Returns the step of the newest checkpoint in the object store; None: there is no such store."""
     transfer: Transfer | None = None
     """Sends versions from GPU to GPU; None: they go through host memory alone."""
     card: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -85,21 +88,25 @@ class TrainingLoop:
     exported: Path | None = None
     """The newest checkpoint's model; None before the first, when it is the learner's first model."""
     writing: Background = field(init=False)
+    retirement: Retirement = field(init=False)
     _pointing: threading.Lock = field(default_factory=threading.Lock)
     _looked: float = 0.0
 
     def __post_init__(self) -> None:
         self.writing = Background("checkpoint", deadline_s=self.config.learner.collective_s)
+        self.retirement = Retirement(self.store, self.lease, self.mirrored)
 
     def run(self) -> bool:
         """Returns True once the last step is trained, published and checkpointed; False if `check` raised Leaving."""
+        finished = False
         with self.writing:
             try:
                 self._run()
+                finished = True
             except Leaving:
                 self._leave()
-                return False
-        return True
+            self._retire_rest()
+        return finished
 
     def _run(self) -> None:
         with self.card():
@@ -131,6 +138,7 @@ class TrainingLoop:
             # Told first: after a reset that nobody has told, an audit would call the groups lost.
             self.observer.forgotten(at.step, next_group=at.next_group, incarnation=self.incarnation)
             self.store.reset_to(self.lease, at.step, at.next_group, trained=at.trained)
+        self.retirement.restored(at.step)
 
     def next_manifest(self) -> tuple[Manifest, bool]:
         """Returns the manifest of the next step, and whether an earlier process of the learner has committed it."""
@@ -161,7 +169,7 @@ class TrainingLoop:
         self.position = Position(
             step=manifest.step, incarnation=self.incarnation, next_group=max(self.position.next_group, last + 1),
             trained=self.position.trained + len(manifest.groups))
-        self.archive.write(manifest.step, trained_rows(groups, report))
+        self.archive.write(manifest.step, trained_rows(groups, report.credits, report.logprobs))
         return report, packed
 
     def _check(self) -> None:
@@ -172,6 +180,8 @@ class TrainingLoop:
             if found is None or found[0] != self.version:  # Redis may lose the last second before its machine died
                 log.warning("Redis has lost the current version; it is named again", version=self.version.short)
                 self._point()
+            if not self.writing.busy and self.retirement.due:
+                self.writing.start(self.retirement.retire)
 
     def gather(self) -> Packed | None:
         """Returns the learner's weights for the sampler in host memory; None if they go from GPU to GPU first."""
@@ -218,7 +228,7 @@ class TrainingLoop:
         """
         step = self.learner.step
         due = step % self.config.checkpoint.every == 0 or step == self.config.steps or self.config.evaluates(step)
-        if due or (not self.writing.busy and self.store.crowded()):
+        if due or (not self.writing.busy and not self.retirement.pending and self.store.crowded()):
             self._make_durable()
 
     def _leave(self) -> None:
@@ -244,16 +254,24 @@ class TrainingLoop:
         self.writing.start(partial(self._finish, position, packed, saved, started))
 
     def _finish(self, position: Position, packed: Packed, saved: Future[object], started: float) -> None:
-        """Makes the checkpoint durable, then retires its episodes."""
+        """Makes the checkpoint durable, then retires its episodes, unless an object store has yet to get it."""
         self.export(self.checkpoints.drafted(position.step) / EXPORT, packed)
         saved.result(self.config.learner.collective_s)
         folder = self._written(partial(self.checkpoints.commit, position))
         log.info("checkpoint written", step=position.step, seconds=time.monotonic() - started)
         self.observer.checkpointed(time.time())
         self._point(exported=folder / EXPORT)
-        self.mirrored(position.step)
-        log.info("episodes retired", step=position.step, bytes=self.store.retire(self.lease, position.step),
-                 bodies=self.store.sweep())
+        self.retirement.durable = position.step
+        self.retirement.retire()
+
+    def _retire_rest(self) -> None:
+        """Returns once the newest checkpoint is in the object store. It has no deadline, since a large one takes its
+        time: the driver ends the run if the store has failed for too long."""
+        self.writing.wait()
+        while self.retirement.pending:
+            self.fence()
+            self.retirement.retire()
+            time.sleep(MIRROR_LOOK_S * self.retirement.pending)
 
     def export(self, folder: Path, packed: Packed | None = None) -> None:
         """Writes `packed`, or the published weights, into a folder that transformers and vLLM load."""
@@ -272,26 +290,3 @@ class TrainingLoop:
     def fence(self) -> None:
         """Raises LeaseLost if another learner has begun. Called before files change, because files check no lease."""
         self.store.renew(self.lease)
-
-
-def trained_rows(groups: Sequence[Sequence[Episode]], report: StepReport) -> list[ArchiveRow]:
-    """Returns the archive's rows of a learner step, in the order of its groups."""
-    logprobs = iter(report.logprobs)
-    return [
-        ArchiveRow(episode=episode, outcome="trained",
-                   columns=credit_columns(credit, k) | {"learner_logprobs": list(islice(logprobs, len(episode.steps)))})
-        for group, credit in zip(groups, report.credits, strict=True) for k, episode in enumerate(group)]
-
-
-def credit_columns(credit: Credit, k: int) -> dict[str, Sequence[Any]]:
-    """Returns the archive's credit columns of episode k, without columns that the estimator does not compute."""
-    columns: dict[str, Sequence[Any]] = {
-        "advantage": credit.advantages[k], "raw_advantage": credit.raw_advantages[k], "return": credit.returns[k],
-        "state_key": credit.states[k]}
-    if credit.values is not None:
-        columns["value"] = [credit.values[state][0] for state in credit.states[k]]
-    if credit.deltas is not None:
-        columns["delta"] = credit.deltas[k]
-    if credit.baselines is not None:
-        columns["baseline"] = credit.baselines[k]
-    return columns

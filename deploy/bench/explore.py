@@ -59,7 +59,7 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def _archive(folder: Path) -> Path:
-    from learner.loop import credit_columns
+    from learner.rows.archived import credit_columns
     from learner.rows.batch import assign_credit
     from services.store.archive import ArchiveRow, EpisodeArchive
 

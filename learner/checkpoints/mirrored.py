@@ -1,4 +1,4 @@
-"""The record of what an object store has of a run's folder. The driver writes it, and the learner waits for it.
+"""The record of what an object store has of a run's folder. The driver writes it, and the learner reads it.
 
 An episode is retired from Redis only after the checkpoint that trained on it is in the object store too. So the loss of
 the run's folder costs no more than the loss of the learner: the steps after that checkpoint are replayed.
@@ -6,17 +6,14 @@ the run's folder costs no more than the loss of the learner: the steps after tha
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import msgspec
 
-from services.errors import DeadlineExceeded
 from services.files import read_json
 
 MIRROR = "mirror.json"
 """File of the record in the run's folder."""
-LOOK_S = 0.2
 
 
 class MirrorState(msgspec.Struct, kw_only=True):
@@ -33,21 +30,12 @@ class MirrorState(msgspec.Struct, kw_only=True):
     """Path below the run's folder -> size and modification time in ns of the file that was uploaded last."""
 
 
-def wait_mirrored(run_dir: Path, step: int, *, seconds: float) -> None:
-    """Returns once the checkpoint of `step` is in the object store. Raises DeadlineExceeded.
+def mirrored_step(run_dir: Path) -> int:
+    """Returns the step of the newest checkpoint that is whole in the object store; 0 before the first.
 
-    While the run's folder is away, nothing is known to be there.
+    While the run's folder is away, nothing is known to be there: 0.
     """
-    deadline = time.monotonic() + seconds
-    while _mirrored_step(run_dir) < step:
-        if time.monotonic() > deadline:
-            raise DeadlineExceeded(f"the checkpoint of step {step} did not reach the object store in {seconds:g} s "
-                                   "(learner.collective_s)")
-        time.sleep(LOOK_S)
-
-
-def _mirrored_step(run_dir: Path) -> int:
     try:
         return read_json(run_dir / MIRROR, MirrorState).step
     except OSError:
-        return -1
+        return 0

@@ -53,12 +53,13 @@ class Crash(Exception):
 
 
 def run(store, folder, model_path, gang, *, crash_at=None, leave_at=None, parks=False, ask=None,
-        meanwhile=lambda check: None, **sections):
+        meanwhile=lambda check: None, mirrored=None, **sections):
     """One life of a learner: up to the end, to the publication of `crash_at`, or until it is asked to leave.
 
     `leave_at`: "waiting 2" asks while it waits for groups after the publication of step 2, "publishing 2" before it.
     `parks`: outside its turns the learner's states wait in host memory. `ask` calls the meeting of transfers.
     `meanwhile` takes the loop's own check while the loop waits until the current version may be replaced.
+    `mirrored` returns the step of the newest checkpoint in an object store.
     """
     config = make_config(staleness=STEPS).model_copy(update={"runs_dir": folder})
     config = type(config).model_validate(
@@ -87,7 +88,7 @@ def run(store, folder, model_path, gang, *, crash_at=None, leave_at=None, parks=
         TrainingLoop(
             config=config, learner=learner, store=store, lease=store.acquire("learner", "l"), archive=archive,
             checkpoints=Checkpoints(folder / "checkpoints", 1), observer=Observer(metrics=folder / "metrics.jsonl"),
-            publish=publish, before_publish=before_publish, check=check,
+            publish=publish, before_publish=before_publish, check=check, mirrored=mirrored,
             card=partial(unparked, learner) if parks else nullcontext,
             transfer=ask and Transfer(sender=learner, ask=ask, way=config.transfer, seconds=config.weights.seconds),
         ).run()

@@ -167,3 +167,20 @@ def test_a_death_between_two_steps_of_a_checkpoint_leaves_a_whole_one(
     assert (learner.step, whole.newest_whole().step) == (4, 4)
     assert {path.name for path in (tmp_path / "episodes").glob("*.parquet")} == {
         f"step-{n:08d}.parquet" for n in range(1, 5)}
+    assert store.counts().retired_step == 4
+
+
+def test_a_run_trains_on_while_its_checkpoint_is_copied_and_keeps_the_episodes(redis_url, model_path, gang, tmp_path):
+    """The weights after an evaluated step waited for the object store. They are published, and what the store does not
+    have yet can be replayed."""
+    store, held = Store(redis_url, "copied"), []
+    play(store, range(2 * STEPS))
+
+    def mirrored():
+        return STEPS if store.version()[0].step == STEPS else 0
+
+    learner, published, _ = run(store, tmp_path, model_path, gang, mirrored=mirrored, eval={"every": 2},
+                                meanwhile=lambda _: held.append(store.counts().retired_step))
+    assert [version.step for version, _ in published] == [0, 1, 2, 3, 4]
+    assert held == [0, 0, 0, 0]
+    assert store.counts().retired_step == learner.step == STEPS

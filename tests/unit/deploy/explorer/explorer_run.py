@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from learner.credit.types import Credit
-from learner.loop import credit_columns
+from learner.rows.archived import credit_columns
 from learner.rows.batch import assign_credit
 from services.config.file import dump_config
 from services.config.tree import Config
