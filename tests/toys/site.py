@@ -232,5 +232,6 @@ def _environment(folder: Path) -> dict[str, str]:
     return kept | {
         "PYTHONPATH": str(ROOT), "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
         "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(folder / "ray"), "RAY_JOB_STOP_WAIT_TIME_S": "60",
+        "PYTHONUNBUFFERED": "1",  # what `ray job submit` says is read while it goes on
         # All nodes share the memory of this machine, so its pressure says nothing about a node.
         "RAY_memory_monitor_refresh_ms": "0"}
