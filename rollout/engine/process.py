@@ -125,6 +125,11 @@ async def _serve(end: socket.socket) -> None:
 
 def main(descriptor: int) -> None:
     """Serves the worker at the other end of the socket."""
+    # It finds the place of the title beside the first variable, which must not have been set again by then: the order
+    # of a worker's variables differs from start to start, and sometimes EngineCore had no name.
+    import setproctitle
+
+    setproctitle.getproctitle()
     end = socket.socket(fileno=descriptor)
     os.register_at_fork(after_in_child=end.close)  # so that the worker sees the end of this process alone
     # A fork, EngineCore, ends when this process is gone: its guard may be killed at the same time.
