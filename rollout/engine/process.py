@@ -129,6 +129,7 @@ def main(descriptor: int) -> None:
     # of a worker's variables differs from start to start, and sometimes EngineCore had no name.
     import setproctitle
 
+    os.environ["SPT_NOENV"] = "1"  # a title leaves the variables in /proc as they are, by which the guard knows us
     setproctitle.getproctitle()
     end = socket.socket(fileno=descriptor)
     os.register_at_fork(after_in_child=end.close)  # so that the worker sees the end of this process alone
