@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
 
-import httpx
-
 from deploy.launch.topology import Topology
 from services.controller.autoscale import EnvironmentLoad, RolloutLoad
-from services.http.bounded import get
 from services.process.daemon_thread import DaemonThread
 from services.telemetry.meters import Snapshot
+from services.telemetry.scrape import scraped
 
 QUEUE, REQUEST = "gagpo_rollout_queue_seconds", "gagpo_env_request_seconds"
 ANSWER_S = 5.0
@@ -65,7 +63,7 @@ class LoadMeter:
         if self._reading is None or self._reading.done():
             urls = self._parts.urls()
             with DaemonThread("environment-load") as reader:  # it ends with this read, and nobody waits for it
-                self._reading = reader.submit(lambda: {url: _scrape(url) for url in urls})
+                self._reading = reader.submit(lambda: {url: scraped(url, seconds=ANSWER_S) for url in urls})
         return found
 
     def take(self) -> tuple[RolloutLoad, EnvironmentLoad]:
@@ -78,22 +76,6 @@ class LoadMeter:
                         wait_seconds=gained.get(f"{QUEUE}_sum", 0.0) / max(1.0, episodes)),
             EnvironmentLoad(requests=int(requests), fill=fill, refused=int(gained.get("full", 0.0)),
                             seconds=gained.get(f"{REQUEST}_sum", 0.0) / max(1.0, requests)))
-
-
-def _scrape(url: str) -> Snapshot:
-    """Returns the metrics of a server by their declared names; {} if the server is away or refuses."""
-    from prometheus_client.parser import text_string_to_metric_families
-
-    found: Snapshot = {}
-    try:
-        reply = get(f"{url}/metrics", seconds=ANSWER_S).raise_for_status()
-        for family in text_string_to_metric_families(reply.text):
-            for sample in family.samples:
-                name = family.name if family.type == "histogram" else sample.name
-                found.setdefault(name, []).append((sample.name, dict(sample.labels), sample.value))
-    except (httpx.HTTPError, ValueError):  # ValueError: these are no metrics
-        return {}
-    return found
 
 
 def _histogram(process: str, metrics: Mapping[str, Any] | Snapshot, name: str) -> Counters:

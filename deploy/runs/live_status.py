@@ -21,8 +21,8 @@ from services.config.secrets import env_token
 from services.errors import UserError
 from services.files import NOT_JSON, Damaged, read_json
 from services.telemetry.heartbeat import Beat
-from services.telemetry.meters import Snapshot
-from services.telemetry.names import CATALOGUE, Role
+from services.telemetry.names import Role
+from services.telemetry.scrape import scraped
 
 ANSWER_S = 10.0
 COUNTED: Mapping[Role, tuple[str, dict[str, str], str]] = {
@@ -71,7 +71,7 @@ def look(path: Path) -> dict[str, Beat]:
     if beats is None:
         return {}
     token = _token(path) if servers else None
-    return beats | {f"env {target}": _server(f"{group.labels.get('__scheme__', 'http')}://{target}/metrics", token)
+    return beats | {f"env {target}": _server(f"{group.labels.get('__scheme__', 'http')}://{target}", token)
                     for group in servers for target in group.targets}
 
 
@@ -122,15 +122,14 @@ def _beats(address: str) -> dict[str, Beat] | None:
         return None
 
 
-def _get(url: str, token: str | None = None) -> tuple[int | None, bytes]:
+def _get(url: str) -> tuple[int | None, bytes]:
     """Returns status and body of an answer; None and no body if there is none."""
     import httpx
 
     from services.http.bounded import get
 
-    headers = {"authorization": f"Bearer {token}"} if token else {}
     try:
-        reply = get(url, seconds=ANSWER_S, headers=headers)
+        reply = get(url, seconds=ANSWER_S)
     except httpx.HTTPError:
         return None, b""
     return reply.status_code, reply.content
@@ -138,16 +137,8 @@ def _get(url: str, token: str | None = None) -> tuple[int | None, bytes]:
 
 def _server(url: str, token: str | None) -> Beat:
     """Returns an environment server's metrics as a heartbeat. The start of its current activity is unknown."""
-    from prometheus_client.parser import text_string_to_metric_families
-
-    at, (status, body) = time.time(), _get(url, token)
-    try:
-        families = list(text_string_to_metric_families(body.decode())) if status == HTTPStatus.OK else []
-    except ValueError:  # another program answers there
-        families = []
-    metrics: Snapshot = {
-        sample.name: [(sample.name, dict(sample.labels), sample.value)]
-        for family in families for sample in family.samples if sample.name in CATALOGUE}
+    headers = {"authorization": f"Bearer {token}"} if token else {}
+    at, metrics = time.time(), scraped(url, seconds=ANSWER_S, headers=headers)
     beat = Beat(role="environment", doing="does not answer", since=0.0, progress=0.0, metrics=metrics, at=at)
     live, limit = value(beat, "gagpo_env_sessions"), value(beat, "gagpo_env_sessions_limit")
     if live is None or limit is None:

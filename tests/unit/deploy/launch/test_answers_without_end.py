@@ -2,16 +2,18 @@
 
 import gzip
 from collections.abc import Callable, Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
 import pytest
 
-from deploy.launch import load, reach
+from deploy.launch import reach
 from deploy.members.env_server import answers
 from deploy.runs import live_status
 from deploy.runs.configs import load_config
 from services.errors import Unanswered
+from services.telemetry.scrape import scraped
 
 MIB = 1 << 20
 ALL_MIB = 100
@@ -64,9 +66,9 @@ def health(url: str) -> object:
 
 @pytest.mark.attack
 @pytest.mark.parametrize(("ask", "found"), [
-    (versions, None), (health, None), (lambda url: answers(f"{url}/healthz"), False), (load._scrape, {}),
-    (lambda url: live_status._get(f"{url}/metrics"), (None, b""))],
-    ids=["versions", "health", "start", "load", "status"])
+    (versions, None), (health, None), (lambda url: answers(f"{url}/healthz"), False),
+    (partial(scraped, seconds=5.0), {}), (lambda url: live_status._get(f"{url}/metrics"), (None, b""))],
+    ids=["versions", "health", "start", "metrics", "status"])
 def test_no_answer_fills_the_drivers_memory(server: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch,
                                             ask: Callable[[str], object], found: object):
     monkeypatch.setattr(reach, "NEW_S", 0.0)
