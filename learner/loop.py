@@ -269,9 +269,9 @@ class TrainingLoop:
         time: the driver ends the run if the store has failed for too long."""
         self.writing.wait()
         while self.retirement.pending:
+            time.sleep(MIRROR_LOOK_S)
             self.fence()
             self.retirement.retire()
-            time.sleep(MIRROR_LOOK_S * self.retirement.pending)
 
     def export(self, folder: Path, packed: Packed | None = None) -> None:
         """Writes `packed`, or the published weights, into a folder that transformers and vLLM load."""
