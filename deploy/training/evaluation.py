@@ -102,11 +102,11 @@ def _play(config: Config, model: Path, split: str | None, lines: StatusLines) ->
     check_versions(config.env.urls, env=environment.name, engine=engine, token=token)
     chosen, tasks = asked_for(environment, split, config.eval.panel)
     training = environment.tasks(environment.training_splits()[0])
-    keeps = config.redis.url or config.redis.bodies  # of a Redis of its own nothing is left
+    stays = config.redis.url or config.redis.bodies  # what is in a Redis of its own ends with that
     with (working_folder(config, lines.note) as folder,
           topology(config, run=run_of(folder), folder=folder, config_file=folder / "config.yaml",
                    note=lines.note) as parts,
-          erased(parts.store, parts.supervisor, lines.note) if keeps else nullcontext()):
+          erased(parts.store, parts.supervisor, lines.note) if stays else nullcontext()):
         lease = parts.store.acquire("controller", parts.run, ttl_s=30.0)
         scaling = Scaling(parts, lease, lambda index: parts.rollout_worker(index, model), note=lines.note)
         controller = Controller(

@@ -19,6 +19,5 @@ def is_first(one: Watched, among: Iterable[Watched]) -> bool:
 
 def gives_way(one: Watched, among: Sequence[Watched]) -> bool:
     """Whether a member asks for no place for now, because some other role has no member with a place."""
-    roles = {w.member.role for w in among if not (w.placed or w.finished)}
     placed = {w.member.role for w in among if w.placed or w.finished}
-    return not is_first(one, among) and bool(roles - placed - {one.member.role})
+    return not is_first(one, among) and any(w.member.role not in {*placed, one.member.role} for w in among)
