@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from learner.checkpoints.export import write_export
+from learner.checkpoints.staging import HostCopy
 from learner.checkpoints.state_files import load_state, save_state
 from learner.credit.registry import estimator
 from learner.credit.types import Credit, statistics
@@ -80,6 +81,7 @@ class Learner:
         self.step = 0
         """Learner steps that the weights have taken."""
         self._saving: Future[object] | None = None
+        self._copy = HostCopy()
         self._transferring: WeightSender | None = None
         needs_critic = estimator(section.credit.estimator).needs_critic
         policy, weights = empty_policy(model_path)
@@ -267,7 +269,7 @@ class Learner:
         """As save, for ranks that all call it at once and follow nobody."""
         if self._saving is not None:
             self._saving.result(self.config.learner.collective_s)  # an error of this rank, which all others have too
-        self._saving = save_state(self._state(), folder, group=self.gang.writers,
+        self._saving = save_state(self._state(), folder, copy=self._copy, group=self.gang.writers,
                                   wait_s=self.config.learner.collective_s)
         return self._saving
 

@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future as TorchFuture
 
+from learner.checkpoints.staging import HostCopy
 from services.errors import LearnerFault
 from services.patience import while_folder_away
 
@@ -44,15 +45,17 @@ class PatientWriter(HuggingFaceStorageWriter):
                                  seconds=self._wait_s, what=f"{self.path} could not be written")
 
 
-def save_state(state: dict[str, Any], folder: Path, *, group: ProcessGroup | None = None,
+def save_state(state: dict[str, Any], folder: Path, *, copy: HostCopy | None = None, group: ProcessGroup | None = None,
                wait_s: float = 0.0) -> Future[object]:
     """Copies the tensors of a nested state to host memory and begins to write them into a folder that all ranks see.
 
-    A collective. The future is done when all ranks have written. `group`: a gloo group for the writing threads alone,
-    because collectives of two threads may not meet in one group. `wait_s`: longest wait for a disk that is full.
+    A collective. The future is done when all ranks have written. `copy`: the host memory of the last save, if it is to
+    be used again; that save must have ended. `group`: a gloo group for the writing threads alone, because collectives
+    of two threads may not meet in one group. `wait_s`: longest wait for a disk that is full.
     """
-    writer = PatientWriter(folder, wait_s)  # it is the stager too: it copies and waits
-    return cast("Future[object]", async_save(_tensors(state), storage_writer=writer, process_group=group))
+    return cast("Future[object]", async_save(
+        _tensors(state), storage_writer=PatientWriter(folder, wait_s), async_stager=copy or HostCopy(),
+        process_group=group))
 
 
 def load_state(state: dict[str, Any], folder: Path) -> None:

@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.optim.adamw import adamw
 
-from learner.model.parking import pinned
+from learner.model.parking import local_part, pinned, with_part
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -50,34 +49,29 @@ class HostAdamW(torch.optim.AdamW):
                     self.state[parameter][name] = _in_host_memory(loaded[key][name], parameter)
 
     def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
-        state, weight = self.state[parameter], _local(parameter)
+        state, weight = self.state[parameter], local_part(parameter)
         if not state:
             state["step"] = torch.tensor(0.0)
             for name in MOMENTS:
                 state[name] = _host_copy(torch.zeros_like(parameter), parameter)
-        moments = [_local(state[name]).to(weight.device, non_blocking=True) for name in MOMENTS]
+        moments = [local_part(state[name]).to(weight.device, non_blocking=True) for name in MOMENTS]
         assert parameter.grad is not None
-        adamw([weight], [_local(parameter.grad)], moments[:1], moments[1:], [], [state["step"]], foreach=False,
+        adamw([weight], [local_part(parameter.grad)], moments[:1], moments[1:], [], [state["step"]], foreach=False,
               amsgrad=False, beta1=group["betas"][0], beta2=group["betas"][1], lr=group["lr"],
               weight_decay=group["weight_decay"], eps=group["eps"], maximize=False)
         for name, moved in zip(MOMENTS, moments, strict=True):
-            _local(state[name]).copy_(moved, non_blocking=True)
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """Returns this rank's part of the tensor."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            local_part(state[name]).copy_(moved, non_blocking=True)
 
 
 def _in_host_memory(tensor: Tensor, like: Tensor) -> Tensor:
     """Returns the tensor itself if it lies there as `_host_copy` would put it, else such a copy."""
-    local = _local(tensor)
-    lies_there = local.device.type == "cpu" and (not _local(like).is_cuda or local.is_pinned())
+    local = local_part(tensor)
+    lies_there = local.device.type == "cpu" and (not local_part(like).is_cuda or local.is_pinned())
     return tensor if lies_there else _host_copy(tensor, like)
 
 
 def _host_copy(tensor: Tensor, like: Tensor) -> Tensor:
     """Returns a copy in host memory, pinned if the device is a GPU, and sharded like `like`."""
-    local = _local(tensor)
-    host = pinned(local, _local(like).device).copy_(local)
-    return DTensor(host, like._spec, requires_grad=False) if isinstance(like, DTensor) else host
+    local = local_part(tensor)
+    host = pinned(local, local_part(like).device).copy_(local)
+    return with_part(like, host)

@@ -53,14 +53,14 @@ class Parking:
             for parameter, state in optimizer.state.items():
                 for name, value in state.items():
                     if isinstance(value, Tensor):
-                        state[name] = _replaced(value, move((id(parameter), name), _local(value)))
+                        state[name] = with_part(value, move((id(parameter), name), local_part(value)))
         moved: dict[int, Tensor] = {}
         for model in self._models:
             give_back(model)  # else the gathered weights are its parameters
-            moved |= {id(tensor): move((id(tensor), ""), _local(tensor)) for tensor in model.parameters()}
+            moved |= {id(tensor): move((id(tensor), ""), local_part(tensor)) for tensor in model.parameters()}
         self._wait()  # where ranks have unequal shards, FSDP copies the small ones at once, to fill them up
         for model in self._models:
-            model._apply(lambda tensor: _replaced(tensor, moved[id(tensor)]) if id(tensor) in moved else tensor)
+            model._apply(lambda tensor: with_part(tensor, moved[id(tensor)]) if id(tensor) in moved else tensor)
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -92,12 +92,12 @@ def pinned(like: Tensor, device: torch.device) -> Tensor:
     return host
 
 
-def _local(tensor: Tensor) -> Tensor:
-    """Returns this rank's part of the tensor."""
+def local_part(tensor: Tensor) -> Tensor:
+    """Returns this rank's part of a tensor that may be sharded."""
     found = tensor.detach()
     return found.to_local() if isinstance(found, DTensor) else found
 
 
-def _replaced(tensor: Tensor, local: Tensor) -> Tensor:
-    """Returns a tensor that is sharded as `tensor`, with another local part."""
+def with_part(tensor: Tensor, local: Tensor) -> Tensor:
+    """Returns a tensor that is sharded as `tensor` is, with another part of this rank."""
     return DTensor(local, tensor._spec, requires_grad=False) if isinstance(tensor, DTensor) else local

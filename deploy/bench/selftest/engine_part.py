@@ -7,6 +7,8 @@ on a CPU. There the same code shows that the test itself works.
 from __future__ import annotations
 
 import asyncio
+import os
+import re
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
@@ -44,10 +46,22 @@ FIRST_TOKENS = 24
 """Tokens of an answer that are compared with those of another round."""
 REPEATED = 0.5
 """Share of the answers that must repeat these tokens."""
+TIMES = {"weights": r"Model loading took .* ([\d.]+) seconds", "torch.compile": r"torch\.compile took ([\d.]+) s",
+         "CUDA graphs": r"Graph capturing finished in (\d+) secs",
+         "these and the KV cache": r"init engine \(profile.* took ([\d.]+) s"}
+"""How vLLM tells, at the logging level INFO, the seconds of the parts of its start."""
 Run = Callable[[Coroutine[Any, Any, list[Line]]], list[Line]]
 
 
-class EagerEngine(Engine):
+class TrialEngine(Engine):
+    """An engine that tells what vLLM printed."""
+
+    def told(self) -> str:
+        """Returns the end of what vLLM has printed."""
+        return "" if self._output is None else self._output.text()
+
+
+class EagerEngine(TrialEngine):
     """The same engine without CUDA graphs."""
 
     def _arguments(self) -> dict[str, Any]:
@@ -67,7 +81,7 @@ def engine_part(size: Size, model: Path, tell: Callable[[str], object]) -> Itera
 
 def _steps(trial: _Trial, tell: Callable[[str], object]) -> Iterator[Line]:
     size = trial.size
-    engine = Engine(trial.model, _version(0, ""), config=size.rollout, dtype=size.dtype)
+    engine = TrialEngine(trial.model, _version(0, ""), config=size.rollout, dtype=size.dtype)
     with _in_one_loop(engine) as run:
         for name, step in (
             ("engine starts on a shared card", trial.start), ("seeds repeat", trial.repeat),
@@ -87,6 +101,24 @@ def _in_one_loop(engine: Engine) -> Iterator[Run]:
             yield runner.run
         finally:
             runner.run(engine.close())
+
+
+@contextmanager
+def _telling() -> Iterator[None]:
+    """Lets an engine that starts within the block print what it does."""
+    level = os.environ.get("VLLM_LOGGING_LEVEL")
+    os.environ["VLLM_LOGGING_LEVEL"] = "INFO"
+    try:
+        yield
+    finally:
+        os.environ.pop("VLLM_LOGGING_LEVEL")
+        os.environ |= {"VLLM_LOGGING_LEVEL": level} if level else {}
+
+
+def times(told: str) -> str:
+    """Returns the seconds of each part of a start that vLLM has told, in one line."""
+    found = {name: re.findall(pattern, told) for name, pattern in TIMES.items()}
+    return ", ".join(f"{name} {float(seconds[-1]):.3g}" for name, seconds in found.items() if seconds)
 
 
 def _against_eager(size: Size, model: Path, graphs: float) -> Line:
@@ -130,11 +162,13 @@ class _Trial:
         self.rate = 0.0
         """Tokens per second with all requests in flight."""
 
-    async def start(self, engine: Engine) -> list[Line]:
+    async def start(self, engine: TrialEngine) -> list[Line]:
         started = time.monotonic()
-        await engine.start()
+        with _telling():
+            await engine.start()
         beside = f"{time.monotonic() - started:.0f} s beside {self.size.held_gib:g} GiB of another process"
-        return [Line(name="engine starts on a shared card", found=beside, passed=True)]
+        return [Line(name="engine starts on a shared card", found=beside, passed=True),
+                Line(name="seconds of the start, as vLLM tells", found=times(engine.told()))]
 
     async def repeat(self, engine: Engine) -> list[Line]:
         one, two = await _sample(engine, self.size, "one"), await _sample(engine, self.size, "two")

@@ -40,14 +40,30 @@ def test_every_check_passes_at_a_tiny_size():
                  "LoRA, |dlogp| of merged weights", "the update with moments on the host", "a step after that",
                  "cold start on a rank"):
         assert any(line.startswith(f"pass {name}") for line in lines), name
-    for name in ("bfloat16 matrix product", "attention, rectangle", "pack the weights", "save", "candidates",
-                 "states to host memory, second turn"):
+    for name in ("bfloat16 matrix product", "attention, rectangle", "pack the weights", "save, first time",
+                 "save, with a step beside it", "candidates", "states to host memory, second turn"):
         assert any(line.startswith(f"-    {name}") for line in lines), name
     ours = {re.split(r"[\[<>=]", one)[0].replace("-", "_") for one in
             tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]}
     assert ours & set(lines[-1].split()[1:]) - THEIRS == SMALL
     asked = (ROOT / "docs/performance.md").read_text().partition("Besides torch")[2].partition("So it runs")[0]
     assert all(f"`{name}`" in asked for name in SMALL)
+
+
+def test_named_checks_run_alone_and_a_wrong_name_is_told():
+    def run(*names):
+        return subprocess.run([sys.executable, "-m", "learner.selftest", *names], env=os.environ | {
+            "OMP_NUM_THREADS": "1"}, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+
+    done = run("cold-start", "candidates")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [line[5:32].strip() for line in done.stdout.splitlines()] == [
+        "device", "bfloat16 matrix product", "cold start on a rank", "candidates"]
+    done = run("save", "sampler")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].endswith(
+        "there is no check sampler; the checks are device, steps, numerics, attention, lora, cold-start, offload, "
+        "parking, candidates, save")
 
 
 def test_kernels_with_equal_results_and_other_gradients_are_not_the_same():

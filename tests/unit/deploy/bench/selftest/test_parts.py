@@ -12,7 +12,7 @@ import pytest
 
 from deploy import cli
 from deploy.bench.selftest import loop_part
-from deploy.bench.selftest.engine_part import FIRST_TOKENS, arrival, engine_part, repeated
+from deploy.bench.selftest.engine_part import FIRST_TOKENS, arrival, engine_part, repeated, times
 from deploy.bench.selftest.memory import held_memory, used_mib
 from deploy.bench.selftest.sizes import CPU, GPU
 from deploy.bench.transfer import Trip
@@ -101,3 +101,13 @@ def test_lines_are_printed_as_they_are_found(monkeypatch: pytest.MonkeyPatch, ca
     monkeypatch.setattr(selftest, "run_parts", parts)
     assert cli.main(["selftest", "--gpu"]) == 1
     assert capsys.readouterr().out.split() == ["FAIL", "second", "2"]
+
+
+def test_the_parts_of_a_start_are_read_from_what_vllm_tells():
+    told = "\n".join((
+        "INFO [model_runner.py:425] Model loading took 2.8876 GiB memory and 1.254321 seconds",
+        "INFO [monitor.py:60] torch.compile took 21.37 s in total",
+        "INFO [model_runner.py:1128] Graph capturing finished in 7 secs, took 0.41 GiB",
+        "INFO [core.py:403] init engine (profile, create kv cache, warmup model) took 41.20 s (compilation: 21.37 s)"))
+    assert times(told) == "weights 1.25, torch.compile 21.4, CUDA graphs 7, these and the KV cache 41.2"
+    assert times("nothing of this") == ""
