@@ -12,10 +12,12 @@ from learner.rank_group import RankGroup
 from learner.selftest.candidates import candidates
 from learner.selftest.checks import Checks
 from learner.selftest.imitation import imitation
+from learner.selftest.profile import operations
 from learner.selftest.scene import CARD, TINY, Scene, write_model
 from learner.selftest.table import Line, attempt
 
-NAMES = ("device", "steps", "numerics", "attention", "lora", "cold-start", "offload", "parking", "candidates", "save")
+NAMES = ("device", "steps", "numerics", "attention", "lora", "cold-start", "offload", "parking", "candidates",
+         "operations", "save")
 """The checks. The last one takes as long as the disk."""
 
 
@@ -33,7 +35,8 @@ def run(folder: Path, scene: Scene | None = None, *, names: Sequence[str] = NAME
         found: dict[str, Callable[[], Iterator[Line]]] = {
             "device": checks.device, "steps": checks.steps, "numerics": checks.numerics, "attention": checks.attention,
             "lora": checks.adapters, "cold-start": partial(imitation, checks), "offload": checks.offload,
-            "parking": checks.parking, "candidates": partial(candidates, checks), "save": checks.persistence}
+            "parking": checks.parking, "candidates": partial(candidates, checks),
+            "operations": partial(operations, checks), "save": checks.persistence}
         for name in ("device", *(name for name in names if name != "device")):  # the others compare with its rate
             yield from attempt(name, found[name])
     finally:

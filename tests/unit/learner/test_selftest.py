@@ -41,7 +41,8 @@ def test_every_check_passes_at_a_tiny_size():
                  "cold start on a rank"):
         assert any(line.startswith(f"pass {name}") for line in lines), name
     for name in ("bfloat16 matrix product", "attention, rectangle", "pack the weights", "save, first time",
-                 "save, with a step beside it", "candidates", "states to host memory, second turn"):
+                 "save, with a step beside it", "candidates", "a step under the profiler",
+                 "states to host memory, second turn"):
         assert any(line.startswith(f"-    {name}") for line in lines), name
     ours = {re.split(r"[\[<>=]", one)[0].replace("-", "_") for one in
             tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]}
@@ -63,7 +64,7 @@ def test_named_checks_run_alone_and_a_wrong_name_is_told():
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].endswith(
         "there is no check sampler; the checks are device, steps, numerics, attention, lora, cold-start, offload, "
-        "parking, candidates, save")
+        "parking, candidates, operations, save")
 
 
 def test_kernels_with_equal_results_and_other_gradients_are_not_the_same():
