@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 
-from learner.model.parking import local_part, pinned, with_part
+from learner.model.parking import pinned
+from learner.model.sharding import local_part, with_part
 
 
 class HostCopy(BlockingAsyncStager):

@@ -17,9 +17,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 from torch.cuda._pin_memory_utils import pin_memory, unpin_memory
-from torch.distributed.tensor import DTensor
 
-from learner.model.sharding import give_back
+from learner.model.sharding import give_back, local_part, with_part
 
 Move = Callable[[tuple[int, str], Tensor], Tensor]
 """Returns another place's copy of a local tensor. Its key names the parameter by id, and the optimizer's state."""
@@ -90,14 +89,3 @@ def pinned(like: Tensor, device: torch.device) -> Tensor:
         pin_memory(host.data_ptr(), host.numel() * host.element_size())
         weakref.finalize(host, unpin_memory, host.data_ptr())
     return host
-
-
-def local_part(tensor: Tensor) -> Tensor:
-    """Returns this rank's part of a tensor that may be sharded."""
-    found = tensor.detach()
-    return found.to_local() if isinstance(found, DTensor) else found
-
-
-def with_part(tensor: Tensor, local: Tensor) -> Tensor:
-    """Returns a tensor that is sharded as `tensor` is, with another part of this rank."""
-    return DTensor(local, tensor._spec, requires_grad=False) if isinstance(tensor, DTensor) else local

@@ -12,10 +12,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 from learner.model.loading import Weights
 from learner.model.memory import Layout
@@ -68,3 +69,14 @@ def sync_gradients(model: nn.Module, *, whole: bool, last: bool) -> None:
     if whole and isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(last)
         model.set_reshard_after_backward(last)
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """Returns this rank's part of a tensor that may be sharded."""
+    found = tensor.detach()
+    return found.to_local() if isinstance(found, DTensor) else found
+
+
+def with_part(tensor: Tensor, local: Tensor) -> Tensor:
+    """Returns a tensor that is sharded as `tensor` is, with another part of this rank."""
+    return DTensor(local, tensor._spec, requires_grad=False) if isinstance(tensor, DTensor) else local

@@ -15,13 +15,13 @@ def main() -> int:
     """Runs the named checks, or all, on the first GPU, or at a tiny size on the CPU."""
     wait_politely()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    from learner.selftest.run import NAMES, run
+    from learner.selftest.run import CHECKS, run
 
     parser = argparse.ArgumentParser(prog="python -m learner.selftest", description="Measures the learner on one GPU.")
-    parser.add_argument("checks", nargs="*", metavar="CHECK", help=f"these alone: {', '.join(NAMES)}")
-    chosen = parser.parse_args().checks or NAMES
-    if unknown := sorted({*chosen} - {*NAMES}):
-        parser.error(f"there is no check {', '.join(unknown)}; the checks are {', '.join(NAMES)}")
+    parser.add_argument("checks", nargs="*", metavar="CHECK", help=f"these alone: {', '.join(CHECKS)}")
+    chosen = parser.parse_args().checks or CHECKS
+    if unknown := sorted({*chosen} - {*CHECKS}):
+        parser.error(f"there is no check {', '.join(unknown)}; the checks are {', '.join(CHECKS)}")
 
     with tempfile.TemporaryDirectory(prefix="gagpo-selftest-") as folder:
         failed = 0

@@ -52,6 +52,10 @@ class Checks:
         self.gauge.fresh()
         return Learner(config(tokens, self.gang.device, **learner), self.folder, self.gang)
 
+    def step_rows(self, tokens: int) -> int:
+        """Returns the number of rows of one update with packs of so many tokens."""
+        return max(2, PACKS * tokens // self.scene.row)
+
     def rows(self, count: int) -> Rows:
         """Returns rows with credit."""
         found = groups(self.scene, count)
@@ -88,7 +92,7 @@ class Checks:
 
     def _three_steps(self, name: str, learner: Learner, tokens: int, peaks: dict[int, int], *,
                      aim: float | None = None) -> Lines:
-        rows = max(2, PACKS * tokens // self.scene.row)
+        rows = self.step_rows(tokens)
         batch = groups(self.scene, rows)
         self.gauge.fresh()
         reports = [learner.train(batch) for _ in range(3)]

@@ -7,7 +7,6 @@ on a CPU. There the same code shows that the test itself works.
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -24,6 +23,7 @@ from deploy.bench.transfer import Trip, trips
 from deploy.launch.planning.cards import smi
 from learner.selftest.table import Line, attempt
 from rollout.engine.engine import Engine, Sample
+from services.process.environment import variable
 from services.records import Version
 from services.weights.headers import folder_parameters
 from services.weights.pack import ITEM_SIZES
@@ -61,7 +61,7 @@ class TrialEngine(Engine):
         return "" if self._output is None else self._output.text()
 
 
-class EagerEngine(TrialEngine):
+class EagerEngine(Engine):
     """The same engine without CUDA graphs."""
 
     def _arguments(self) -> dict[str, Any]:
@@ -101,18 +101,6 @@ def _in_one_loop(engine: Engine) -> Iterator[Run]:
             yield runner.run
         finally:
             runner.run(engine.close())
-
-
-@contextmanager
-def _telling() -> Iterator[None]:
-    """Lets an engine that starts within the block print what it does."""
-    level = os.environ.get("VLLM_LOGGING_LEVEL")
-    os.environ["VLLM_LOGGING_LEVEL"] = "INFO"
-    try:
-        yield
-    finally:
-        os.environ.pop("VLLM_LOGGING_LEVEL")
-        os.environ |= {"VLLM_LOGGING_LEVEL": level} if level else {}
 
 
 def times(told: str) -> str:
@@ -164,7 +152,7 @@ class _Trial:
 
     async def start(self, engine: TrialEngine) -> list[Line]:
         started = time.monotonic()
-        with _telling():
+        with variable("VLLM_LOGGING_LEVEL", "INFO"):
             await engine.start()
         beside = f"{time.monotonic() - started:.0f} s beside {self.size.held_gib:g} GiB of another process"
         return [Line(name="engine starts on a shared card", found=beside, passed=True),

@@ -1,4 +1,4 @@
-"""Says which operations the device's time goes into, in one step of the largest pack."""
+"""Measures which operations take the device's time in one step with the largest packs."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 
-from learner.selftest.checks import PACKS, Checks
+from learner.selftest.checks import Checks
 from learner.selftest.scene import groups
 from learner.selftest.table import Line
 
 SHOWN = 12
-"""The operations that take most."""
+"""Number of operations that are shown, those that take most."""
 
 
 def operations(checks: Checks) -> Iterator[Line]:
     """Profiles one step after another one. An operation's time is that of the kernels that it starts itself."""
     tokens, cuda = checks.scene.packs[-1], checks.gauge.cuda
-    learner, batch = checks.learner(tokens), groups(checks.scene, max(2, PACKS * tokens // checks.scene.row))
+    learner, batch = checks.learner(tokens), groups(checks.scene, checks.step_rows(tokens))
     learner.train(batch)
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
     with profile(activities=activities, acc_events=True) as found:
