@@ -105,6 +105,11 @@ def utf8(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
+def briefly(error: BaseException) -> str:
+    """Returns the type of an exception and the first line of its text, if it has one."""
+    return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
+
+
 def described(error: BaseException) -> str:
     """Returns an unexpected exception as one line: its type, its text, and the line of code that raised it, or that
     called the installed package which did."""

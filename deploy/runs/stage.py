@@ -16,6 +16,7 @@ from types import TracebackType
 import msgspec
 import psutil
 
+from services.errors import briefly
 from services.files import read_json
 from services.telemetry.logs import get_logger
 
@@ -173,5 +174,4 @@ def _ended(error: BaseException | None) -> str:
         return "interrupted by Ctrl-C"
     if isinstance(error, SystemExit):
         return f"stopped with exit status {error.code}"
-    text = str(error).strip() or "no message"
-    return f"{type(error).__name__}: {text.splitlines()[0]}"
+    return briefly(error)

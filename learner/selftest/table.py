@@ -6,6 +6,8 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from services.errors import briefly
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
@@ -28,5 +30,4 @@ def attempt(name: str, check: Callable[[], Iterable[Line]]) -> Iterator[Line]:
     except Exception as error:  # the other checks say what still works
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{last.filename.rpartition('/')[2]}:{last.lineno}"
-        what = f"{type(error).__name__}: {error}".splitlines()[0][:160]
-        yield Line(name=name, found=f"{what} ({where})", passed=False)
+        yield Line(name=name, found=f"{briefly(error)[:160]} ({where})", passed=False)

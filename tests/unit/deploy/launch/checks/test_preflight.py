@@ -123,7 +123,7 @@ def test_a_server_that_does_not_answer_is_refused(monkeypatch):
     monkeypatch.setattr(reach, "NEW_S", 0.0)
     url = f"http://127.0.0.1:{likely_port()}"
     assert refusal(f"env.urls=[{url}]") == (
-        f"no environment server answers at {url} (ConnectError); "
+        f"no environment server answers at {url} (ConnectError: All connection attempts failed); "
         "start one with `gagpo serve-env`, or leave env.urls out")
 
 
