@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from services.errors import UserError, briefly
+from services.errors import UserError, in_short
 from services.records import Manifest
 from services.store.lease import Lease
 from services.store.store import Store
@@ -26,7 +26,7 @@ def counted_attempt(store: Store, lease: Lease, manifest: Manifest, *, incarnati
     try:
         yield
     except Exception as error:
-        cause = briefly(error)
+        cause = in_short(error)
         store.attempt_failed(lease, manifest.step, cause)
         if failed + 1 >= limit:
             raise given_up(manifest, failed + 1, cause) from error

@@ -105,7 +105,7 @@ def utf8(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def briefly(error: BaseException) -> str:
+def in_short(error: BaseException) -> str:
     """Returns the type of an exception and the first line of its text, if it has one."""
     return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
 

@@ -8,8 +8,8 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from deploy.console.printable import printable
-from deploy.runs.policies import find_run, run_path
-from services.errors import StoreFault, UserError
+from deploy.runs.policies import find_begun, run_path
+from services.errors import StoreFault
 from services.plural import number_of
 
 if TYPE_CHECKING:
@@ -42,10 +42,7 @@ def run(args: argparse.Namespace) -> int:
     from deploy.runs.audit import audit
     from deploy.runs.configs import light_config
 
-    folder = find_run(args.run_folder)
-    if not folder.identity_file.exists():
-        raise UserError(f"{folder.path} has no {folder.identity_file.name}: its run has not begun",
-                        "audit it once it trains")
+    folder = find_begun(args.run_folder)
     config = light_config(folder.config_file)
     result = audit(folder, config, read_journal(folder, config))
     if args.json:

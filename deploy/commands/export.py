@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from deploy.runs.policies import find_checkpoint, find_run, run_path
+from deploy.runs.policies import find_run, held_checkpoint, run_path
 
 
 def add_parser(subparsers: Any) -> None:
@@ -36,9 +37,10 @@ def run(args: argparse.Namespace) -> int:
     from learner.checkpoints.checkpoint import Checkpoints
 
     run = find_run(args.run_folder)
-    step, model = find_checkpoint(run, args.which)
-    Checkpoints(model.parents[1], keep=1).check(step)
-    export(run, step, model, args.out)
+    step, model, hold = held_checkpoint(run, args.which)
+    with hold or nullcontext():
+        Checkpoints(model.parents[1], keep=1).check(step)
+        export(run, step, model, args.out)
     told = {"step": step, "path": str(args.out)} | ({"url": push(args.out, args.push)} if args.push else {})
     print(json.dumps(told) if args.json else f"step {step} is in {args.out}{' and at ' if args.push else ''}"
           f"{told.get('url', '')}")

@@ -15,7 +15,7 @@ from envservice.registry import check_tools
 from envservice.wire.schemas import Info
 from services.config.secrets import ENV_TOKEN_VARIABLE, env_token, redis_url
 from services.config.tree import Config
-from services.errors import Unanswered, UserError, briefly
+from services.errors import Unanswered, UserError, in_short
 from services.http.bounded import get
 from services.store.connection import Connection
 from services.store.redis_server import find_redis
@@ -97,7 +97,7 @@ def check_versions(urls: Sequence[str], *, env: str, engine: str, token: str | N
                                 f"set {ENV_TOKEN_VARIABLE} or env.token_file to the server's token")
             info = Info.model_validate_json(reply.raise_for_status().content)
         except (httpx.HTTPError, ValueError) as error:
-            raise Unanswered(f"{url} does not say what it plays ({briefly(error)})",
+            raise Unanswered(f"{url} does not say what it plays ({in_short(error)})",
                              "start it with `gagpo serve-env` of this version") from None
         theirs, ours = f"{info.name} by {info.engine} {info.version}", f"{env} by {engine}"
         if theirs != ours:
@@ -110,7 +110,7 @@ def _answer(urls: Sequence[str]) -> None:
         try:
             get(f"{url}/healthz", seconds=PROBE_S).raise_for_status()
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise Unanswered(f"no environment server answers at {url} ({briefly(error)})",
+            raise Unanswered(f"no environment server answers at {url} ({in_short(error)})",
                              "start one with `gagpo serve-env`, or leave env.urls out") from None
 
 

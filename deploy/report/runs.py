@@ -15,7 +15,7 @@ from deploy.report.arms import COLOURS, Arm
 from deploy.runs.folder import RunFolder
 from deploy.runs.history import RunHistory
 from deploy.runs.moved import followed
-from deploy.runs.policies import find_run
+from deploy.runs.policies import find_begun
 from deploy.runs.records import PLACES, Record
 from envservice.registry import BUILT_IN
 from learner.credit.registry import estimator, keys_read
@@ -73,8 +73,8 @@ class Compared:
 
 
 def read_run(path: Path) -> ReportedRun:
-    """Reads the folder of a run. Raises UserError if it is not one."""
-    folder = find_run(path)
+    """Reads the folder of a run. Raises UserError if it is not one, or its run has not begun."""
+    folder = find_begun(path)
     history, config = RunHistory(folder), read_tree(folder.config_file)
     summary = read_json(folder.summary, dict[str, Any]) if folder.summary.exists() else {}
     return ReportedRun(folder=folder, summary=summary, config=_flat(config),

@@ -22,7 +22,7 @@ from services.plural import number_of
 from services.records import Manifest
 from services.store.archive import FILE_NAME, evaluation_part
 from services.store.step_log import Journal
-from services.telemetry.metrics_file import MetricsRow, read_evaluations, read_metrics, read_rows
+from services.telemetry.metrics_file import GIVEN, MetricsRow, read_evaluations, read_metrics, read_rows
 
 COLUMNS = ["group", "k", "outcome", "reason", "version"]
 
@@ -71,8 +71,8 @@ def audit(folder: RunFolder, config: Config, journal: Journal | None) -> Audit:
     Read the journal before calling this, so that the files hold every step that the journal knows.
     Raises Damaged for a broken archive.
     """
-    rows, metrics, evaluations = (
-        read_rows(folder.ledger), read_metrics(folder.metrics), read_evaluations(folder.evaluations))
+    rows, metrics = read_rows(folder.ledger), read_metrics(folder.metrics)
+    evaluations = [row for row in read_evaluations(folder.evaluations) if not row.get(GIVEN)]
     archived, evaluated = read_archive(folder)  # last, and it takes longest: a run that goes on writes into it first
     manifests, findings = _manifests(rows, journal, archived)
     seen = {row["step"] for row in metrics}

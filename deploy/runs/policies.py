@@ -55,7 +55,7 @@ def find_policy(path: Path, which: str | None = None) -> PlayablePolicy:
         policy = PlayablePolicy(folder=run.trained_model, title=f"the trained model of {path}{after}",
                                 name=_weights_name(run, step), step=step)
     else:
-        step, folder, hold = _held_checkpoint(run, which or "latest")
+        step, folder, hold = held_checkpoint(run, which or "latest")
         kind = f"the {which or 'latest'} checkpoint" if which in (None, "latest", "best") else "the checkpoint"
         policy = PlayablePolicy(folder=folder, title=f"{kind} of {path}, learner step {step}",
                                 name=_weights_name(run, step), step=step, hold=hold)
@@ -66,7 +66,7 @@ def find_policy(path: Path, which: str | None = None) -> PlayablePolicy:
     return policy
 
 
-def _held_checkpoint(run: RunFolder, which: str) -> tuple[int, Path, BinaryIO | None]:
+def held_checkpoint(run: RunFolder, which: str) -> tuple[int, Path, BinaryIO | None]:
     """As `find_checkpoint`, with what keeps it from being deleted. The newest of a run may be replaced meanwhile."""
     from learner.checkpoints.checkpoint import hold
 
@@ -185,6 +185,15 @@ def find_run(path: Path) -> RunFolder:
                         "give the path of a run, or start in the folder that holds runs/")
     raise UserError(f"{path} is not the folder of a run", f"did you mean {known[near[0]]}?" if near else
                     f"give one of {', '.join(map(str, known.values()))}")
+
+
+def find_begun(path: Path) -> RunFolder:
+    """As `find_run`. Raises UserError also for a run that has not begun: its start was interrupted, or is not done."""
+    folder = find_run(path)
+    if not folder.identity_file.exists():
+        raise UserError(f"{folder.path} has no {folder.identity_file.name}: its run has not begun",
+                        "try again once it trains")
+    return folder
 
 
 def _runs_in(folder: Path) -> dict[str, Path]:

@@ -16,7 +16,7 @@ from types import TracebackType
 import msgspec
 import psutil
 
-from services.errors import briefly
+from services.errors import in_short
 from services.files import read_json
 from services.telemetry.logs import get_logger
 
@@ -174,4 +174,4 @@ def _ended(error: BaseException | None) -> str:
         return "interrupted by Ctrl-C"
     if isinstance(error, SystemExit):
         return f"stopped with exit status {error.code}"
-    return briefly(error)
+    return in_short(error)

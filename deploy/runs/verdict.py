@@ -100,7 +100,7 @@ def next_commands(run: Path, evaluations: Evaluations) -> list[str]:
         f"gagpo explore {name}": "find the step that lost an episode, in a browser",
         f"gagpo report {name}": "draw the figures and tables again",
         f"gagpo eval {name}": "measure the trained model on held-out games",
-        f"gagpo export {name} {shlex.quote(f'{run.name}-model')}": "write it as a Hugging Face folder",
+        f"gagpo export {name} {shlex.quote(f'{run.resolve().name}-model')}": "write it as a Hugging Face folder",
         **({f"gagpo play {shlex.quote(task)} --agent {name}": "watch it play"} if task else {}),
     }
     width = max((length for length in map(len, commands) if length <= ALIGNED), default=0)

@@ -31,7 +31,7 @@ from services.files import write_whole
 from services.patience import while_folder_away
 from services.plural import number_of
 from services.statistics import paired_gain, success_interval
-from services.telemetry.metrics_file import append_row, read_evaluations
+from services.telemetry.metrics_file import GIVEN, append_row, read_evaluations
 
 FORMAT = 1
 CREDIT = "learner.credit."
@@ -192,7 +192,7 @@ def give_evaluations(folder: RunFolder, rows: Sequence[dict[str, Any]]) -> None:
     """Gives a fresh run the evaluations of its cold start, so that it need not play those games again."""
     if not folder.evaluations.exists():
         for row in rows:
-            append_row(folder.evaluations, row)
+            append_row(folder.evaluations, {**row, GIVEN: True})
 
 
 def final(folder: RunFolder) -> list[dict[str, Any]]:

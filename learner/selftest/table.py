@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from services.errors import briefly
+from services.errors import in_short
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,4 +30,4 @@ def attempt(name: str, check: Callable[[], Iterable[Line]]) -> Iterator[Line]:
     except Exception as error:  # the other checks say what still works
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{last.filename.rpartition('/')[2]}:{last.lineno}"
-        yield Line(name=name, found=f"{briefly(error)[:160]} ({where})", passed=False)
+        yield Line(name=name, found=f"{in_short(error)[:160]} ({where})", passed=False)

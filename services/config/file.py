@@ -31,7 +31,10 @@ Tree = dict[str, Any]
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads 3e-4 as a float (YAML 1.1 reads a string), and refuses a key that is given twice."""
+    """Reads numbers as YAML 1.2 does, and refuses a key that is given twice.
+
+    YAML 1.1 reads 3e-4 as a text, 010 as 8 and 1:30 as 90.
+    """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
@@ -40,7 +43,18 @@ class _Loader(yaml.SafeLoader):
                 None, None, f"key {min(twice)} is given twice", node.start_mark)
         return super().construct_mapping(node, deep)
 
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> Any:
+        try:
+            return int(node.value, 10)
+        except ValueError:
+            return node.value if ":" in node.value else super().construct_yaml_int(node)
 
+    def construct_yaml_float(self, node: yaml.ScalarNode) -> Any:
+        return node.value if ":" in node.value else super().construct_yaml_float(node)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
+_Loader.add_constructor("tag:yaml.org,2002:float", _Loader.construct_yaml_float)
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+0123456789."))
 
@@ -230,7 +244,9 @@ def _read_override(override: str) -> tuple[str, Any]:
         return key, None if text in NOTHING else text  # name=2026, model.revision=12345e7 and texts with `: ` or ` #`
     value = from_yaml(text, repr(override))
     if isinstance(value, dict) and is_section(key):
-        _check_keys(value, COMMAND_LINE, f"{key}.")
+        names = [str(name).partition(":")[0] for name in value] or ["KEY"]
+        raise UserError(f"{key} is a section, and {override!r} would replace all of it",
+                        f"give its keys one by one: {' '.join(f'{key}.{name}=VALUE' for name in names)}")
     return key, value
 
 

@@ -39,6 +39,8 @@ FILE_BYTES = 1 << 30
 """Largest file that is read. A line has one or two kilobytes, so this is half a million learner steps."""
 EVALUATED = ("label", "temperature", "success_rate")
 """Values that each line of evaluations.jsonl has."""
+GIVEN = "given"
+"""Key of an evaluation that another run of the same cold start has made, and whose episodes are in its archive."""
 LARGEST = 1e150
 """Largest absolute value of a number. Nothing measures more, and the square or sum of larger ones is not finite."""
 _FIGURE = (int, float, str, type(None))

@@ -114,12 +114,16 @@ class Site:
         self._leaving = []
 
     def start_nodes(self) -> None:
-        """Starts the head, then the other nodes, and waits until Ray counts them all."""
+        """Starts the head, then the other nodes, and waits until Ray counts them all and every server answers.
+
+        On a busy machine a server takes longer to start than a new run waits for it.
+        """
         self.head.start()
         self._wait_for(1)
         for node in self.workers:
             node.start()
         self._wait_for(1 + len(self.workers))
+        self._counted()
 
     def wait_for_nodes_to_leave(self) -> None:
         """Waits until all nodes but the head have ended by themselves."""
@@ -164,6 +168,7 @@ class Site:
         until = time.monotonic() + LONGEST_S
         while not (found := self.steps_by_server()):
             assert time.monotonic() < until, f"not every environment server answered in {LONGEST_S:.0f} s"
+            time.sleep(POLL_S)
         return time.monotonic(), found
 
     @contextmanager

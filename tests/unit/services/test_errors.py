@@ -5,7 +5,7 @@ import pickle
 import httpx
 import pytest
 
-from services.errors import EnvFault, GagpoError, LeaseLost, UserError, briefly, described
+from services.errors import EnvFault, GagpoError, LeaseLost, UserError, described, in_short
 
 ERRORS = [UserError("no model", "give one"), EnvFault("gone"), LeaseLost("by another")]
 
@@ -30,8 +30,8 @@ def test_an_unforeseen_exception_is_one_line_with_its_place():
 @pytest.mark.parametrize(("error", "said"), [
     (ValueError("bad\nindeed"), "ValueError: bad"), (ValueError("\n bad"), "ValueError: bad"),
     (KeyError(), "KeyError")])
-def test_briefly_an_exception_is_its_type_and_its_first_line(error, said):
-    assert briefly(error) == said
+def test_in_short_an_exception_is_its_type_and_its_first_line(error, said):
+    assert in_short(error) == said
 
 
 def test_an_exception_of_an_installed_package_is_placed_where_that_was_called():

@@ -74,8 +74,8 @@ DRY = ["train", "--config", "alfworld-tiny", "--dry-run"]
      "learner.critic.lr=VALUE, without dashes?"),
     ([*DRY, "--group-size=4"],
      "unrecognised argument --group-size=4; did you mean learner.group_size=VALUE, without dashes?"),
-    ([*DRY, "sft={minutes:5}"], "unknown key sft.minutes:5 in the command line; write a space after the "
-     "colon: minutes: 5"),
+    ([*DRY, "sft={minutes:5}"], "sft is a section, and 'sft={minutes:5}' would replace all of it; "
+     "give its keys one by one: sft.minutes=VALUE"),
     (["sft", "--config", "alfworld-tiny", "--out", "empty.json"],
      "--out empty.json cannot be written (Not a directory: CWD/empty.json); give another folder"),
     (["sft", "--config", "alfworld-1.5b", "--out", "cold"],
@@ -102,7 +102,8 @@ DRY = ["train", "--config", "alfworld-tiny", "--dry-run"]
     (["eval", "half", "--policy", "react", "--config", "alfworld-tiny"],
      "the model at CWD/half has no weights; set model.path to a complete Hugging Face folder"),
     (["audit", "min"], "min is not the folder of a run; did you mean runs/mine?"),
-    (["audit", "mine"], "runs/mine has no run.json: its run has not begun; audit it once it trains"),
+    (["audit", "mine"], "runs/mine has no run.json: its run has not begun; try again once it trains"),
+    (["report", "mine"], "runs/mine has no run.json: its run has not begun; try again once it trains"),
     (["export", "min", "out"], "min is not the folder of a run; did you mean runs/mine?"),
     (["report", "mine", "--out", "empty.json"], "empty.json cannot be written (Not a directory: CWD/empty.json); name "
      "a folder that you may write to with --out"),

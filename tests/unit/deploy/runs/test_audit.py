@@ -10,6 +10,7 @@ from deploy import cli
 from deploy.commands.audit import summary
 from deploy.runs.audit import audit
 from deploy.runs.folder import RunFolder
+from deploy.training.sweep import give_evaluations
 from services.config.file import dump_config
 from services.config.tree import Config
 from services.records import Episode, Manifest, Step, Ticket, Version, VersionSpan
@@ -115,6 +116,15 @@ def test_an_evaluation_that_is_not_in_the_archive(tmp_path: Path):
     append_row(folder.evaluations, {"label": "step-000002", "temperature": 0.4, "episodes": 3, "success_rate": 0.5})
     result = audit(folder, CONFIG, None)
     assert result.findings == ["evaluation step-000002 at temperature 0.4: 0 of 3 episodes are in the archive"]
+    assert result.evaluations == 0
+
+
+def test_an_evaluation_that_another_run_made_is_in_the_archive_of_that_one(tmp_path: Path):
+    folder = run_folder(tmp_path, two_steps())
+    row = {"label": "panel-cold", "step": 0, "temperature": 1.0, "episodes": 3, "success_rate": 0.5}
+    give_evaluations(folder, [row])
+    result = audit(folder, CONFIG, None)
+    assert result.findings == []
     assert result.evaluations == 0
 
 

@@ -77,6 +77,22 @@ def test_a_policy_of_a_run_that_trains_stays_as_long_as_it_is_played(tmp_path: P
     assert Checkpoints(run / "checkpoints", keep=1).steps() == [4]
 
 
+def test_a_policy_of_a_run_that_trains_stays_as_long_as_it_is_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A learner that commits meanwhile would delete files that are still to be copied."""
+    run = run_at(tmp_path / "run")
+    checkpoint(run, 1)
+
+    def export(_: object, step: int, model: Path, out: Path) -> None:
+        checkpoint(run, 2, keep=1)
+        out.write_text(f"{step} {(model / 'config.json').read_text()}")
+
+    monkeypatch.setattr("deploy.runs.export.export", export)
+    assert cli.main(["export", str(run), str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out").read_text() == "1 {}"
+    checkpoint(run, 3, keep=1)
+    assert Checkpoints(run / "checkpoints", keep=1).steps() == [3]
+
+
 def test_a_run_that_goes_on_stands_for_its_latest_checkpoint_and_a_checkpoint_can_be_chosen(tmp_path: Path):
     run = run_at(tmp_path / "run")
     with pytest.raises(UserError, match="has no checkpoints"):

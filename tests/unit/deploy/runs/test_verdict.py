@@ -78,3 +78,9 @@ def test_the_next_commands_can_be_copied() -> None:
         "gagpo explore 'my runs/mine'", "gagpo report 'my runs/mine'", "gagpo eval 'my runs/mine'",
         "gagpo export 'my runs/mine' mine-model", "gagpo play alfworld-gen/valid/look-0 --agent 'my runs/mine'"]
     assert not any("play" in command for command in next_commands(Path("runs/a"), []))
+
+
+def test_in_the_runs_own_folder_an_export_has_the_name_of_the_folder(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path / "mine")
+    assert next_commands(Path(), [])[3].startswith("gagpo export . mine-model ")

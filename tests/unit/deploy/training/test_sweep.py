@@ -126,7 +126,8 @@ def test_a_run_is_told_once_how_its_cold_start_did(tmp_path: Path):
         write(first, label, step, {"a": 1.0})
     for _ in range(2):
         sweep.give_evaluations(second, sweep.cold_evaluations(first))
-    assert [row["label"] for row in read_rows(second.evaluations)] == ["step-000000", "panel-cold"]
+    assert [(row["label"], row["given"]) for row in read_rows(second.evaluations)] == [
+        ("step-000000", True), ("panel-cold", True)]
 
 
 def finish(config: Config, by_task: dict[str, float]) -> None:

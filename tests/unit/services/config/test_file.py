@@ -36,6 +36,8 @@ def test_values_of_the_file_and_defaults_of_the_tree(file: Path):
     ("env.urls=[http://a:1]", "env", "urls", ("http://a:1",)),
     ("model.path=null", "model", "path", None),
     ("redis.url=redis://host:1/0?a=b", "redis", "url", "redis://host:1/0?a=b"),
+    ("learner.minibatch_rows=0100", "learner", "minibatch_rows", 100),
+    ("learner.minibatch_rows=1_000", "learner", "minibatch_rows", 1000),
     ("model.revision=12345e7", "model", "revision", "12345e7"),
     ("model.system_prompt=Answer: [yes] or {no} # please", "model", "system_prompt", "Answer: [yes] or {no} # please"),
     ("model.system_prompt='null'", "model", "system_prompt", "null"),
@@ -116,6 +118,11 @@ def test_values_that_no_run_can_use_are_refused_in_one_line(file: Path, override
     ("seed=-1", "seed cannot be -1; it should be greater than or equal to 0"),
     ("rollout.slots=0", "rollout.slots cannot be 0; it should be greater than or equal to 1"),
     ("learner.lr=fast", "learner.lr cannot be 'fast'; it should be a valid number, unable to parse string as a number"),
+    ("learner.staleness=yes", "learner.staleness: it should be a number, not true; give another value"),
+    ("sft.minutes=1:30",
+     "sft.minutes cannot be '1:30'; it should be a valid number, unable to parse string as a number"),
+    ("eval={every: 10, panel: 9}", "eval is a section, and 'eval={every: 10, panel: 9}' would replace all of it; "
+     "give its keys one by one: eval.every=VALUE eval.panel=VALUE"),
     ("learner.credit.ddof=2", "learner.credit.ddof cannot be 2; it should be 0 or 1"),
     ("name=a b", "name cannot be 'a b'; use letters, digits, `.`, `_` and `-`, and begin with a letter "
      "or a digit"),
