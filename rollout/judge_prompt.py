@@ -17,7 +17,7 @@ from services.chat import THINK, THINK_END
 Verdict = str
 """`good` or `bad`, or empty for an answer that says neither."""
 _OPENING = re.compile(rf"^\s*(?!{THINK})<\w+>")
-_VERDICT = re.compile(rf"\s*(?:(?!{THINK})<\w+>)?\s*(good|bad)\W*", re.IGNORECASE)
+_VERDICT = re.compile(rf"(?:(?!{THINK})<\w+>\s*)?(good|bad)\W*", re.IGNORECASE)
 
 
 def question(prompt: str, action: str, *, chat: bool, stops: Sequence[str]) -> str:
@@ -42,7 +42,7 @@ def shown_answer(verdict: Verdict, *, chat: bool, stops: Sequence[str]) -> str:
 def read_verdict(text: str, *, stops: Sequence[str]) -> Verdict:
     """Reads an answer: the one word between its thought and its end, with or without an opening tag before it."""
     said = text.partition(_end(stops))[0].rpartition(THINK_END)[2]
-    found = _VERDICT.fullmatch(said)
+    found = _VERDICT.fullmatch(said.lstrip())
     return found[1].lower() if found else ""
 
 

@@ -77,7 +77,9 @@ class EnvClient:
         self._answer_s = timeout_s * SHARE
         timeout = httpx.Timeout(self._answer_s, connect=min(CONNECT_S, self._answer_s))
         # Proxies of the environment are ignored: servers are on this machine or in the cluster.
-        self._http = httpx.AsyncClient(headers=headers, timeout=timeout, trust_env=False)
+        # The requests in flight are bounded elsewhere. A wait for a free connection would count as a server's silence.
+        self._http = httpx.AsyncClient(headers=headers, timeout=timeout, trust_env=False,
+                                       limits=httpx.Limits(max_connections=None))
         self.live = False
         """Whether the environment acts on the world, once `info` has been asked."""
         self._replicas = [self._replica(url.rstrip("/")) for url in urls]

@@ -119,7 +119,7 @@ class OpenEnvPlay:
     def _told(self, now: Outcome) -> dict[str, Any]:
         observation = {"text": now.observation, "admissible_actions": now.admissible_actions, "won": now.won,
                        "task": self.task}
-        return {"observation": observation, "reward": now.reward, "done": now.done, "metadata": now.info}
+        return {"observation": observation, "reward": float(now.reward), "done": now.done, "metadata": now.info}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -209,7 +209,7 @@ class OpenEnvServer:
         verb: Any = asked.get("type")
         if verb == "close":
             return None
-        if verb not in verbs:
+        if not isinstance(verb, str) or verb not in verbs:
             return _error("UNKNOWN_TYPE", f"there is no {verb!r}; send {', '.join(verbs)} or close")
         try:
             told = await asyncio.get_running_loop().run_in_executor(self._thread, self._inside, verbs[verb], data)

@@ -101,7 +101,8 @@ class AgentWorld:
 
     def _used_up(self) -> EpisodeOver:
         """Ends the episode, unless something else has ended it. Returns its end."""
-        self.llm.over = self.llm.over or EpisodeOver("turns", f"{self.max_steps} turns are used up (env.max_steps)")
+        if self.llm.over is None or self.llm.over.lifts:
+            self.llm.over = EpisodeOver("turns", f"{self.max_steps} turns are used up (env.max_steps)")
         return self.llm.over
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Result:

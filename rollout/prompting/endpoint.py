@@ -114,7 +114,7 @@ class EndpointModel:
                     + (f": {said}" if (said := reply.said(key)) else "")
             failed_at = self.clock() if failed_at is None else failed_at
             first = pauses == self._pauses  # of the calls that failed at once
-            wait = wait or (min(LONGEST_PAUSE_S, 2.0**pauses) if first else 0.0)
+            wait = wait or (min(LONGEST_PAUSE_S, 2.0 ** min(pauses, LONGEST_PAUSE_S)) if first else 0.0)
             again = max(self.clock() + wait, self._not_before)
             if not self._met and again - failed_at > FIRST_S:
                 raise UserError(f"{self._address} cannot be reached ({why})", "check --endpoint, or start the server")
@@ -152,7 +152,9 @@ def endpoint_client(url: str, key: str | None, settings: PromptingSection) -> ht
         raise UserError("--endpoint holds a name, a password or a query, which others can read in a command line",
                         "give the address alone, and the key by prompting.key_file or $GAGPO_ENDPOINT_KEY")
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
-    return httpx.AsyncClient(base_url=url.rstrip("/") + "/", headers=headers, timeout=settings.call_seconds)
+    # prompting.concurrency is the bound. A wait for a free connection would count as the endpoint's silence.
+    return httpx.AsyncClient(base_url=url.rstrip("/") + "/", headers=headers, timeout=settings.call_seconds,
+                             limits=httpx.Limits(max_connections=None))
 
 
 def retry_after(headers: Mapping[str, str], now: float) -> float | None:

@@ -19,7 +19,7 @@ from envservice.response_format import answer, without_thought
 from services.chat import THINK, THINK_END, Message
 from services.errors import UserError
 
-_ACTION = re.compile(r"^[ \t>*]*action[ \t*]*(?:\d+[ \t]*)?:[ \t*]*(.+?)[ \t*]*$", re.IGNORECASE | re.MULTILINE)
+_ACTION = re.compile(r"^[ \t>*]*action[ \t*]*(?:\d+[ \t]*)?:[ \t*]*(.+)$", re.IGNORECASE | re.MULTILINE)
 _OBSERVATION = re.compile(r"^[ \t>*]*observation[ \t*]*(?:\d+[ \t]*)?:", re.IGNORECASE | re.MULTILINE)
 _RULES = (
     "Solve the task below in a text environment, one action at a time. Answer each observation in two lines:\n"
@@ -102,7 +102,7 @@ class ReAct:
         if the environment finds no action in the line."""
         said = counted_part(text)
         found = _ACTION.search(said)
-        action = self._read(found[1] if found else (said.strip().splitlines() or [""])[-1])
+        action = self._read(found[1].rstrip(" \t*") if found else (said.strip().splitlines() or [""])[-1])
         return ParsedAction(action=action, valid=found is not None and bool(action))
 
     def _rules(self, first: Outcome) -> list[str]:

@@ -62,10 +62,10 @@ class TrackedConnection(Protocol):
 
 
 class Connections:
-    """All connections of one endpoint: at most `limit`, and at most half of them from one address."""
+    """All connections of one endpoint: at most `limit`, and at most `share` of these from one address."""
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
+    def __init__(self, limit: int, *, share: float = 0.5) -> None:
+        self._limit, self._limit_of_peer = limit, int(limit * share)
         self._all: dict[TrackedConnection, None] = {}
         self._peers: defaultdict[str, dict[TrackedConnection, None]] = defaultdict(dict)
         self._sweeping = False
@@ -76,7 +76,7 @@ class Connections:
     def admit(self, new: TrackedConnection) -> bool:
         """Adds the connection, and drops another one if there is no room. Returns False if it must be refused."""
         of_peer = self._peers[new.peer]
-        for held, limit in ((of_peer, self._limit // 2), (self._all, self._limit)):
+        for held, limit in ((of_peer, self._limit_of_peer), (self._all, self._limit)):
             if len(held) >= limit and not self._drop_longest_waiting(held):
                 return False
         self._all[new] = self._peers[new.peer][new] = None

@@ -80,9 +80,11 @@ def server_config(app: ASGIApp, *, local_only: bool, **options: Any) -> uvicorn.
         logger = logging.getLogger(name)
         if not any(isinstance(one, BoundedLog) for one in logger.filters):
             logger.addFilter(BoundedLog())
+    # With clients of this machine alone, all of them have one address.
+    connections = Connections(connection_limit(), share=1.0 if local_only else 0.5)
     return uvicorn.Config(
-        Admission(app, local_only=local_only), http=limited(Connections(connection_limit())), ws="none",
-        lifespan="off", log_config=None, log_level="warning", access_log=False, timeout_keep_alive=int(KEEP_ALIVE_S),
+        Admission(app, local_only=local_only), http=limited(connections), ws="none", lifespan="off", log_config=None,
+        log_level="warning", access_log=False, timeout_keep_alive=int(KEEP_ALIVE_S),
         h11_max_incomplete_event_size=MAX_HEAD, **options)
 
 

@@ -54,6 +54,8 @@ def test_all_good_actions_are_asked_about_and_some_bad_ones():
     ("<think>good</think><action>bad</action>", "bad"), ("good", "good"), ("Bad.", "bad"),
     ("<action>bad</action> or <action>good</action>", "bad"),
     ("<action>good or bad</action>", ""), ("<think>good", ""), ("<action>go to desk 1</action>", ""), ("", ""),
+    pytest.param("</think>" + "\n" * 200_000, "", id="a loop of line ends, once read for minutes"),
+    ("</think>\n <action>\n bad\n</action>", "bad"),
 ])
 def test_an_answer_says_one_word_or_nothing(text, said):
     assert read_verdict(text, stops=ENDS) == said

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import httpx
 import pytest
+from holding_server import answer_beside_held
 from toy_environment import ToyEnvironment, ToySession
 
 from envservice.base import Outcome, Replay
@@ -147,3 +148,13 @@ async def test_a_live_reset_that_reached_no_server_is_asked_at_another_one():
             name = next(name for name in map(str, range(100)) if client.ranking(name)[0].url != fast.url)
             await client.episode(name, TASK).reset()
             assert fast.environment.opened == 1
+
+
+async def test_a_request_needs_no_place_beside_many_that_are_not_answered():
+    """Resets of many slow servers took all connections, and a server that had not been asked was called silent."""
+    def client(url: str) -> httpx.AsyncClient:
+        http = EnvClient([url])._http
+        http.base_url = url
+        return http
+
+    assert await answer_beside_held(120, client) == 200

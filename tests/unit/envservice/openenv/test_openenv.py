@@ -9,6 +9,7 @@ import weakref
 
 import httpx
 import msgspec
+import numpy as np
 import pytest
 from toy_environment import ToyEnvironment
 from waiting import wait_until
@@ -89,6 +90,20 @@ def test_an_outcome_that_no_answer_can_hold_is_an_error_and_no_reward_of_zero(fi
         assert game.reset(seed=0)  # the connection lives
 
 
+def test_a_reward_may_be_a_number_of_numpy():
+    class Measured(ToyEnvironment):
+        def open(self, task):
+            session = super().open(task)
+            usual = session.step
+            session.step = lambda action: dataclasses.replace(usual(action), reward=np.float64(0.5))
+            return session
+
+    with serving(environment=Measured()) as url:
+        game = OpenEnvGame(url)
+        game.reset(seed=0)
+        assert game.step("go on")[1] == 0.5
+
+
 def test_a_game_that_leaves_by_sys_exit_loses_its_own_episode_alone():
     """It ended the server with all its sessions."""
     class Leaving(ToyEnvironment):
@@ -111,6 +126,7 @@ def test_each_mistake_of_a_client_is_an_error_and_the_session_goes_on(url):
     with connect(f"ws{url.removeprefix('http')}/ws") as socket:
         for message, code in (("{", "INVALID_JSON"), ("[" * 5000, "INVALID_JSON"),
                               ("[]", "VALIDATION_ERROR"), ({"type": "fly"}, "UNKNOWN_TYPE"),
+                              ({"type": []}, "UNKNOWN_TYPE"),
                               ({"type": "step", "data": {"action": "go on"}}, "EXECUTION_ERROR"),
                               ({"type": "reset", "data": {"task": "toy/train/none"}}, "VALIDATION_ERROR"),
                               ({"type": "reset", "data": {"split": "none"}}, "VALIDATION_ERROR")):

@@ -1,6 +1,7 @@
 """Agents that do not end as they should."""
 
 import asyncio
+import contextlib
 import dataclasses
 import sys
 
@@ -56,6 +57,30 @@ async def test_a_reset_gives_no_turns_back(counting, ticket, added, won):
     async with counting(["so"] * (ticket.max_steps + 1), starts_again) as (runner, _):
         episode = await runner.play(ticket, 1)
     assert (len(taken), episode.end, episode.won) == (ticket.max_steps, "won" if won else "turns", won)
+
+
+async def test_the_last_turn_ends_the_episode_although_a_call_beside_it_was_too_long(counting, ticket):
+    """Such a call may be made again with a shorter prompt, so its end is lifted, and the agent played on without bound.
+    """
+    taken = []
+
+    async def with_a_helper(_task, llm, env):
+        await env.reset()
+
+        async def helper():
+            await asyncio.sleep(0)  # the step is on its way by now
+            with contextlib.suppress(EpisodeOver):
+                await llm.chat([{"role": "user", "content": "x" * 5000}])
+
+        for turn in range(ticket.max_steps + 4):
+            await llm.chat([{"role": "user", "content": "x"}])
+            beside = [helper()] if turn == ticket.max_steps - 1 else []
+            await asyncio.gather(env.step("nonsense"), *beside)
+            taken.append(turn)
+
+    async with counting(["so"] * 20, with_a_helper) as (runner, _):
+        episode = await runner.play(ticket, 1)
+    assert (len(taken), episode.end) == (ticket.max_steps, "turns")
 
 
 async def test_calls_of_the_environment_that_overlap_are_made_one_after_the_other(counting, ticket):

@@ -8,9 +8,11 @@ from typing import Any
 
 import httpx
 import pytest
+from holding_server import answer_beside_held
 from scripted_endpoint import ASKED, GOOD, Clock, in_turn, model
 
-from rollout.prompting.endpoint import retry_after
+from rollout.prompting.endpoint import endpoint_client, retry_after
+from services.config.prompting import PromptingSection
 from services.errors import UserError
 
 
@@ -42,6 +44,15 @@ async def test_a_limit_beyond_the_deadline_ends_at_once():
         await model(in_turn(httpx.Response(429, headers={"retry-after": "61"})), clock, wait_seconds=60).ask(
             ASKED, seed=0)
     assert not clock.slept
+
+
+async def test_pauses_stay_at_a_minute_however_long_an_outage_lasts():
+    """After 1,024 of them, the power of two was no number any more."""
+    clock = Clock()
+    with pytest.raises(UserError, match="status 500"):
+        await model(lambda _: httpx.Response(500), clock, wait_seconds=86_400).ask(ASKED, seed=0)
+    assert clock.slept[:8] == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
+    assert len(clock.slept) > 1024
 
 
 async def test_failures_end_after_the_deadline():
@@ -180,3 +191,8 @@ async def test_an_endpoint_that_answered_before_is_waited_for():
     await asked.ask(ASKED, seed=0)
     await asked.ask(ASKED, seed=1)
     assert clock.slept == [1, 2, 4, 8, 16]
+
+
+async def test_more_than_a_hundred_calls_are_under_way_at_once():
+    """The others waited for a connection until prompting.call_seconds were over, and called the endpoint broken."""
+    assert await answer_beside_held(120, lambda url: endpoint_client(url, None, PromptingSection())) == 200

@@ -101,6 +101,11 @@ def test_react_reads_the_first_action_line(text: str, action: str, valid: bool):
     assert (parsed.action, parsed.valid) == (action, valid)
 
 
+def test_react_reads_an_endless_line_at_once():
+    """A pattern that tries every place at which the blanks could begin takes minutes for it."""
+    assert ReAct(TEMPLATE).parse("Action: look" + " *" * 100_000 + "|").action.startswith("look")
+
+
 def test_an_answer_ends_where_the_model_makes_up_an_observation():
     assert counted_part("Action: a\nObservation: b\nAction: c") == "Action: a"
     assert counted_part("Thought: an observation: no\nAction: a") == "Thought: an observation: no\nAction: a"

@@ -26,8 +26,8 @@ Connect = Callable[[], Awaitable[Client]]
 class Endpoint:
     """An endpoint that answers once it has the whole body, or at once, or when `release` is set."""
 
-    def __init__(self, parser: type[ConnectionLimits], limit: int) -> None:
-        self.table = Connections(limit)
+    def __init__(self, parser: type[ConnectionLimits], limit: int, **options: float) -> None:
+        self.table = Connections(limit, **options)
         self.parser = parser
         self.working = asyncio.Event()
         self.release = asyncio.Event()
@@ -150,6 +150,17 @@ async def test_half_open_connections_make_way_for_a_new_one(parser):
         assert await closed(first), "it had waited longest"
         others[0][1].write(b"TP/1.1\r\nhost: x\r\n\r\n")
         assert await status(others[0]) == b"200"
+
+
+async def test_clients_of_one_machine_may_hold_all_connections(parser):
+    """Hundreds of calls at once of a worker's own agents met the half that is left to other addresses."""
+    async with Endpoint(parser, 4, share=1.0).serving() as endpoint:
+        clients = [await endpoint.connect() for _ in range(4)]
+        for client in clients:
+            client[1].write(b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n")
+        await endpoint.working.wait()
+        endpoint.release.set()
+        assert [await status(client) for client in clients] == [b"200"] * 4
 
 
 async def test_a_new_connection_is_refused_when_all_are_in_work(parser):
