@@ -73,7 +73,7 @@ def step_advantages(uids: Sequence[str], rewards: Sequence[float], options: Cred
     `uids`: a StepUid for each row. `rewards`: what each step alone earned, not its episode. A row that repeats another
     one's step, as trainers do to fill a batch, gets the same advantage and counts once. Raises UserError for a row
     whose id is no StepUid or lacks the action that the estimator compares, for a reward that is no finite number or
-    above LARGEST_REWARD, and for an episode that lacks a turn.
+    above LARGEST_REWARD, for two rows of one turn that differ, and for an episode that lacks a turn.
     """
     rows: dict[str, dict[str, dict[int, LoggedStep]]] = {}
     for uid, reward in zip(uids, rewards, strict=True):
@@ -86,7 +86,8 @@ def step_advantages(uids: Sequence[str], rewards: Sequence[float], options: Cred
                             f"correct the function that gives it: a reward is a number up to {LARGEST_REWARD:g}")
         step = LoggedStep(state=uid.observation, reward=float(reward), invalid=uid.invalid, action=uid.action)
         check_read([(where, step)], options.estimator)
-        rows.setdefault(str(uid), {}).setdefault(uid.episode, {}).setdefault(uid.turn, step)
+        if rows.setdefault(str(uid), {}).setdefault(uid.episode, {}).setdefault(uid.turn, step) != step:
+            raise UserError(f"{where} is there twice, and differs", "give each episode of a group an id of its own")
     rows = {group: dict(sorted(episodes.items())) for group, episodes in rows.items()}  # clusters depend on the order
     credits = credit_of([_group(group, episodes) for group, episodes in rows.items()], options)
     advantages = {(group, episode): row for (group, episodes), credit in zip(rows.items(), credits, strict=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,21 +29,45 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future as TorchFuture
 
 from learner.checkpoints.staging import HostCopy
+from learner.model.memory import WRITTEN_AT_ONCE
 from services.errors import LearnerFault
 from services.patience import while_folder_away
 
 
 class PatientWriter(HuggingFaceStorageWriter):
-    """Writes this rank's part, again and again for up to `wait_s` seconds while the disk is full or away."""
+    """Writes this rank's part, again and again for up to `wait_s` seconds while the disk is full or away.
+
+    A part has files of at most WRITTEN_AT_ONCE bytes, or of one tensor: a file is held twice in memory to be written.
+    """
 
     def __init__(self, folder: Path, wait_s: float) -> None:
         super().__init__(str(folder), save_distributed=True)
         self._wait_s = wait_s
 
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Gives each tensor of each rank the number of its file."""
+        return [replace(plan, storage_data={**plan.storage_data, "fqn_to_index_mapping": _files(plan)})
+                for plan in super().prepare_global_plan(plans)]
+
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> TorchFuture[list[WriteResult]]:
         """Raises DeadlineExceeded if the wait was too short."""
         return while_folder_away(lambda: HuggingFaceStorageWriter.write_data(self, plan, planner),
                                  seconds=self._wait_s, what=f"{self.path} could not be written")
+
+
+def _files(plan: SavePlan) -> dict[str, int]:
+    """Returns the number of the file of each tensor of one rank, from 1."""
+    files: dict[str, int] = {}
+    number, filled = 1, 0
+    for item in plan.items:
+        data = item.tensor_data
+        assert data is not None, "only tensors are written"
+        size = data.chunk.sizes.numel() * data.properties.dtype.itemsize
+        if filled and filled + size > WRITTEN_AT_ONCE:
+            number, filled = number + 1, 0
+        filled += size
+        files[item.index.fqn] = number
+    return files
 
 
 def save_state(state: dict[str, Any], folder: Path, *, copy: HostCopy | None = None, group: ProcessGroup | None = None,

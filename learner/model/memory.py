@@ -18,6 +18,8 @@ LOGIT_TENSORS = 6
 """Float32 tensors of that size at once: logits, their log-softmax, its exponential, the product, two gradients."""
 WHOLE = 12 << 30
 """A model stays whole between packs if its weights and gradients take at most this (learner/model/sharding.py)."""
+WRITTEN_AT_ONCE = 1 << 30
+"""Bytes of one file of a checkpoint, unless a single tensor is larger. safetensors holds a file twice to write it."""
 SCORE = 8
 """Bytes of a capped score that a layer saves: 2 + 4 + 2 in bfloat16, 4 + 4 in float32."""
 SHARE = 0.9
@@ -204,9 +206,11 @@ def parked(shape: Shape, training: Training) -> float:
 
 
 def checkpoint_copy(shape: Shape, training: Training) -> float:
-    """Bytes of host memory that one rank holds while a checkpoint is written: what is trained, and its moments."""
+    """Bytes of host memory that one rank holds while a checkpoint is written: what is trained and its moments, and two
+    copies of the file that is being written."""
     trained = (training.adapters or shape.parameters) + (shape.parameters if training.critic else 0)
-    return 12 * trained / training.shards
+    copied, largest = 12 * trained / training.shards, 4 * shape.vocabulary * shape.hidden / training.shards
+    return copied + 2 * min(copied, max(WRITTEN_AT_ONCE, largest))
 
 
 def is_whole(shape: Shape) -> bool:

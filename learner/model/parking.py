@@ -52,7 +52,9 @@ class Parking:
             for parameter, state in optimizer.state.items():
                 for name, value in state.items():
                     if isinstance(value, Tensor):
-                        state[name] = with_part(value, move((id(parameter), name), local_part(value)))
+                        part = local_part(value)
+                        if (moved_part := move((id(parameter), name), part)) is not part:  # else it would lose its pin
+                            state[name] = with_part(value, moved_part)
         moved: dict[int, Tensor] = {}
         for model in self._models:
             give_back(model)  # else the gathered weights are its parameters

@@ -78,7 +78,7 @@ class Probe:
         """
         if self._bound is None:
             return ""
-        gaps = [(logprobs - pack.sampler_logprobs)[~pack.stale[pack.row]].abs()
+        gaps = [(logprobs - pack.sampler_logprobs)[~pack.stale[pack.row] & pack.sampler_logprobs.isfinite()].abs()
                 for pack, logprobs in zip(packs, recomputed, strict=True) if pack.weight]
         total, count = self.gang.reduce([float(sum(gap.sum() for gap in gaps)), float(sum(map(len, gaps)))])
         gap = total / count if count else 0.0

@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from learner.model.parking import Parking
 from learner.trainer import Learner
 
 OPTIONS = {"critic": CASES["critic"], "lora": VARIANTS["lora"], "offload": {**CASES["critic"], "offload": True}}
@@ -58,6 +59,18 @@ def on_the_device(learner):
                 for value in state.values()]
     locals_ = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
     return [StorageWeakRef(tensor.untyped_storage()) for tensor in locals_]
+
+
+def test_moments_that_lie_in_host_memory_stay_the_tensors_that_were_pinned(model_path, gang):
+    """The memory of a tensor is page-locked as long as the tensor lives: another one on the same memory loses that."""
+    learner = Learner(make_config(offload=True), model_path, gang)
+    learner.train(make_groups(0, step=0))
+    optimizer = learner.stepper.policy.optimizer
+    before = [dict(state) for state in optimizer.state.values()]
+    Parking(torch.device("xpu"), [], [optimizer]).park()  # moments never lie on such a device
+    assert len(before) > 0
+    for old, new in zip(before, optimizer.state.values(), strict=True):
+        assert all(new[name] is value for name, value in old.items())
 
 
 @pytest.mark.parametrize("case", OPTIONS)

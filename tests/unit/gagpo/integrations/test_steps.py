@@ -132,6 +132,13 @@ def test_a_reward_that_no_credit_can_be_made_of_is_told_with_its_place(reward):
         step_advantages(uids, [0.0, reward, -reward], credit_options({"estimator": "grpo"}))
 
 
+@pytest.mark.parametrize("other", [(StepUid("g", "e", 0, "S"), 1.0), (StepUid("g", "e", 0, "X"), 0.0)])
+def test_episodes_of_a_group_that_share_an_id_are_refused(other):
+    """Each turn of the first one stood for all: won and lost episodes got one advantage."""
+    with pytest.raises(UserError, match="turn 0 of the episode e is there twice, and differs; give each episode"):
+        step_advantages([StepUid("g", "e", 0, "S"), other[0]], [0.0, other[1]], credit_options({}))
+
+
 def test_rows_have_no_tags_for_an_estimator_that_rewards_them():
     with pytest.raises(UserError, match="no step has a tag, and the estimator rlvmr rewards kinds of reasoning"):
         step_advantages([StepUid("g", "e", 0, "S")], [0.0], credit_options({"estimator": "rlvmr"}))
