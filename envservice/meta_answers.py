@@ -9,10 +9,10 @@ also takes answers with several blocks, in any order; here the one rule holds ev
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from envservice.base import ParsedAction, Turn, recent
-from envservice.response_format import ACTION_END, has_ideograph, read_answer
+from envservice.response_format import ACTION_END, closed, has_ideograph, read_answer
 
 TAGS = ("planning", "explore", "reflection", "monitor")
 """Kinds of reasoning; the first one is the plan."""
@@ -32,16 +32,27 @@ def read_meta(text: str) -> ParsedAction:
     action, and no CJK ideograph; markup alone counts as empty. `tag` is the block's name in a valid answer; `kept` is
     the whole answer.
     """
-    actions, blocks = list(_ACTION.finditer(text)), [found for block in _BLOCKS for found in block.finditer(text)]
+    actions = list(_ACTION.finditer(closed(text, ACTION_END, re.IGNORECASE)))
+    blocks = [found for place in range(len(TAGS)) for found in _found(place, text)]
     valid = (len(actions) == len(blocks) == 1 and blocks[0].start() < actions[0].start()
-             and bool(_MARKUP.sub("", blocks[0][2]).strip()) and not has_ideograph(text))
+             and _says_something(blocks[0][2]) and not has_ideograph(text))
     return ParsedAction(action=actions[0][1].strip() if len(actions) == 1 else "", valid=valid, kept=text,
                         tag=blocks[0][1].lower() if valid else "")
 
 
+def _found(place: int, text: str) -> Iterator[re.Match[str]]:
+    return _BLOCKS[place].finditer(closed(text, f"</{TAGS[place]}>", re.IGNORECASE))
+
+
+def _says_something(block: str) -> bool:
+    """Whether there is more in a block than markup, which ends on its line."""
+    return any(_MARKUP.sub("", head := closed(line, ">")).strip() or line[len(head):].strip()
+               for line in block.split("\n"))
+
+
 def plan_of(turns: Sequence[Turn]) -> str:
     """Returns the latest plan that is not empty, or ""."""
-    plans = (found[2].strip() for turn in turns for found in _BLOCKS[0].finditer(turn.kept))
+    plans = (found[2].strip() for turn in turns for found in _found(0, turn.kept))
     return next(reversed([plan for plan in plans if plan]), "")
 
 

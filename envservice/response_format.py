@@ -18,6 +18,16 @@ def has_ideograph(text: str) -> bool:
     return _CJK.search(text) is not None
 
 
+def closed(text: str, end: str, flags: re.RegexFlag = re.NOFLAG) -> str:
+    """Returns a text up to the last closing tag `end`, "" without one. No pattern `<tag>(.*?)</tag>` matches after it.
+
+    Where no tag closes them, such a pattern reads the whole rest from each opening tag on, and a model that has got
+    stuck repeats one up to the end of its answer.
+    """
+    ends = [found.end() for found in re.finditer(re.escape(end), text, flags)]
+    return text[:ends[-1]] if ends else ""
+
+
 def answer(thought: str, action: str) -> str:
     """Writes a well-formed answer."""
     return f"<think>{thought}</think><action>{action}{ACTION_END}"

@@ -26,7 +26,7 @@ from typing import Any, cast
 
 import msgspec
 
-from envservice.response_format import ACTION_END
+from envservice.response_format import ACTION_END, closed
 from services.chat import THINK, THINK_END
 from services.files import NOT_JSON
 
@@ -95,15 +95,16 @@ def parse_calls(text: str, tools: Sequence[Tool] = ()) -> ParsedAnswer:
     """
     thought, said = _thought(text)
     content, begins, written = said.partition(MISTRAL_CALLS)
+    tagged = closed(said, CALL_END)
     try:
         if begins:
             return ParsedAnswer(content=(thought + content).strip(), calls=_mistral(written), whole=True)
-        calls = [_tagged(found.strip(), tools) for found in _CALLS.findall(said)]
+        calls = [_tagged(found.strip(), tools) for found in _CALLS.findall(tagged)]
     except NOT_JSON:
         return ParsedAnswer(content=text, calls=[], whole=False)
     if not calls and tools and (call := _whole_answer(said)) is not None:
         return ParsedAnswer(content=thought, calls=[call], whole=True)
-    rest = _CALLS.sub("", said)
+    rest = _CALLS.sub("", tagged) + said[len(tagged):]
     return ParsedAnswer(content=(thought + rest).strip() if calls else text, calls=calls, whole=CALL not in rest)
 
 
@@ -137,13 +138,14 @@ def _tagged(body: str, tools: Sequence[Tool]) -> ToolCall:
         call = msgspec.json.decode(body, type=_Tagged)
         return ToolCall(call.name, call.arguments)
     name, inside = function.groups()
-    if _PARAMETER.sub("", inside).strip():
+    parameters = closed(inside, "</parameter>")
+    if _PARAMETER.sub("", parameters).strip() or inside[len(parameters):].strip():
         raise msgspec.DecodeError("there is text between the parameters")
     schema: Schema = next((_part(function, "parameters") for function in (tool["function"] for tool in tools)
                            if function["name"] == name), {})
     schemas = _part(schema, "properties")
     return ToolCall(name, {parameter: _argument(text, list(_choices(schemas.get(parameter), schema)))
-                           for parameter, text in _PARAMETER.findall(inside)})
+                           for parameter, text in _PARAMETER.findall(parameters)})
 
 
 def _argument(text: str, choices: Sequence[Schema]) -> Any:

@@ -19,7 +19,7 @@ def of_exit(code: int, last_words: str, role: str) -> End:
     """Returns the end of a child process with this exit code. A negative code is a signal's number."""
     if code >= 0:
         return End(f"exit code {code}; {last_words}")
-    killer = signal.Signals(-code).name
+    killer = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
     if -code == signal.SIGKILL:
         killer += f", as the kernel does when memory is short: {MEMORY_KEYS[role]} lowers its memory"
     return End(f"killed by {killer}; {last_words}", killed=True)

@@ -12,10 +12,12 @@ import string
 from collections.abc import Iterable, Sequence
 
 from envservice.base import ParsedAction
+from envservice.response_format import closed
 
 NOTHING_FOUND = "No search results found."
 _SEARCH = re.compile("<search>(.*?)</search>", re.IGNORECASE | re.DOTALL)
 _ANSWER = re.compile("<answer>(.*?)</answer>", re.IGNORECASE | re.DOTALL)
+SEARCH_END, ANSWER_END = "</search>", "</answer>"
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -29,34 +31,42 @@ def project(text: str) -> ParsedAction:
     matter. The environment receives the action in either case.
     """
     kept = text
-    for close in ("</search>", "</answer>"):
+    for close in (SEARCH_END, ANSWER_END):
         if close in text:
             kept = text.partition(close)[0] + close
             break
     lowered = text.lower()
     searches, answers = lowered.count("<search>"), lowered.count("<answer>")
     valid = searches + answers == 1
-    if (found := _SEARCH.search(kept)) is not None:
+    if (found := _search(kept)) is not None:
         return ParsedAction(action=f"<search>{found[1].strip()}</search>", valid=valid)
-    if (found := _ANSWER.search(kept)) is not None:
+    if (found := _answer(kept)) is not None:
         return ParsedAction(action=f"<answer>{found[1].strip()}</answer>", valid=valid)
     return ParsedAction(action="", valid=False)
 
 
+def _search(text: str) -> re.Match[str] | None:
+    return _SEARCH.search(closed(text, SEARCH_END, re.IGNORECASE))
+
+
+def _answer(text: str) -> re.Match[str] | None:
+    return _ANSWER.search(closed(text, ANSWER_END, re.IGNORECASE))
+
+
 def query_of(action: str) -> str:
     """Returns the query of an action, or "" if it searches for nothing."""
-    found = _SEARCH.search(action)
+    found = _search(action)
     return "" if found is None else found[1].strip()
 
 
 def answers(action: str) -> bool:
     """Says whether the action ends the episode."""
-    return _ANSWER.search(action) is not None
+    return _answer(action) is not None
 
 
 def last_answer(chat: str) -> str | None:
     """Returns the last answer block in the joined actions, or None."""
-    found = _ANSWER.findall(chat)
+    found = _ANSWER.findall(closed(chat, ANSWER_END, re.IGNORECASE))
     return found[-1].strip() if found else None
 
 

@@ -2,7 +2,10 @@
 
 import pytest
 
+from envservice.meta_answers import read_meta
 from envservice.response_format import without_thought
+from envservice.search.protocol import project, query_of
+from envservice.tool_calls import parse_calls
 
 
 @pytest.mark.parametrize(("text", "said"), [
@@ -17,3 +20,21 @@ from envservice.response_format import without_thought
 def test_an_answer_says_what_follows_its_last_thought(text: str, said: str):
     """A prompt may end with the tag that opens the thought, and an answer may be cut before the thought ends."""
     assert without_thought(text) == said
+
+
+STUCK = 100_000
+"""Times that a stuck model repeats a tag. A parser that reads the rest from each of them takes a quarter of an hour."""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("parse", "text", "nothing"), [
+    (read_meta, "<planning>" * STUCK, ""), (read_meta, "<action>" * STUCK, ""),
+    (read_meta, f"<planning>{'<' * 8 * STUCK}</planning><action></action>", ""),
+    (project, "<search>" * STUCK, ""), (query_of, f"<answer>{'<search>' * STUCK}</answer>", ""),
+    (parse_calls, "<tool_call>" * STUCK, []),
+    (parse_calls, f"<tool_call><function=f>{'<parameter=a>' * STUCK}</function></tool_call>", []),
+], ids=["block", "action", "markup", "search", "query", "call", "parameter"])
+def test_an_answer_that_repeats_a_tag_is_read_at_once(parse, text, nothing):
+    """Parsers run in the worker's event loop, which renews its claims and sends its heartbeats."""
+    found = parse(text)
+    assert getattr(found, "action", getattr(found, "calls", found)) == nothing

@@ -32,6 +32,7 @@ def test_a_child_that_was_killed_said_nothing_itself():
     end = of_exit(-9, "it said nothing", "environment")
     assert end == ("killed by SIGKILL, as the kernel does when memory is short: env.memory_gb lowers its memory; "
                    "it said nothing", True)
+    assert of_exit(-35, "", "environment") == ("killed by signal 35; ", True), "signals from 35 to 63 have no name"
     assert of_exit(1, "error: no such file", "environment") == ("exit code 1; error: no such file", False)
 
 
