@@ -89,10 +89,10 @@ class Mirror:
         self._send([meta])
 
     def _drop_all_but(self, steps: Sequence[int]) -> None:
-        """Deletes the checkpoints that the folder no longer had, and models of a shorter run: first what says that they
-        are whole. `steps`: those that were sent. A folder that is away by now has none."""
+        """Deletes the checkpoints that the folder no longer had, and models and summary of a shorter run: first what
+        says that they are whole. `steps`: those that were sent. A folder that is away by now has none."""
         kept, run = {self._checkpoints.folder(step).name for step in steps}, RunFolder(self._folder)
-        gone = {model.name for model in (run.trained_model, run.more_model) if not model.exists()}
+        gone = {one.name for one in (run.trained_model, run.more_model, run.summary) if not one.exists()}
         gone = gone if run.config_file.exists() else set[str]()  # the folder itself is away
         with attributed():
             old = [name for name in self._remote.sizes("checkpoints")
@@ -169,7 +169,7 @@ def claim(config: Config, *, resume: bool) -> None:
     with explained(remote.url):
         there, theirs = remote.read("run.json") is not None, _owner(remote)
     with _on_disk(config.run_dir):
-        state = _state(config.run_dir, remote.url)
+        state = _in_the_store(_state(config.run_dir, remote.url), remote)
         if not there or (folder.known() and theirs and theirs.owner == state.owner):
             _keep(config.run_dir, state)
             _own(remote, state)
@@ -252,6 +252,14 @@ def _state(folder: Path, url: str) -> MirrorState:
     except FileNotFoundError:
         found = None
     return found if found and found.url == url else MirrorState(url=url, owner=uuid.uuid4().hex)
+
+
+def _in_the_store(state: MirrorState, remote: ObjectFolder) -> MirrorState:
+    """Returns the record without files that the object store has lost: what it names is not sent again."""
+    with explained(remote.url):
+        sizes = remote.sizes() if state.files else {}
+    kept = {name: marks for name, marks in state.files.items() if sizes.get(name) == marks[0]}
+    return state if kept == state.files else msgspec.structs.replace(state, files=kept, step=0)
 
 
 def _own(remote: ObjectFolder, state: MirrorState) -> None:

@@ -95,3 +95,24 @@ def test_the_trainers_image_starts_a_command_of_the_package(project: dict, train
     assert command is not None
     assert command[1] in project["project"]["scripts"]
     assert re.search(r"^ARG LOCK=cuda$", trainer, re.MULTILINE)
+
+
+def test_packages_are_fetched_for_the_python_of_the_base(tmp_path: Path):
+    """scripts/setup also makes environments of Python 3.12, whose files the base's Python cannot install."""
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "deploy/docker").mkdir(parents=True)
+    for name in (*FILES, "scripts/containers", "scripts/lock-cpu.txt"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    asked = tmp_path / "asked"
+    for name in (".venv/bin/python", "bin/podman", "bin/buildah"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f'#!/bin/sh\necho "$@" >>{asked}\n')
+        (tmp_path / name).chmod(0o755)
+    environ = os.environ | {"PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+    for command in (["build", "alfworld"], ["trainer", "cpu"]):
+        done = subprocess.run([tmp_path / "scripts/containers", *command], capture_output=True, text=True, timeout=30,
+                              check=False, env=environ)
+        assert done.returncode == 0, done.stderr
+    downloads = [line for line in asked.read_text().splitlines() if line.startswith("-m pip download")]
+    assert len(downloads) == 3
+    assert all("--python-version 3.11 --only-binary :all:" in line for line in downloads)

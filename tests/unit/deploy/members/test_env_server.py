@@ -107,5 +107,5 @@ def test_servers_that_play_another_version_than_results_would_name_are_refused(p
     assert refusal(engine="corridor 2") == (
         f"{url} plays toy by corridor 1, and this config toy by corridor 2; "
         "give both the same data, settings and packages")
-    assert refusal(f"{url}/elsewhere").startswith(f"{url}/elsewhere does not say what it plays (HTTPStatusError)")
+    assert refusal(f"{url}/elsewhere").startswith(f"{url}/elsewhere does not say what it plays (HTTPStatusError: ")
     assert refusal(f"http://127.0.0.1:{likely_port()}").endswith("start it with `gagpo serve-env` of this version")

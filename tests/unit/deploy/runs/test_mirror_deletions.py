@@ -5,7 +5,8 @@ import shutil
 import pytest
 from mirrored_run import a_run, commit, config, stored
 
-from deploy.runs.mirror import Mirror
+from deploy.runs.mirror import Mirror, claim
+from learner.checkpoints.mirrored import mirrored_step
 from services.object_folder import ObjectFolder
 
 
@@ -52,3 +53,30 @@ def test_models_of_a_shorter_run_are_deleted(tmp_path):
     shutil.rmtree(model)  # as a start with more steps does
     mirror.push()
     assert [name for name in stored(tmp_path) if name.startswith("model")] == []
+
+
+def test_the_summary_of_a_shorter_run_is_deleted(tmp_path):
+    """By it a sweep takes a run for finished, and so does the explorer."""
+    folder = a_run(config(tmp_path))
+    (folder / "summary.json").write_text("{}")
+    mirror = Mirror(config(tmp_path))
+    mirror.push()
+    assert "summary.json" in stored(tmp_path)
+    (folder / "summary.json").unlink()  # as a start with more steps does
+    mirror.push()
+    assert "summary.json" not in stored(tmp_path)
+
+
+@pytest.mark.parametrize("lost", [".", "run.json", "checkpoints/step-00000001/hf/model"])
+def test_what_the_store_has_lost_is_sent_again_by_the_next_start(tmp_path, lost):
+    """A bucket that was made anew, or a rule that deletes old objects: the record in the folder still names them."""
+    folder = a_run(config(tmp_path))
+    commit(folder, 1)
+    Mirror(config(tmp_path)).push()
+    before, place = stored(tmp_path), tmp_path / "store" / "mine" / lost
+    shutil.rmtree(place) if place.is_dir() else place.unlink()
+    claim(config(tmp_path), resume=True)
+    assert mirrored_step(folder) == 0, "what is lost cannot be relied on"
+    Mirror(config(tmp_path)).push()
+    assert stored(tmp_path) == before
+    assert mirrored_step(folder) == 1
