@@ -68,7 +68,7 @@ def add_options(parser: argparse.ArgumentParser, arguments: Sequence[str] = ()) 
 
     named = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name, default in (("estimator", "gagpo"), ("state-key", "observation")):
-        named.add_argument(f"--{name}", nargs="?", const=default, default=default)
+        named.add_argument(f"--{name}", nargs="?", const=default, default=argparse.SUPPRESS)
     own = models(CreditSection.model_validate(vars(named.parse_known_args(arguments)[0])))
     shipped, titles = {title: model for title, _, model in option_tables()}, ("your own estimator", "your own key")
     tables = {**shipped, **{title: model for title, model in zip(titles, own, strict=True)
@@ -78,8 +78,9 @@ def add_options(parser: argparse.ArgumentParser, arguments: Sequence[str] = ()) 
     read = {title: model for title, model in tables.items() if title.removeprefix("estimator ") not in refused}
     parser.add_argument("--estimator", default="gagpo", help=(
         f"one of {', '.join(able)}, or module:Name of your own; default %(default)s"))
-    parser.add_argument("--state-key", default="observation", help=(
-        f"one of {', '.join(key for key in KEYS if key not in OF_RUNS)}; default %(default)s"))
+    default = own[0].model_fields["state_key"].default
+    parser.add_argument("--state-key", default=argparse.SUPPRESS, help=(  # an estimator may have a default of its own
+        f"one of {', '.join(key for key in KEYS if key not in OF_RUNS)}; default {default}"))
     fields = {name: field for model in tables.values() for name, field in model.model_fields.items()}
     if taken := sorted(fields.keys() & {"help", *_COMMANDS_OWN}):
         raise UserError(f"{taken[0]} is an option of your own estimator or state key, and means something else to "

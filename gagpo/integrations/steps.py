@@ -6,10 +6,13 @@ carries what step-level credit needs: StepUid is the group's id, a text as befor
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from learner.credit.registry import ESTIMATORS, estimator, unread
 from learner.credit.state_keys import LISTED_KEY
@@ -86,13 +89,21 @@ def step_advantages(uids: Sequence[str], rewards: Sequence[float], options: Cred
                             f"correct the function that gives it: a reward is a number up to {LARGEST_REWARD:g}")
         step = LoggedStep(state=uid.observation, reward=float(reward), invalid=uid.invalid, action=uid.action)
         check_read([(where, step)], options.estimator)
-        if rows.setdefault(str(uid), {}).setdefault(uid.episode, {}).setdefault(uid.turn, step) != step:
+        first = rows.setdefault(str(uid), {}).setdefault(uid.episode, {}).setdefault(uid.turn, step)
+        if not _repeats(step, first):
             raise UserError(f"{where} is there twice, and differs", "give each episode of a group an id of its own")
     rows = {group: dict(sorted(episodes.items())) for group, episodes in rows.items()}  # clusters depend on the order
     credits = credit_of([_group(group, episodes) for group, episodes in rows.items()], options)
     advantages = {(group, episode): row for (group, episodes), credit in zip(rows.items(), credits, strict=True)
                   for episode, row in zip(episodes, credit.advantages, strict=True)}
     return [advantages[str(uid), uid.episode][uid.turn] for uid in uids if isinstance(uid, StepUid)]
+
+
+def _repeats(step: LoggedStep, first: LoggedStep) -> bool:
+    """Whether a row repeats another one's step. A trainer may compute the reward of a copy again (with a KL term), and
+    then it differs by rounding."""
+    return (replace(step, reward=0.0) == replace(first, reward=0.0)
+            and math.isclose(step.reward, first.reward, rel_tol=0.01, abs_tol=0.01))
 
 
 def _group(name: str, episodes: dict[str, dict[int, LoggedStep]]) -> LoggedGroup:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from pydantic import BaseModel, ValidationError
 
@@ -80,7 +80,17 @@ def estimator(name: str) -> NamedEstimator:
 
 def models(options: CreditSection) -> tuple[type[CreditOptions], type[BaseModel]]:
     """Returns the options models of the estimator and of the state key. Raises UserError for unknown names."""
-    return estimator(options.estimator).Options, find_key(options.state_key).Options
+    return estimator(options.estimator).Options, find_key(_with_own_defaults(options).state_key).Options
+
+
+def _with_own_defaults(section: CreditSection) -> CreditSection:
+    """Returns the section with its estimator's own defaults of the keys that all estimators have, where they are not
+    given. Raises UserError for an unknown estimator."""
+    fields = estimator(section.estimator).Options.model_fields
+    own = {name: fields[name].get_default(call_default_factory=True, validated_data={})
+           for name in CreditSection.model_fields.keys() - section.model_fields_set - {"estimator"}
+           if not fields[name].is_required()}
+    return section.model_copy(update=own)
 
 
 def declared(options: CreditSection) -> dict[str, Any]:
@@ -101,6 +111,7 @@ def options_of(section: CreditSection, prefix: str = SECTION) -> Any:
     model, key_model = models(section)
     if type(section) is model:
         return section
+    section = _with_own_defaults(section)
     given, known = section.model_dump(), declared(section)
     for name in section.model_extra or {}:
         if name not in known:
@@ -111,14 +122,37 @@ def options_of(section: CreditSection, prefix: str = SECTION) -> Any:
                             f"it has {', '.join({**model.model_fields, **key_model.model_fields})}")
     own_key = {name: given[name] for name in key_model.model_fields if name in given}
     try:
-        own = key_model.model_validate(own_key).model_dump()
-        options = model.model_validate({**given, **_idle(given, model), **own})
+        of_key = key_model.model_validate(own_key)
+        options = model.model_validate({**given, **_idle(given, model), **of_key.model_dump()})
     except ValidationError as error:
         raise one_line(error, "the config", prefix) from None
+    for read in (options, of_key):
+        for name in type(read).model_fields.keys() & given.keys():
+            if unknown := _unknown(given[name], getattr(read, name), name):
+                raise UserError(f"unknown {'key' if prefix == SECTION else 'option'} "
+                                f"{prefix if prefix == SECTION else ''}{unknown}", f"see what {name} may hold")
     if getattr(options, "bootstrap", False) and not find_key(section.state_key).knows_cuts:
         raise UserError(f"{prefix}bootstrap needs the state key of the last observation, and state_key="
                         f"{section.state_key} has none", "choose another state key")
     return options
+
+
+def _unknown(given: object, read: object, path: str) -> str | None:
+    """Returns the path of the first key in the value of an option that is a model, or a list of them, which that model
+    has not. pydantic's own models read over such keys."""
+    inside: list[tuple[object, object, str]] = []
+    if isinstance(read, BaseModel) and isinstance(given, Mapping):
+        values, fields = cast("Mapping[str, object]", given), type(read).model_fields
+        known = {name for key, field in fields.items() for name in (key, field.alias, field.validation_alias)
+                 if isinstance(name, str)}
+        wrong = [name for name in values if name not in known]
+        if wrong and type(read).model_config.get("extra") != "allow":
+            return f"{path}.{wrong[0]}"
+        inside = [(values[name], getattr(read, name), f"{path}.{name}") for name in fields if name in values]
+    elif isinstance(read, list) and isinstance(given, list):
+        pairs = zip(cast("list[object]", given), cast("list[object]", read), strict=False)
+        inside = [(one, other, f"{path}.{number}") for number, (one, other) in enumerate(pairs)]
+    return next(filter(None, (_unknown(*each) for each in inside)), None)
 
 
 def _idle(given: Mapping[str, Any], model: type[CreditOptions]) -> dict[str, Any]:
@@ -148,7 +182,8 @@ def without_former(section: CreditSection, former: CreditSection, given: Collect
     """
     unknown = (section.model_extra or {}).keys() - declared(section).keys() - set(given)
     left = {name for model in models(former) for name in model.model_fields} & unknown if unknown else unknown
-    return CreditSection.model_validate({name: value for name, value in section if name not in left})
+    return CreditSection.model_validate({
+        name: value for name, value in section if name not in left and name in section.model_fields_set})
 
 
 def keys_read(section: CreditSection) -> frozenset[str]:
@@ -162,7 +197,7 @@ def keys_read(section: CreditSection) -> frozenset[str]:
     if options.penalty_mode == "none":
         read -= {"penalty"}
     if "state_key" in read:
-        read |= {"stay", *find_key(section.state_key).Options.model_fields}
+        read |= {"stay", *find_key(options.state_key).Options.model_fields}
     return frozenset(read)
 
 

@@ -105,12 +105,18 @@ def credit_options(given: Mapping[str, Any]) -> CreditSection:
         section = CreditSection(**given)
     except ValidationError as error:
         raise one_line(error, "the options", "option ") from None
-    if section.state_key in OF_RUNS or ":" in section.state_key:
-        raise UserError(f"option state_key {section.state_key}: the input has texts, and this key compares the records "
-                        "of a run", "write what it compares into `state`, and leave the option out")
+    _compares_texts(section.state_key)  # before its module is imported
     options = options_of(section, "option ")
+    _compares_texts(options.state_key)  # which may be a default of the estimator
     _needs_only_the_input(options.estimator, estimator(options.estimator))
     return options
+
+
+def _compares_texts(state_key: str) -> None:
+    """Raises UserError for a state key that compares what only a run records."""
+    if state_key in OF_RUNS or ":" in state_key:
+        raise UserError(f"option state_key {state_key}: the input has texts, and this key compares the records "
+                        "of a run", "write what it compares into `state`, and leave the option out")
 
 
 def credit_of(groups: Sequence[LoggedGroup], options: CreditSection) -> list[Credit]:

@@ -68,7 +68,7 @@ def test_the_summary_of_a_shorter_run_is_deleted(tmp_path):
 
 
 @pytest.mark.parametrize("lost", [".", "run.json", "checkpoints/step-00000001/hf/model"])
-def test_what_the_store_has_lost_is_sent_again_by_the_next_start(tmp_path, lost):
+def test_files_that_the_store_has_lost_are_sent_again_by_the_next_start(tmp_path, lost):
     """A bucket that was made anew, or a rule that deletes old objects: the record in the folder still names them."""
     folder = a_run(config(tmp_path))
     commit(folder, 1)

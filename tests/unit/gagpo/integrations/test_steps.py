@@ -132,6 +132,11 @@ def test_a_reward_that_no_credit_can_be_made_of_is_told_with_its_place(reward):
         step_advantages(uids, [0.0, reward, -reward], credit_options({"estimator": "grpo"}))
 
 
+def test_a_copy_of_a_step_may_differ_by_rounding():
+    uids = [StepUid("g", "won", 0, "S"), StepUid("g", "lost", 0, "S"), StepUid("g", "won", 0, "S")]
+    assert step_advantages(uids, [8.0, 0.0, 8.001], credit_options({"normalize": "none"})) == [4.0, -4.0, 4.0]
+
+
 @pytest.mark.parametrize("other", [(StepUid("g", "e", 0, "S"), 1.0), (StepUid("g", "e", 0, "X"), 0.0)])
 def test_episodes_of_a_group_that_share_an_id_are_refused(other):
     """Each turn of the first one stood for all: won and lost episodes got one advantage."""
