@@ -10,7 +10,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from msgspec.structs import replace
 
@@ -42,7 +42,8 @@ STEP_LEVEL = tuple(name for name, each in ESTIMATORS.items()
 class StepUid(str):
     """The id of a row's group that also says which step of which episode the row is.
 
-    It equals, hashes and prints as the id alone, so that estimators of the trainer still group by it.
+    It equals, hashes and prints as the id alone, so that estimators of the trainer still group by it. Raises UserError
+    for an observation that is no text, such as a list of messages, and for a turn that is no whole number.
     """
 
     __slots__ = ("action", "episode", "invalid", "observation", "turn")
@@ -61,7 +62,13 @@ class StepUid(str):
     def __new__(cls, group: str, episode: str, turn: int, observation: str, *, invalid: bool = False,
                 action: str | None = None) -> StepUid:
         uid = super().__new__(cls, group)
-        uid.episode, uid.turn, uid.observation, uid.invalid, uid.action = episode, turn, observation, invalid, action
+        if not isinstance(cast("object", observation), str):
+            raise UserError(f"the observation of turn {turn} is {observation!r:.60}, which is no text",
+                            "give the text before the action")
+        if turn != int(turn):
+            raise UserError(f"a turn of the episode {episode} is {turn}", "count turns from 0, in whole numbers")
+        uid.episode, uid.turn, uid.observation = str(episode), int(turn), observation
+        uid.invalid, uid.action = invalid, action
         return uid
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -132,6 +132,16 @@ def test_a_reward_that_no_credit_can_be_made_of_is_told_with_its_place(reward):
         step_advantages(uids, [0.0, reward, -reward], credit_options({"estimator": "grpo"}))
 
 
+def test_ids_and_turns_may_be_numbers_of_other_libraries_and_texts_must_be_texts():
+    uids = [StepUid("g", 0, 0.0, "S"), StepUid("g", "one", np.int64(0), "S"), StepUid("g", 0, torch.tensor(1), "X")]
+    assert len(step_advantages(uids, [0.0, 0.0, 1.0], credit_options({}))) == 3
+    for observation in ([{"role": "user", "content": "S"}], None):
+        with pytest.raises(UserError, match=r"^the observation of turn 3 is .*, which is no text; give"):
+            StepUid("g", "e", 3, observation)
+    with pytest.raises(UserError, match=r"^a turn of the episode e is 0.5; count"):
+        StepUid("g", "e", 0.5, "S")
+
+
 def test_a_copy_of_a_step_may_differ_by_rounding():
     uids = [StepUid("g", "won", 0, "S"), StepUid("g", "lost", 0, "S"), StepUid("g", "won", 0, "S")]
     assert step_advantages(uids, [8.0, 0.0, 8.001], credit_options({"normalize": "none"})) == [4.0, -4.0, 4.0]
