@@ -55,13 +55,13 @@ def test_a_plan_that_fits_passes():
     ("model.heads=3", "make heads that the sampler cannot serve"),
     ("model.path=absent", "there is no model at absent"),
     ("env.data=absent", "absent"),
-    ("learner.lora={rank: 2, targets: [q_porj]}", "learner.lora.targets names no layer of this model (q_porj)"),
-    ("learner.lora={rank: 2, targets: [q_proj, lm_head]}", "names lm_head, whose weights are the embeddings too"),
+    ("learner.lora.rank=2 learner.lora.targets=[q_porj]", "learner.lora.targets names no layer of this model (q_porj)"),
+    ("learner.lora.rank=2 learner.lora.targets=[q_proj,lm_head]", "names lm_head, whose weights are the embeddings too"),
     (f"redis.bodies={Path('/dev/null/bodies').as_uri()}", "/dev/null/bodies cannot be used"),
     ("redis.url=ftp://x", "redis.url is not a Redis address"),
 ])
 def test_a_plan_that_cannot_work_is_refused(override: str, expected: str):
-    assert expected in refusal(override)
+    assert expected in refusal(*override.split())
 
 
 def test_sessions_that_do_not_fit_into_memory_are_not_counted():
