@@ -56,7 +56,7 @@ def test_a_plan_that_fits_passes():
     ("model.path=absent", "there is no model at absent"),
     ("env.data=absent", "absent"),
     ("learner.lora.rank=2 learner.lora.targets=[q_porj]", "learner.lora.targets names no layer of this model (q_porj)"),
-    ("learner.lora.rank=2 learner.lora.targets=[q_proj,lm_head]", "names lm_head, whose weights are the embeddings too"),
+    ("learner.lora.rank=2 learner.lora.targets=[q_proj,lm_head]", "names lm_head, whose weights are the embeddings"),
     (f"redis.bodies={Path('/dev/null/bodies').as_uri()}", "/dev/null/bodies cannot be used"),
     ("redis.url=ftp://x", "redis.url is not a Redis address"),
 ])
