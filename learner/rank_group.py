@@ -43,7 +43,7 @@ class RankGroup:
             "cpu:gloo,cuda:nccl" if gpu else "gloo", rank=rank, world_size=world, store=store or HashStore(),
             timeout=self._deadline)
         self._commands = _gloo(COMMAND_S)
-        self._numbers = _gloo(collective_s)
+        self._collectives = _gloo(collective_s)
         self.writers = _gloo(collective_s)
         """The group of the threads that write checkpoints."""
         self.mesh: DeviceMesh = init_device_mesh(self.device.type, (world,))
@@ -81,7 +81,7 @@ class RankGroup:
 
     def meet(self) -> None:
         """Returns once all ranks have called it."""
-        dist.barrier(group=self._numbers)
+        dist.barrier(group=self._collectives)
 
     def tell(self, command: str, argument: Any = None) -> None:
         """Makes the other ranks start `command`. Called on rank 0, which then does its own part."""
@@ -105,13 +105,13 @@ class RankGroup:
     def reduce(self, values: list[float], op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> list[float]:
         """Returns the values reduced element by element over all ranks, in float64."""
         tensor = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(tensor, op=op, group=self._numbers)
+        dist.all_reduce(tensor, op=op, group=self._collectives)
         return tensor.tolist()
 
     def gather(self, value: Any) -> list[Any]:
         """Returns the values of all ranks, in order of rank."""
         values: list[Any] = [None] * self.world
-        dist.all_gather_object(values, value, group=self._numbers)
+        dist.all_gather_object(values, value, group=self._collectives)
         return values
 
     def leave(self) -> None:
