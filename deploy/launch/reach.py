@@ -1,7 +1,7 @@
 """Checks that the servers which a config names answer, and that they are the right ones.
 
 A run that goes on with the addresses it had waits for servers that do not answer now, as long as it would wait for them
-in its middle. A new address may be wrong, so a run waits for it for NEW_S only: as long as a server takes to restart.
+in its middle. A new address may be wrong, so a run waits for it for `supervision.reach_seconds` only.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ from services.store.redis_server import find_redis
 PROBE_S = 5.0
 INFO_S = 60.0
 """Longest wait for a server's /v1/info: the server may have to read all its data first."""
-NEW_S = 10.0
-"""Longest wait for a server at an address that never answered to this run."""
 PAUSE_S = 0.5
 """Pause between two tries."""
 Tell = Callable[[str], object]
@@ -41,7 +39,7 @@ def check_redis(config: Config, before: Config | None, tell: Tell) -> None:
         return
     known = before is not None and _address(before) == _address(config)
     until_answered(Connection(url, config.name, PROBE_S, config.redis).check,
-                   config.redis.outage_seconds if known else NEW_S, tell)
+                   config.redis.outage_seconds if known else config.supervision.reach_seconds, tell)
 
 
 def check_servers(config: Config, before: Config | None, tell: Tell) -> None:
@@ -116,7 +114,8 @@ def _answer(urls: Sequence[str]) -> None:
 
 def _patience(config: Config, before: Config | None) -> float:
     """Returns for how many seconds to wait for environment servers."""
-    return config.env.outage_seconds if before is not None and before.env.urls == config.env.urls else NEW_S
+    known = before is not None and before.env.urls == config.env.urls
+    return config.env.outage_seconds if known else config.supervision.reach_seconds
 
 
 def _address(config: Config) -> object:

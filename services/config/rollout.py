@@ -78,6 +78,9 @@ class RolloutSection(Section):
 class SupervisionSection(Section):
     """How long the controller waits before it restarts a process or ends the run."""
 
+    reach_seconds: float = Field(default=10, ge=0)
+    """Seconds in which an external Redis and the servers of env.urls must answer a run for the first time. After that
+    their address counts as wrong. Give it more where they are started together with the run."""
     start_seconds: float = Field(default=1800, gt=0)
     """Seconds from the start of a process to its first heartbeat, without the wait for a place on the cluster."""
     place_seconds: float = Field(default=3600, gt=0)

@@ -59,7 +59,7 @@ def versions(url: str) -> object:
 
 
 def health(url: str) -> object:
-    config = load_config("alfworld-tiny", [f"env.urls=[{url}]"])
+    config = load_config("alfworld-tiny", [f"env.urls=[{url}]", "supervision.reach_seconds=0"])
     with pytest.raises(Unanswered, match=r"no environment server answers at .* \(Unbounded: its answer "):
         reach.check_servers(config, None, str)
 
@@ -69,8 +69,6 @@ def health(url: str) -> object:
     (versions, None), (health, None), (lambda url: answers(f"{url}/healthz"), False),
     (partial(scraped, seconds=5.0), {}), (lambda url: live_status._get(f"{url}/metrics"), (None, b""))],
     ids=["versions", "health", "start", "metrics", "status"])
-def test_no_answer_fills_the_drivers_memory(server: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch,
-                                            ask: Callable[[str], object], found: object):
-    monkeypatch.setattr(reach, "NEW_S", 0.0)
+def test_no_answer_fills_the_drivers_memory(server: ThreadingHTTPServer, ask: Callable[[str], object], found: object):
     assert ask(f"http://127.0.0.1:{server.server_port}") == found
     assert server.sent < ALL_MIB

@@ -58,18 +58,16 @@ def test_a_new_run_waits_for_a_redis_that_restarts(server: RedisServer):
         told.append(line)
         server.start()
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reach, "NEW_S", 300.0)  # a slow machine may need it
-        reach.check_redis(config(f"redis.url={server.url}"), None, start)
+    reach.check_redis(config(f"redis.url={server.url}", "supervision.reach_seconds=290"), None, start)
     assert len(told) == 1
+    assert told[0].endswith("; waiting for it for up to 290 s")
 
 
-def test_a_new_address_of_redis_is_refused_in_the_end(server: RedisServer, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(reach, "NEW_S", 0.0)
+def test_a_new_address_of_redis_is_refused_in_the_end(server: RedisServer, tmp_path: Path):
     before = written(tmp_path, "redis.url=redis://127.0.0.1:6379/0")
     for run in (None, before):
         with pytest.raises(Unanswered, match=r"start it or correct redis\.url"):
-            reach.check_redis(config(f"redis.url={server.url}"), run, pytest.fail)
+            reach.check_redis(config(f"redis.url={server.url}", "supervision.reach_seconds=0"), run, pytest.fail)
 
 
 def test_a_wrong_password_is_refused_at_once(server: RedisServer, tmp_path: Path):
@@ -91,15 +89,14 @@ class Healthy(BaseHTTPRequestHandler):
         """Nothing."""
 
 
-def test_a_run_that_goes_on_waits_until_its_environment_servers_answer(monkeypatch):
-    monkeypatch.setattr(reach, "NEW_S", 0.0)
+def test_a_run_that_goes_on_waits_until_its_environment_servers_answer():
     port, started = likely_port(), list[HTTPServer]()
 
     def start(_line: str) -> None:
         started.append(HTTPServer(("127.0.0.1", port), Healthy))
         Thread(target=started[0].serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
 
-    now = config(f"env.urls=[http://127.0.0.1:{port}]")
+    now = config(f"env.urls=[http://127.0.0.1:{port}]", "supervision.reach_seconds=0")
     with pytest.raises(Unanswered, match="no environment server answers"):
         reach.check_servers(now, None, str)
     with pytest.raises(Unanswered, match="no environment server answers"):

@@ -10,7 +10,6 @@ from threading import Thread
 import pytest
 from ports import likely_port
 
-from deploy.launch import reach
 from deploy.launch.checks import preflight
 from deploy.runs.configs import load_config
 from services.config.placement import PlacementSection
@@ -114,15 +113,14 @@ def test_exact_sampling_needs_float32():
     assert "rollout.exact needs float32" in refusal("rollout.exact=true", "model.dtype=bfloat16")
 
 
-def test_a_redis_that_does_not_answer_is_refused(monkeypatch):
-    monkeypatch.setattr(reach, "NEW_S", 0.0)
-    assert "Redis cannot be reached" in refusal(f"redis.url=redis://127.0.0.1:{likely_port()}/0")
+def test_a_redis_that_does_not_answer_is_refused():
+    url = f"redis://127.0.0.1:{likely_port()}/0"
+    assert "Redis cannot be reached" in refusal("supervision.reach_seconds=0", f"redis.url={url}")
 
 
-def test_a_server_that_does_not_answer_is_refused(monkeypatch):
-    monkeypatch.setattr(reach, "NEW_S", 0.0)
+def test_a_server_that_does_not_answer_is_refused():
     url = f"http://127.0.0.1:{likely_port()}"
-    assert refusal(f"env.urls=[{url}]") == (
+    assert refusal("supervision.reach_seconds=0", f"env.urls=[{url}]") == (
         f"no environment server answers at {url} (ConnectError: All connection attempts failed); "
         "start one with `gagpo serve-env`, or leave env.urls out")
 
