@@ -5,7 +5,8 @@
     │   └── Unanswered       a server that the config names does not answer
     └── Fault                our code or the machine failed
         ├── EnvFault         an environment server or its engine
-        │   └── ReplayDiverged   a rebuilt session differs from the recorded one
+        │   ├── ReplayDiverged   a rebuilt session differs from the recorded one
+        │   └── Unavailable      a service behind the environment is away, and nothing has happened in the game
         ├── AgentFault       an agent of the user's own
         ├── EngineFault      vLLM: sampling or a weight update
         ├── StoreFault       Redis
@@ -64,6 +65,11 @@ class UnknownTask(EnvFault):
 
 class ReplayDiverged(EnvFault):
     """A session rebuilt from its actions does not reproduce the recorded digest."""
+
+
+class Unavailable(EnvFault):
+    """A service that the environment asks, such as a retriever, is away for now. Nothing has happened in the game, so
+    the same call may be made again."""
 
 
 class AgentFault(Fault):

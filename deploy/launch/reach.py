@@ -6,7 +6,6 @@ in its middle. A new address may be wrong, so a run waits for it for `supervisio
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 
 import httpx
@@ -17,14 +16,13 @@ from services.config.secrets import ENV_TOKEN_VARIABLE, env_token, redis_url
 from services.config.tree import Config
 from services.errors import Unanswered, UserError, in_short
 from services.http.bounded import get
+from services.outages import until_answered
 from services.store.connection import Connection
 from services.store.redis_server import find_redis
 
 PROBE_S = 5.0
 INFO_S = 60.0
 """Longest wait for a server's /v1/info: the server may have to read all its data first."""
-PAUSE_S = 0.5
-"""Pause between two tries."""
 Tell = Callable[[str], object]
 
 
@@ -63,21 +61,6 @@ def check_agents_tools(config: Config, before: Config | None, tell: Tell) -> Non
             raise Unanswered(error.what, error.fix) from error
 
     until_answered(ask, 0.0 if before is None else config.env.outage_seconds, tell)
-
-
-def until_answered(check: Callable[[], None], seconds: float, tell: Tell) -> None:
-    """Makes a check again and again while it raises Unanswered. Raises that after `seconds`, other errors at once."""
-    deadline, told = time.monotonic() + seconds, False
-    while True:
-        try:
-            return check()
-        except Unanswered as error:
-            if time.monotonic() >= deadline:
-                raise
-            if not told:
-                tell(f"{error.what}; waiting for it for up to {seconds:g} s")
-            told = True
-            time.sleep(PAUSE_S)
 
 
 def check_versions(urls: Sequence[str], *, env: str, engine: str, token: str | None = None) -> None:

@@ -19,7 +19,6 @@ from deploy.launch.planning.cards import cards_of
 from deploy.launch.planning.gpu_plan import with_transfer
 from deploy.launch.ray_address import ray_address
 from deploy.launch.ray_cluster import ray_cluster
-from deploy.launch.reach import until_answered
 from deploy.members import private_ray
 from deploy.members.env_server import EnvServer
 from deploy.members.learner_gang import LearnerGang
@@ -34,6 +33,7 @@ from services.config.secrets import env_token, redis_url
 from services.config.tree import Config
 from services.controller.fleet import Fleet
 from services.controller.supervise import Supervisor
+from services.outages import until_answered
 from services.process.addresses import held_port, is_local
 from services.store.redis_server import memory_share, private_redis
 from services.store.store import Store

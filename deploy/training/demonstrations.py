@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from deploy.console.plain import Pace
 from services.config.tree import Config
 from services.errors import EnvFault, UserError, described
+from services.outages import until_answered
 from services.plural import number_of
 from services.seeds import seed_for
 
@@ -96,8 +98,10 @@ def demonstrations(
     for task in tasks:
         for k in range(config.sft.demos_per_game):
             try:
-                shown = demonstrate(environment, task, teacher=teacher, template=template, seed=seed_for(seed, k),
-                                    sft=config.sft, max_steps=config.env.max_steps, disguised=k % 2 == 1)
+                shown = until_answered(partial(
+                    demonstrate, environment, task, teacher=teacher, template=template, seed=seed_for(seed, k),
+                    sft=config.sft, max_steps=config.env.max_steps, disguised=k % 2 == 1),
+                    config.env.outage_seconds, report)
             except UserError:
                 raise
             except Exception as error:  # the code of an environment of the user's own may raise anything

@@ -13,7 +13,8 @@ without a sign. A reset of a live environment acts on the world: it is sent agai
 an answer, and to the same server, which may hold the session.
 A replica that failed or is full gets no requests for a while; the next one in the episode's ranking serves meanwhile.
 If that one cannot rebuild the session, because the environment is live, the episode waits for its own replica.
-While all replicas are away or full, calls wait, and nothing counts against an episode.
+While all replicas are away or full, or a service behind them is away, calls wait, and nothing counts against an
+episode.
 The list of replicas may change at any time. An episode whose replica has left goes on at another, which rebuilds it.
 """
 
@@ -34,7 +35,7 @@ from envservice.client.request_batching import (
     BACKOFF_S,
     SHARE,
     ElementReply,
-    Full,
+    Later,
     NotSent,
     Replica,
     Unreachable,
@@ -49,8 +50,8 @@ from services.telemetry.tracing import span, traceparent
 CONNECT_S = 5.0
 LOOK_S = 1.0
 """Longest pause before the list of servers is looked at again, while none of them may be asked."""
-FULL_S = 1.0
-"""Pause after the server had no room for one element of a request."""
+LATER_S = 1.0
+"""Pause after the server had no room for one element of a request, or a service behind it was away."""
 T = TypeVar("T")
 
 
@@ -62,9 +63,9 @@ class EnvClient:
     """A client of one or several replicas of the same environment.
 
     While servers answer others, `timeout_s` bounds each call with all its retries, and `attempts` the failed requests
-    of one call. While no server answers anybody, or all are full, calls wait for at most `outage_s` (None: as long as
-    timeout_s). Calls raise ReplayDiverged if a rebuilt game differs, and EnvFault for every other failure; they never
-    make up a result.
+    of one call. While no server answers anybody, or all are full or wait for a service behind them, calls wait for at
+    most `outage_s` (None: as long as timeout_s). Calls raise ReplayDiverged if a rebuilt game differs, and EnvFault for
+    every other failure; they never make up a result.
     """
 
     def __init__(
@@ -136,8 +137,8 @@ class EnvClient:
 
     @property
     def away(self) -> bool:
-        """Whether the last request to each replica failed."""
-        return all(replica.failing for replica in self._replicas)
+        """Whether the last request to each replica failed, or found a service behind it away."""
+        return all(replica.failing or replica.unavailable for replica in self._replicas)
 
     async def call(self, ranking: Callable[[], list[Replica]],
                    ask: Callable[[Replica], Awaitable[T]]) -> tuple[T, Replica]:
@@ -165,7 +166,7 @@ class EnvClient:
                         if held or answers != before:
                             failures += 1
                             continue
-                    except Full as error:
+                    except Later as error:
                         shut[replica], last = time.monotonic() + error.retry_after, error
                     limit.reschedule(self._later(began))
         except TimeoutError:
@@ -233,7 +234,7 @@ class EpisodeHandle:
         element = msgspec.json.encode({"episode_id": self.episode_id})
 
         async def free(replica: Replica) -> None:
-            with suppress(Unreachable, Full):
+            with suppress(Unreachable, Later):
                 await replica.ask("close", element)
 
         await asyncio.gather(*map(free, self._unsure | ({self._home} if self._home else set())))
@@ -264,8 +265,11 @@ class EpisodeHandle:
             if reply.element.get("type") == "transcript_missing":
                 whole = msgspec.json.encode({**element, "transcript": self._results})
                 reply = await replica.ask(verb, whole, parent)
-            if reply.element.get("type") == "full":
-                raise Full(FULL_S)
+            kind = reply.element.get("type")
+            replica.unavailable = kind == "unavailable"
+            if kind in ("full", "unavailable"):
+                waits_for_home = waits_for_home or (replica.unavailable and self._client.live)
+                raise Later(f"{replica.url}: {reply.element.get('message')}", LATER_S)
             return reply
 
         with span(f"environment {verb}") as told:

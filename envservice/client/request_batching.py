@@ -57,11 +57,12 @@ class NotSent(Unreachable):
     """No connection came about, so the request was not carried out."""
 
 
-class Full(Exception):
-    """The server has no room for another session. Ask it again after `retry_after` seconds."""
+class Later(Exception):
+    """The server has no room for another session, or a service behind it is away. Ask it again after `retry_after`
+    seconds."""
 
-    def __init__(self, retry_after: float) -> None:
-        super().__init__(f"the server is full for another {retry_after:.0f} s")
+    def __init__(self, reason: str, retry_after: float) -> None:
+        super().__init__(reason)
         self.retry_after = retry_after
 
 
@@ -97,6 +98,8 @@ class Replica:
         """It gets no requests before this time.monotonic()."""
         self.answers = 0
         """Number of requests that it has answered."""
+        self.unavailable = False
+        """Whether it said last that a service behind its environment is away."""
         self._pause = 0.0
         """The pause after its last failure. 0: it has answered since."""
         self._batchers = {
@@ -105,14 +108,14 @@ class Replica:
                for verb in ("step", "close")}}
 
     async def ask(self, verb: str, element: bytes, parent: str = "") -> ElementReply:
-        """Sends one element with others. Raises Unreachable, Full, or EnvFault if no retry helps.
+        """Sends one element with others. Raises Unreachable, Later, or EnvFault if no retry helps.
 
         `parent` is the traceparent of the span that the element belongs to.
         """
         return await self._batchers[verb].ask(element, parent)
 
     async def get(self, path: str, form: type[Form]) -> Form:
-        """Reads a document. Raises Unreachable, Full, or EnvFault if no retry helps.
+        """Reads a document. Raises Unreachable, Later, or EnvFault if no retry helps.
 
         If it has another form, that is no answer: a proxy may send a page of its own for a server that starts.
         """
@@ -267,6 +270,6 @@ def refusal(response: httpx.Response) -> Exception:
     """Returns the exception for a reply other than 200."""
     status = response.status_code
     if status in (429, 503) and response.headers.get("retry-after", "").isdecimal():
-        return Full(float(response.headers["retry-after"]))
+        return Later("the server is full", float(response.headers["retry-after"]))
     text = f"{response.url} answered {status}: {response.text[:TOLD]}"
     return EnvFault(text) if status in range(400, 500) and status not in FOR_NOW else Unreachable(text)

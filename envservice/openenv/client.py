@@ -13,7 +13,7 @@ import msgspec
 
 from envservice.gymnasium_text import text_spec
 from envservice.spec import LONGEST, EnvironmentSpec
-from services.errors import EnvFault, UserError, described
+from services.errors import EnvFault, Unavailable, UserError, described
 from services.files import NOT_JSON
 from services.process.own_code import told
 
@@ -45,11 +45,16 @@ def read_text(observation: Fields) -> str:
 
 
 class NoAnswer(EnvFault):
-    """A server cannot be reached, closed the connection or did not answer in time."""
+    """A server closed the connection or did not answer in time."""
+
+
+class NoConnection(Unavailable):
+    """A server cannot be reached, and no session has begun."""
 
 
 class OpenEnvGame:
-    """One session of an OpenEnv server, as a game of gymnasium_text.py. Every failure of the server is an EnvFault.
+    """One session of an OpenEnv server, as a game of gymnasium_text.py. Every failure of the server is an EnvFault,
+    Unavailable if it cannot be reached.
 
     If an observation has `admissible_actions` or `won`, they are taken as they are. `begin` returns the fields of a
     reset from the task's number, `write` those of a step from an action, and `read` the text of an observation.
@@ -100,6 +105,9 @@ class OpenEnvGame:
 
         try:
             socket = self._socket or self._connect()
+        except (OSError, WebSocketException) as error:
+            raise NoConnection(f"{self._url} failed to {verb}: {type(error).__name__} {error}") from error
+        try:
             socket.send(message)
             answer = socket.recv(self._seconds)
         except (OSError, WebSocketException) as error:  # TimeoutError is an OSError
@@ -168,7 +176,7 @@ def openenv_spec(  # noqa: PLR0913 - servers differ in all of it
         with told(f"the OpenEnv server of {name} cannot be played", "correct `begin` or `read`, or the server"):
             try:
                 game().reset(seed=0)
-            except NoAnswer as away:
+            except (NoAnswer, NoConnection) as away:
                 raise UserError(str(away), f"start the OpenEnv server of {name}, or correct its URL") from None
 
     spec = text_spec(game, name=name, max_steps=max_steps, sizes=sizes, replayable=replayable, threaded=True)

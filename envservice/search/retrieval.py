@@ -1,6 +1,7 @@
 """Two sources of evidence: retrieval servers over HTTP, or an index in this process.
 
-A failure is an EnvFault, which ends the attempt at the episode. The original pipeline shows the policy the text
+While no retrieval server answers, a search is Unavailable, and the episode waits. A refusal, or an answer that is no
+result, is an EnvFault, which ends the attempt at the episode. The original pipeline shows the policy the text
 "Search error: ..." instead, but a policy must not learn from faults of our machines.
 """
 
@@ -16,10 +17,14 @@ import httpx
 
 from envservice.bm25.build import build, open_or_build
 from envservice.bm25.index import Hit
-from services.errors import EnvFault
+from services.errors import EnvFault, Unavailable
+from services.files import JSON_BYTES
+from services.http.bounded import PLAIN, whole_within
 
 DEADLINE_S = 15.0
 """Longest time of one search with all retries. It is less than the time that a client waits for a step."""
+PAUSE_S = 1.0
+"""After a search without an answer, further ones fail at once for so long: they would wait one after the other."""
 _BACKOFF_S = (0.1, 2.0)
 _AGAIN = frozenset({429, 500, 502, 503, 504})
 
@@ -28,7 +33,7 @@ class Retriever(Protocol):
     """A source of evidence. It must be thread-safe."""
 
     def search(self, query: str, topk: int) -> Sequence[str]:
-        """Returns the contents of the best documents, best first. Raises EnvFault."""
+        """Returns the contents of the best documents, best first. Raises EnvFault, Unavailable if a retry may help."""
         ...
 
 
@@ -68,17 +73,21 @@ class HttpRetriever:
             raise ValueError("a retriever needs the URL of at least one server")
         self._urls = itertools.cycle(urls)
         self._deadline_s, self._share_s = deadline_s, deadline_s / len(urls)
-        self._http = httpx.Client(trust_env=False, timeout=deadline_s)
+        self._http = httpx.Client(trust_env=False, headers=PLAIN, limits=httpx.Limits(max_connections=None))
+        self._failure, self._open_at = "", 0.0  # of the last search without an answer, and when to ask again
 
     def search(self, query: str, topk: int) -> list[str]:
+        begun = time.monotonic()
+        if begun < self._open_at:
+            raise Unavailable(self._failure)
         body = {"query": query, "queries": [query], "topk": topk, "return_scores": True}
-        deadline = time.monotonic() + self._deadline_s
+        deadline = begun + self._deadline_s
         pause, longest = _BACKOFF_S
         failure = "none"
         while (left := deadline - time.monotonic()) > 0:  # a pause may end late
-            url = next(self._urls)
+            url, seconds = next(self._urls), min(left, self._share_s)
             try:
-                response = self._http.post(url, json=body, timeout=min(left, self._share_s))
+                response = whole_within(self._http.stream("POST", url, json=body, timeout=seconds), JSON_BYTES, seconds)
                 failure = f"{url} answered {response.status_code}: {response.text[:200]}"
                 if response.status_code == 200:
                     return _contents(response, url)[:topk]
@@ -90,7 +99,9 @@ class HttpRetriever:
                 break
             time.sleep(pause)
             pause = min(2 * pause, longest)
-        raise EnvFault(f"no search result within {self._deadline_s:g} s; last: {failure}")
+        self._failure = f"no search result within {self._deadline_s:g} s; last: {failure}"
+        self._open_at = time.monotonic() + PAUSE_S
+        raise Unavailable(self._failure)
 
 
 def _contents(response: httpx.Response, url: str) -> list[str]:

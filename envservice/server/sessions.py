@@ -35,14 +35,14 @@ from envservice.server.watchdog import Activity
 from envservice.wire.digest import engine_tag, first_digest, next_digest, tag_of
 from envservice.wire.problems import Problem
 from envservice.wire.schemas import StepRequest, StepResult
-from services.errors import utf8
+from services.errors import Unavailable, utf8
 from services.process.signals import signal_of
 from services.telemetry.logs import get_logger
 
 log = get_logger("sessions")
 RETRY_AFTER_S = 5.0
 """Longest wait that a full store asks for. Sessions are also closed before their lease ends."""
-
+_INTACT = ("conflict", "transcript_missing", "malformed", "unavailable")  # they leave the session as it is
 _OBJECTS = 400
 """Bytes that a step records beside its action and answer: objects, digest, places in lists."""
 
@@ -130,8 +130,7 @@ class SessionStore:
             live.client = client
             answer = self._advance(live, request)
         except Problem as problem:
-            sound = problem.kind in ("conflict", "transcript_missing", "malformed") or (
-                problem.kind == "replay_diverged" and not rebuilt)  # the client's mistake; the session is intact
+            sound = problem.kind in _INTACT or (problem.kind == "replay_diverged" and not rebuilt)
             if live is not None and sound:
                 self._keep(request.episode_id, live)
             raise
@@ -294,5 +293,7 @@ def _fault(task: str, error: BaseException) -> Problem:
     """Returns the fault of a game that failed. One that leaves by `sys.exit` failed too: it would end the server."""
     if signal_of(error) is not None:
         raise error
+    if isinstance(error, Unavailable):
+        return Problem("unavailable", utf8(str(error)))
     log.exception("the engine failed", task=task)
     return Problem("env_fault", utf8(f"{type(error).__name__}: {error}"))

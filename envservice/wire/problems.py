@@ -11,6 +11,7 @@
     too_large           413  body, or number of elements
     malformed           422  `field` names the place
     env_fault           500  the engine broke; its session is gone
+    unavailable         503  a service behind the environment is away; nothing has happened, so ask again
     full                503  no room for another session; Retry-After says when to ask again
 """
 
@@ -20,13 +21,13 @@ from typing import Literal
 
 ProblemType = Literal[
     "unauthorized", "not_found", "unknown_task", "conflict", "replay_diverged", "engine_mismatch", "transcript_missing",
-    "session_lost", "too_large", "malformed", "env_fault", "full", "method_not_allowed",
+    "session_lost", "too_large", "malformed", "env_fault", "unavailable", "full", "method_not_allowed",
 ]
 
 STATUS: dict[ProblemType, int] = {
     "unauthorized": 401, "not_found": 404, "unknown_task": 404, "method_not_allowed": 405, "conflict": 409,
     "replay_diverged": 409, "engine_mismatch": 409, "transcript_missing": 409, "session_lost": 409, "too_large": 413,
-    "malformed": 422, "env_fault": 500, "full": 503,
+    "malformed": 422, "env_fault": 500, "unavailable": 503, "full": 503,
 }
 
 

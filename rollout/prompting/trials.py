@@ -19,7 +19,8 @@ from rollout.prompting.model import AskedModel, ContextFull, ModelAnswer
 from rollout.prompting.policies import PromptingPolicy, Trial, reflection_on
 from services.chat import Message
 from services.config.prompting import PromptingSection
-from services.errors import DeadlineExceeded, EnvFault, UserError, described
+from services.errors import DeadlineExceeded, EnvFault, Unavailable, UserError, described
+from services.outages import PAUSE_S
 from services.records import EpisodeEnd
 from services.seeds import seed_for
 
@@ -149,12 +150,18 @@ class TaskPlayer:
         return answer.text
 
     async def _in_thread(self, call: Callable[[], T]) -> T:
-        running = asyncio.get_running_loop().run_in_executor(self.thread, partial(_as_fault, call))
-        try:
-            return await asyncio.wait_for(running, self.settings.step_seconds)
-        except TimeoutError:
-            raise DeadlineExceeded(f"a step of the environment took longer than {self.settings.step_seconds:g} s "
-                                   "(prompting.step_seconds)") from None
+        until = time.monotonic() + self.settings.wait_seconds
+        while True:
+            running = asyncio.get_running_loop().run_in_executor(self.thread, partial(_as_fault, call))
+            try:
+                return await asyncio.wait_for(running, self.settings.step_seconds)
+            except Unavailable:  # nothing has happened in the game
+                if time.monotonic() >= until:
+                    raise
+                await asyncio.sleep(PAUSE_S)
+            except TimeoutError:
+                raise DeadlineExceeded(f"a step of the environment took longer than {self.settings.step_seconds:g} s "
+                                       "(prompting.step_seconds)") from None
 
 
 def _as_fault(call: Callable[[], T]) -> T:

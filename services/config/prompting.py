@@ -24,6 +24,7 @@ class PromptingSection(Section):
     """Longest time of one request to the endpoint; then it is sent again."""
     wait_seconds: float = Field(default=900.0, gt=0)
     """Longest time that one call may wait for an endpoint that fails or limits the rate (status 429, Retry-After). Then
-    the evaluation stops, and the same command continues it later. One that has never answered: 10 s."""
+    the evaluation stops, and the same command continues it later. One that has never answered: 10 s. Steps wait as long
+    for a service that the environment asks, such as a retriever."""
     step_seconds: float = Field(default=300.0, gt=0)
     """Longest time of one step of the environment."""

@@ -7,8 +7,9 @@ with little that inflates to gigabytes.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
 import httpx
 
@@ -22,17 +23,44 @@ class Unbounded(httpx.HTTPError):
     """The answer is larger than it may be, or could become so when it is inflated."""
 
 
+class _Answer:
+    """The body of an answer while it is read. Raises Unbounded."""
+
+    def __init__(self, reply: httpx.Response, most: int) -> None:
+        if reply.headers.get("content-encoding", "identity") != "identity":
+            raise Unbounded("its answer is compressed, and the client takes none that is")
+        self._reply, self._most, self._body = reply, most, bytearray()
+
+    def add(self, part: bytes) -> None:
+        self._body += part
+        if len(self._body) > self._most:
+            raise Unbounded(f"its answer has more than {self._most >> 20} MiB")
+
+    def whole(self) -> httpx.Response:
+        return httpx.Response(self._reply.status_code, headers=self._reply.headers, content=bytes(self._body),
+                              request=self._reply.request)
+
+
 async def whole(stream: AbstractAsyncContextManager[httpx.Response], most: int) -> httpx.Response:
     """Returns the whole answer of `http.stream(...)`, whose body has at most `most` bytes. Raises httpx.HTTPError."""
     async with stream as reply:
-        if reply.headers.get("content-encoding", "identity") != "identity":
-            raise Unbounded("its answer is compressed, and the client takes none that is")
-        body = bytearray()
+        answer = _Answer(reply, most)
         async for part in reply.aiter_bytes():
-            body += part
-            if len(body) > most:
-                raise Unbounded(f"its answer has more than {most >> 20} MiB")
-        return httpx.Response(reply.status_code, headers=reply.headers, content=bytes(body), request=reply.request)
+            answer.add(part)
+        return answer.whole()
+
+
+def whole_within(stream: AbstractContextManager[httpx.Response], most: int, seconds: float) -> httpx.Response:
+    """Does the same for a client without an event loop. The answer ends within `seconds` and a timeout of the client
+    more: a server that sends a little of it now and then would never end."""
+    until = time.monotonic() + seconds
+    with stream as reply:
+        answer = _Answer(reply, most)
+        for part in reply.iter_bytes():
+            answer.add(part)
+            if time.monotonic() > until:
+                raise httpx.ReadTimeout(f"no whole answer within {seconds:g} s")
+        return answer.whole()
 
 
 def get(url: str, *, seconds: float, headers: Mapping[str, str] | None = None,

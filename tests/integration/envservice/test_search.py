@@ -133,6 +133,20 @@ async def test_a_retriever_that_fails_is_a_fault_and_the_episode_can_go_on(retri
         server.kill()
 
 
+async def test_an_episode_waits_for_a_retriever_that_is_away(retrieval: Retrieval):
+    """With every attempt lost after 15 s, an outage of some minutes ended the run."""
+    server = EnvServer(retrieval.url)
+    try:
+        async with EnvClient([server.url], timeout_s=40, attempts=1, outage_s=600) as client:
+            episode = client.episode("e", (await client.tasks("valid")).tasks[0])
+            await episode.reset()
+            retrieval.failing = [503] * 14  # more than one search asks for
+            found = await episode.step("<search>river</search>")
+            assert ("river" in found.observation, retrieval.failing, episode.replays) == (True, [], 0)
+    finally:
+        server.kill()
+
+
 def test_the_retriever_tries_again_goes_on_to_the_next_server_and_gives_up_in_time(retrieval: Retrieval):
     retrieval.failing = [503, 500]
     assert len(HttpRetriever([retrieval.url]).search("river", 2)) == 2

@@ -15,7 +15,8 @@ from deploy.members.env_server import EnvServer
 from deploy.runs.configs import load_config
 from services.config.file import dump_config
 from services.config.tree import Config
-from services.errors import Unanswered, UserError
+from services.errors import Unanswered, Unavailable, UserError
+from services.outages import until_answered
 from services.store.redis_server import RedisServer, find_redis
 
 
@@ -106,13 +107,14 @@ def test_a_run_that_goes_on_waits_until_its_environment_servers_answer():
     started[0].server_close()
 
 
-def test_the_wait_ends_with_the_last_refusal():
+@pytest.mark.parametrize("error", [Unanswered("no answer", "start it"), Unavailable("no answer")])
+def test_the_wait_ends_with_the_last_refusal(error: Exception):
     def never() -> None:
-        raise Unanswered("no answer", "start it")
+        raise error
 
     told: list[str] = []
-    with pytest.raises(Unanswered, match="no answer; start it"):
-        reach.until_answered(never, 0.01, told.append)
+    with pytest.raises(type(error), match=str(error)):
+        until_answered(never, 0.01, told.append)
     assert told == ["no answer; waiting for it for up to 0.01 s"]
 
 

@@ -11,7 +11,7 @@ from deploy.training.demonstrations import _examples, demonstrations
 from envservice.registry import find_teacher, make_template, open_environment
 from rollout.demonstrations import Demonstration, DemoStep
 from services.config.tree import EnvSection
-from services.errors import EnvFault, UserError
+from services.errors import EnvFault, Unavailable, UserError
 from services.tokenizer import load_tokenizer
 
 
@@ -75,6 +75,14 @@ def test_a_game_that_fails_is_left_out_of_the_demonstrations(shown):
     assert (found.games, found.episodes) == (len(shown.tasks) - 2, len(shown.tasks) - 2)
     assert found.failed[first] == "the file is broken"
     assert found.failed[second].startswith("KeyError: 'lamp' (in open, test_cold_start.py:")
+
+
+def test_demonstrations_wait_for_a_service_that_is_away(shown, monkeypatch: pytest.MonkeyPatch):
+    """A retriever that was restarted meanwhile left its games out."""
+    monkeypatch.setattr("services.outages.PAUSE_S", 0.01)
+    away = [Unavailable("no answer"), Unavailable("no answer")]
+    found = shown(lambda task: away.pop() if task == shown.tasks[1] and away else None)
+    assert (found.games, found.failed, away) == (len(shown.tasks), {}, [])
 
 
 def test_demonstrations_of_no_game_at_all_are_a_fault_and_a_users_mistake_is_told(shown):

@@ -14,7 +14,7 @@ from deploy.training.prompting import episodes_file, make_plan, open_trials, pla
 from rollout.prompting.model import ContextFull, ModelAnswer
 from services.chat import Message
 from services.config.file import default_config
-from services.errors import DeadlineExceeded, EngineFault, UserError
+from services.errors import DeadlineExceeded, EngineFault, Unavailable, UserError
 
 BEST = ("open door", "take key", "go on", "go back")
 
@@ -181,11 +181,13 @@ class Careless(ToyEnvironment):
 
     def open(self, task: str) -> ToySession:
         session = super().open(task)
-        step = session.step
+        step, away = session.step, [Unavailable("no answer"), Unavailable("no answer")]
 
         def careless(action: str):
             if action == "crash":
                 return {}["no such room"]
+            if action == "ask" and away:
+                raise away.pop()
             return None if action == "forget" else step(action)
 
         session.step = careless
@@ -203,6 +205,18 @@ async def test_code_of_an_environment_that_fails_loses_its_game_alone(tmp_path: 
     summary = await play(mine, Breaks(), "m", file, lambda *_: None)
     assert (summary["tasks"], summary["dropped"], summary["success_rate"]) == (2, 1, 1.0)
     assert (await play(mine, Player(), "m", file, lambda *_: None))["tasks"] == 3
+
+
+async def test_a_game_waits_for_a_service_that_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    class Asks(Player):
+        async def ask(self, messages, *, seed):
+            answer = await super().ask(messages, seed=seed)
+            return answer if self.calls > 1 else ModelAnswer(text="Action: ask", prompt_tokens=1, answer_tokens=1)
+
+    monkeypatch.setattr("rollout.prompting.trials.PAUSE_S", 0.01)
+    mine = replace(plan("react"), environment=Careless())
+    summary = await play(mine, Asks(), "m", tmp_path / "e.jsonl", lambda *_: None)
+    assert (summary["tasks"], summary["dropped"], summary["success_rate"]) == (3, 0, 1.0)
 
 
 async def test_a_game_whose_first_prompt_is_too_long_is_left_out_and_not_lost(tmp_path: Path):

@@ -20,7 +20,7 @@ from envservice.openenv.client import OpenEnvGame, openenv_spec
 from envservice.openenv.server import OpenEnvServer
 from envservice.openenv.tools import read_tool_result
 from services.config.env import EnvSection
-from services.errors import EnvFault, UserError
+from services.errors import EnvFault, Unavailable, UserError
 from services.http.server import bind
 
 
@@ -206,6 +206,8 @@ def test_a_mistake_of_the_server_is_a_fault(url):
         game.step("go on")
     with pytest.raises(EnvFault, match="with the fields text, admissible_actions, won, task: KeyError: 'words'"):
         OpenEnvGame(url, read=lambda observation: observation["words"]).reset(seed=0)
+    with pytest.raises(Unavailable, match="failed to reset: ConnectionRefusedError"):  # an episode waits for it
+        OpenEnvGame("http://127.0.0.1:1").reset(seed=0)
     with pytest.raises(UserError, match="failed to reset: ConnectionRefusedError"):
         openenv_spec("http://127.0.0.1:1", name="far").reachable(EnvSection())
 

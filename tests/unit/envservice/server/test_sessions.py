@@ -15,7 +15,7 @@ from envservice.base import Replay
 from envservice.server.sessions import SessionStore
 from envservice.wire.problems import Problem
 from envservice.wire.schemas import StepResult
-from services.errors import EnvFault
+from services.errors import EnvFault, Unavailable
 
 
 def test_a_game_is_played_to_its_end_and_encoded_as_the_schema_says():
@@ -150,6 +150,30 @@ def test_an_engine_that_breaks_loses_its_session_and_no_other():
     assert refused(store, request(["go on"], "crash", answers[1].digest)).kind == "env_fault"
     assert len(store) == 1
     assert store.step(request(["go on"], "go on", answers[1].digest)).rebuilt
+
+
+def test_a_session_whose_service_is_away_is_as_it_was():
+    class Away(ToyEnvironment):
+        def open(self, task: str) -> Any:
+            session = super().open(task)
+            usual, calls = session.step, iter((True, False, True, False))
+
+            def step(action: str) -> Any:
+                if next(calls):
+                    raise Unavailable("no library \udcff answers")
+                return usual(action)
+
+            session.step = step
+            return session
+
+    store = SessionStore(Away())
+    digest, actions = store.reset("e", TASK).digest, list[str]()
+    for _ in range(2):
+        problem = refused(store, request(actions, "go on", digest))
+        assert (problem.kind, problem.status, problem.message) == ("unavailable", 503, "no library ? answers")
+        answer = store.step(request(actions, "go on", digest))
+        assert not answer.rebuilt
+        digest, actions = answer.digest, [*actions, "go on"]
 
 
 def test_a_game_that_leaves_the_process_is_a_fault_of_its_own_episode():
