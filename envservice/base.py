@@ -130,6 +130,17 @@ class RecordedSession(Session, Protocol):
         ...
 
 
+@runtime_checkable
+class ForeseeingSession(Protocol):
+    """A session whose steps wait for another service. All games of a server are stepped one after the other, so each
+    would wait for those before it."""
+
+    def foresee(self, action: str) -> None:
+        """Asks the service for what `step(action)` needs, in another thread, and takes no step. That step may never be
+        taken, or another one."""
+        ...
+
+
 class Environment(Protocol):
     """An environment with its tasks. It is thread-safe and made once per server process."""
 

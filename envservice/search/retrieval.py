@@ -10,8 +10,9 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import httpx
 
@@ -23,6 +24,8 @@ from services.http.bounded import PLAIN, whole_within
 
 DEADLINE_S = 15.0
 """Longest time of one search with all retries. It is less than the time that a client waits for a step."""
+AT_ONCE = 32
+"""Searches of one environment server at the same time."""
 PAUSE_S = 1.0
 """After a search without an answer, further ones fail at once for so long: they would wait one after the other."""
 _BACKOFF_S = (0.1, 2.0)
@@ -34,6 +37,15 @@ class Retriever(Protocol):
 
     def search(self, query: str, topk: int) -> Sequence[str]:
         """Returns the contents of the best documents, best first. Raises EnvFault, Unavailable if a retry may help."""
+        ...
+
+
+@runtime_checkable
+class BackgroundRetriever(Retriever, Protocol):
+    """A source that other machines search, so that many searches at once take as long as one."""
+
+    def begin(self, query: str, topk: int) -> Future[Sequence[str]]:
+        """Begins a search. The result is that of `search`, or its error."""
         ...
 
 
@@ -74,7 +86,11 @@ class HttpRetriever:
         self._urls = itertools.cycle(urls)
         self._deadline_s, self._share_s = deadline_s, deadline_s / len(urls)
         self._http = httpx.Client(trust_env=False, headers=PLAIN, limits=httpx.Limits(max_connections=None))
+        self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="search")
         self._failure, self._open_at = "", 0.0  # of the last search without an answer, and when to ask again
+
+    def begin(self, query: str, topk: int) -> Future[Sequence[str]]:
+        return self._pool.submit(self.search, query, topk)
 
     def search(self, query: str, topk: int) -> list[str]:
         begun = time.monotonic()

@@ -94,8 +94,11 @@ class Batches:
         parts: list[bytes] = []
         rebuilt: list[int] = []
         problems: list[Problem] = []
+        elements = verb.decode(body)
+        if self._thread is not None and (steps := [each for each in elements if isinstance(each, StepRequest)]):
+            await self._enter(partial(self._store.foresee, steps))
         since = time.perf_counter()
-        for place, element in enumerate(verb.decode(body)):
+        for place, element in enumerate(elements):
             try:
                 parent = parents[place] if place < len(parents) else ""
                 part, replayed = await (

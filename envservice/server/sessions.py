@@ -28,9 +28,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-import msgspec
-
-from envservice.base import Environment, Outcome, RecordedSession, Session, outcome_of
+from envservice.base import Environment, ForeseeingSession, Outcome, RecordedSession, Session, outcome_of
+from envservice.server.answers import Answer, answered
 from envservice.server.watchdog import Activity
 from envservice.wire.digest import engine_tag, first_digest, next_digest, tag_of
 from envservice.wire.problems import Problem
@@ -43,21 +42,6 @@ log = get_logger("sessions")
 RETRY_AFTER_S = 5.0
 """Longest wait that a full store asks for. Sessions are also closed before their lease ends."""
 _INTACT = ("conflict", "transcript_missing", "malformed", "unavailable")  # they leave the session as it is
-_OBJECTS = 400
-"""Bytes that a step records beside its action and answer: objects, digest, places in lists."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A result, encoded once for all its repetitions."""
-
-    body: bytes
-    """JSON of schemas.StepResult."""
-    digest: str
-    done: bool
-    rebuilt: bool = False
-    """The session had to be rebuilt for this answer."""
-
 
 @dataclass(slots=True)
 class _Live:
@@ -140,6 +124,18 @@ class SessionStore:
         self._keep(request.episode_id, live)
         return answer
 
+    def foresee(self, requests: Sequence[StepRequest]) -> None:
+        """Lets the sessions of these steps ask other services now, all at once; the steps themselves follow one by one.
+        """
+        for request in requests:
+            live = self._live.get(request.episode_id)
+            if live is not None and isinstance(live.session, ForeseeingSession) and (
+                    len(live.actions) == len(request.actions) and not live.answers[-1].done):
+                try:
+                    live.session.foresee(request.action)
+                except Exception:  # of a user's session; the step itself tells whether it can be taken
+                    log.exception("the session cannot foresee its step", task=live.task)
+
     def close(self, episode_id: str) -> bool:
         """Drops the session. Returns False if this store does not hold it."""
         return self._take(episode_id) is not None
@@ -212,11 +208,11 @@ class SessionStore:
             session = self._environment.open(task)
             self.activity.moves += 1
             outcome = outcome_of(session.reset(), "reset")
-            answer = _encode(outcome, first_digest(self._tag, content, task, outcome))
+            answer = answered(outcome, first_digest(self._tag, content, task, outcome))
         except (Exception, SystemExit) as error:
             raise _fault(task, error) from error
         self._contents[task] = content
-        return _Live(task=task, session=session, answers=[answer], recorded=_size(answer), client=client)
+        return _Live(task=task, session=session, answers=[answer], recorded=answer.size, client=client)
 
     def _make_room(self, client: str) -> bool:
         """Drops the least recently used session of the client with the most, unless `client` has nearly as many.
@@ -244,12 +240,12 @@ class SessionStore:
             else:
                 outcome = past
                 cast("RecordedSession", live.session).recall(action, past)
-            answer = _encode(outcome, next_digest(live.answers[-1].digest, action, outcome))
+            answer = answered(outcome, next_digest(live.answers[-1].digest, action, outcome))
         except (Exception, SystemExit) as error:
             raise _fault(live.task, error) from error
         live.actions.append(action)
         live.answers.append(answer)
-        live.recorded += sys.getsizeof(action) + _size(answer)
+        live.recorded += sys.getsizeof(action) + answer.size
         return answer
 
     def _drop(self, episode_id: str) -> None:
@@ -273,20 +269,6 @@ class SessionStore:
         bound = None if self._is_live else self._record_bytes
         while bound is not None and self._held > bound and len(self._live) > 1:
             self._drop(next(iter(self._live)))
-
-
-def _size(answer: Answer) -> int:
-    return sys.getsizeof(answer.body) + _OBJECTS
-
-
-def _encode(outcome: Outcome, digest: str) -> Answer:
-    told = {"state": outcome.state, "unchanged": outcome.unchanged, "truncated": outcome.truncated}
-    body = msgspec.json.encode({
-        "observation": outcome.observation, "admissible_actions": outcome.admissible_actions,
-        "reward": float(outcome.reward), "done": outcome.done, "won": outcome.won, "info": outcome.info,
-        **{name: value for name, value in told.items() if value}, "digest": digest,
-    })
-    return Answer(body, digest, outcome.done)
 
 
 def _fault(task: str, error: BaseException) -> Problem:
