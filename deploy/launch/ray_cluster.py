@@ -52,13 +52,13 @@ def ray_cluster(config: Config, namespace: str, note: Callable[[str], object]) -
     """Connects to the cluster of ray.address or $RAY_ADDRESS; else starts a private one that ends with this process.
 
     Yields the address by which the cluster's nodes reach this machine. It is 127.0.0.1 in a private cluster. `note`
-    is told if a cluster of others asks for no token.
+    is told if a cluster of others asks for no token, and if a private one does not start at once.
     """
     os.environ.update({k: v for k, v in _QUIET.items() if k not in os.environ})
     options: dict[str, Any] = {
         "namespace": namespace, "log_to_driver": False, "configure_logging": False}
     address = ray_address(config)
-    private = private_ray(start_s=config.ray.start_seconds, **options) if address is None else None
+    private = private_ray(start_s=config.ray.start_seconds, note=note, **options) if address is None else None
     with private or _existing(str(address), options, note):
         import ray
 
@@ -87,10 +87,11 @@ def _existing(address: str, options: dict[str, Any], note: Callable[[str], objec
 
 
 @contextmanager
-def private_ray(*, start_s: float = 300.0, **options: Any) -> Iterator[None]:
+def private_ray(*, start_s: float = 300.0, note: Callable[[str], object] = lambda _: None,
+                **options: Any) -> Iterator[None]:
     """Starts a private cluster with these `options` of ray.init, beside any other, and ends all its processes.
 
-    Raises DeadlineExceeded if the cluster does not start within `start_s`.
+    `note` is told of each start that fails. Raises DeadlineExceeded if the cluster does not start within `start_s`.
     """
     with _private_folder() as folder:
         os.environ.update(_LOOPBACK, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(folder / _TOKEN))
@@ -101,7 +102,7 @@ def private_ray(*, start_s: float = 300.0, **options: Any) -> Iterator[None]:
             with variable("TMPDIR", str(folder / "tmp")):
                 _start(lambda: ray.init(**{
                     "address": "local", "num_cpus": max(2, os.cpu_count() or 1), "include_dashboard": False,
-                    "_temp_dir": str(folder / "ray"), **options}), folder / "tmp", start_s)
+                    "_temp_dir": str(folder / "ray"), **options}), folder / "tmp", start_s, note)
             yield
         finally:
             if dead_part():
@@ -109,7 +110,7 @@ def private_ray(*, start_s: float = 300.0, **options: Any) -> Iterator[None]:
             _end(folder / "tmp")
 
 
-def _start(start: Callable[[], object], mark: Path, seconds: float) -> None:
+def _start(start: Callable[[], object], mark: Path, seconds: float, note: Callable[[str], object]) -> None:
     """Calls `start` until it succeeds: Ray gives up after 30 s, which a busy machine may need.
 
     A start that failed leaves processes behind. They are found by their TMPDIR, `mark`. Raises DeadlineExceeded, and
@@ -129,6 +130,7 @@ def _start(start: Callable[[], object], mark: Path, seconds: float) -> None:
                 told = f"Ray did not start within {seconds:g} s (ray.start_seconds): {described(error)}"
                 raise DeadlineExceeded(told) from error
             log.warning("Ray did not start; starting it again", reason=described(error))
+            note(f"Ray did not start, and is started again for up to {seconds:g} s: {described(error)}")
         else:
             return
 

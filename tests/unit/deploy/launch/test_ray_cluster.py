@@ -33,14 +33,17 @@ def slow(*, starts: int):
 
 def test_a_ray_that_was_too_slow_is_started_again(tmp_path: Path):
     start, made = slow(starts=2)
-    _start(start, tmp_path, 600.0)
+    told: list[str] = []
+    _start(start, tmp_path, 600.0, told.append)
     assert len(made) == 3
+    assert len(told) == 2, "the last line said `starting Ray` for minutes"
+    assert told[0].startswith("Ray did not start, and is started again for up to 600 s: Exception: The current node")
 
 
 def test_it_is_given_up_after_its_time_with_the_reason_and_the_key(tmp_path: Path):
     start, made = slow(starts=1)
     with pytest.raises(DeadlineExceeded, match=r"0\.001 s \(ray\.start_seconds\): .*timed out during startup"):
-        _start(start, tmp_path, 0.001)
+        _start(start, tmp_path, 0.001, str)
     assert len(made) == 1
 
 
