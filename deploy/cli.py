@@ -201,7 +201,8 @@ def _report(error: Exception) -> int:
     cause = getattr(error, "cause", error)  # Ray wraps an actor's exception in one whose text is a whole traceback
     name = f"{cause.boundary} fault" if isinstance(cause, Fault) else f"unexpected {type(cause).__name__}"
     log = log_path()
-    if log is None and isinstance(cause, OSError) and (cause.filename is not None or cause.errno in FULL):
+    if log is None and isinstance(cause, OSError) and (
+            cause.filename is not None or cause.errno in (*FULL, errno.EFBIG)):
         return _say(*_about_file(cause))
     if log is None and isinstance(cause, UnicodeEncodeError) and cause.encoding == sys.getfilesystemencoding() \
             and "\n" not in cause.object:
@@ -217,6 +218,9 @@ def _report(error: Exception) -> int:
 def _about_file(error: OSError) -> tuple[str, int]:
     """Returns what to print about a file that cannot be used, and the exit status. A supervisor starts a run again
     after 1 alone: it helps once the disk has room, and never against a refusal."""
+    if error.errno == errno.EFBIG:
+        name = "" if error.filename is None else f"{error.filename}: "
+        return f"{name}{error.strerror}; raise the limit of a file's size (`ulimit -f`)", 2
     if error.filename is None:
         return f"{error.strerror}; make room on the disk that the command writes to", 1
     if error.errno in REFUSED:

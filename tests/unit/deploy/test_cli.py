@@ -229,6 +229,18 @@ def test_a_full_disk_behind_stdout_is_one_line(characters: int):
     assert process.returncode == 1
 
 
+def test_a_file_over_the_limit_of_its_size_is_one_line_that_names_the_limit(tmp_path: Path):
+    code = ("import resource\nfrom deploy import cli\n"
+            f"def run(args): open({str(tmp_path / 'report')!r}, 'wb', buffering=0).write(b'x')\n"
+            "def add(subparsers): subparsers.add_parser('work').set_defaults(run=run)\n"
+            "cli.COMMANDS = (add,)\n"
+            "resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))\n"
+            "raise SystemExit(cli.main(['work']))\n")
+    process = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert process.stderr == "error: File too large; raise the limit of a file's size (`ulimit -f`)\n"
+    assert process.returncode == 2
+
+
 def test_a_locale_without_utf_8_prints_all_help():
     """Its characters are those of a locale such as en_US.ISO-8859-1; ascii has still fewer."""
     for command in (["credit", "--help"], ["train", "--help"]):
