@@ -17,6 +17,17 @@ document.adoptedStyleSheets = [sheet];
 for (const folded of document.querySelectorAll("details")) folded.open = true;
 return [getComputedStyle(document.querySelector("main")).letterSpacing, document.documentElement.scrollWidth]"""
 """Style for other machines' fonts: all text is half as wide again, and everything is unfolded."""
+REVERSED = """
+return [...document.querySelectorAll(".act .quiet, .flag, .verdict p a")].filter((shown) => {
+  const letters = document.createRange();
+  const left = (i) => {
+    letters.setStart(shown.firstChild, i);
+    letters.setEnd(shown.firstChild, i + 1);
+    return letters.getBoundingClientRect().left;
+  };
+  return left(0) > left(1);
+}).map((shown) => shown.textContent)"""
+"""The page's own words and numbers beside actions, of which the second letter stands left of the first."""
 EPISODE = "/toy/episode/step-00000001/0/train/00000100"
 
 
@@ -41,6 +52,14 @@ def test_a_page_loads_without_a_complaint_and_without_scrolling_sideways(browser
     assert widened <= width
     assert "owned" not in browser.title
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+@pytest.mark.parametrize("path", ["/toy/group/step-00000001/train/00000100", *(
+    f"/toy/episode/step-00000001/{k}/train/00000100" for k in range(4))])
+def test_an_action_from_right_to_left_turns_no_number_of_the_page_round(browser, address, path):
+    browser.get(address + path)
+    assert browser.execute_script("return document.body.textContent.includes('\u202e')")
+    assert browser.execute_script(REVERSED) == []
 
 
 def test_from_the_curves_to_the_step_that_lost_an_episode(browser, address):

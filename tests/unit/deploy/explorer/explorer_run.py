@@ -20,7 +20,7 @@ from services.telemetry.metrics_file import append_row
 EVIL = "<script>document.title='owned'</script><img src=x onerror=alert(1)>"
 ROOMS = ("You are in a room.", "You see a desk 1.", "Nothing happens.", EVIL)
 TAGS = ("planning", "explore", "reflection", "monitor")
-ACTIONS = ("go to desk 1", "look", "take cup 1", "</code><b>go</b>")
+ACTIONS = ("go to desk 1", "look", "take cup \N{RIGHT-TO-LEFT OVERRIDE}1", "</code><b>go</b>")
 
 
 def make_step(rng: np.random.Generator, room: int, reward: float = 0.0) -> Step:

@@ -210,7 +210,8 @@ def test_the_first_text_is_never_cut_as_the_goal_stands_at_its_end(run_folder):
                               ("episode.html", pages.episode(run, group, told))):
         text = shown.show(template, context, run=run).body.decode()
         assert f'<p class="obs{" goal" if template == "group.html" else ""}">{goal}</p>' in text
-        assert f"<h1>{entry.task.rpartition('/')[2]} " in text or f">{entry.task.rpartition('/')[2]}</a>" in text
+        task = entry.task.rpartition("/")[2]
+        assert f"<h1><bdi>{task}</bdi> " in text or f">{task}</a>" in text
 
 
 def test_the_failed_episode_offered_first_is_of_the_latest_step_that_teaches(run_folder):
