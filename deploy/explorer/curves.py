@@ -105,7 +105,8 @@ def _chart(name: str, title: str, lines: list[CurveLine], bounds: list[list[tupl
         kept = _kept(len(line.steps))
         steps, values = [line.steps[k] for k in kept], [line.values[k] for k in kept]
         edges = list(zip(steps, (bounds[i][k] for k in kept), strict=True)) if bounds else []
-        band = " ".join([*(at(s, pair[0]) for s, pair in edges), *(at(s, pair[1]) for s, pair in reversed(edges))])
+        lower, upper = (_line([at(step, pair[edge]) for step, pair in edges]).split() for edge in (0, 1))
+        band = " ".join([*lower, *reversed(upper)])
         drawn.append(replace(line, steps=steps, values=values, band=band,
                              thin=" ".join(map(at, steps, values)) if smooth else "",
                              thick=_line(list(map(at, steps, [mean[k] for k in kept])))))
