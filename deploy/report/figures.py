@@ -110,6 +110,13 @@ def write_figures(folder: Path, records: Sequence[Record], *, arms: Mapping[str,
     return written
 
 
+def count_in_whole_steps(ax: Any) -> None:
+    """Puts the marks of the x axis at whole learner steps, in a run of few steps too."""
+    from matplotlib.ticker import MaxNLocator
+
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+
+
 def _drawn(record: Record, key: str) -> bool:
     return any(value is not None for value in record.curves.get(key, ()))
 
@@ -135,6 +142,7 @@ def _curves(ax: Any, records: Sequence[Record], arms: Mapping[str, Arm], subplot
             if runs:
                 _curve(ax, runs, arm, style, f"{arm.title}: {key}" if several else arm.title)
     ax.set(title=subplot.title, xlabel=f"learner step (smoothed, {SMOOTHING})", yscale=subplot.scale)
+    count_in_whole_steps(ax)
     if several:
         ax.legend(loc="best", fontsize=8, frameon=False)
     ax.grid(alpha=0.3)
@@ -144,10 +152,11 @@ def _curve(ax: Any, runs: Sequence[Sequence[float]], arm: Arm, style: str, label
     smoothed = [moving_average(run) for run in runs]
     points = [seed_interval(values) for values in zip(*smoothed, strict=True)]
     steps = range(1, len(points) + 1)
-    ax.plot(steps, [mean for mean, _, _ in points], style, color=arm.colour, linewidth=1.6, label=label)
+    alone = "o" if len(points) == 1 else ""  # a line of one point is invisible
+    ax.plot(steps, [mean for mean, _, _ in points], style, marker=alone, color=arm.colour, linewidth=1.6, label=label)
     if len(runs) <= FEW:
         for thin in runs if len(runs) == 1 else smoothed:
-            ax.plot(steps, thin, style, color=arm.colour, alpha=0.3, linewidth=0.8)
+            ax.plot(steps, thin, style, marker=alone, color=arm.colour, alpha=0.3, linewidth=0.8)
     if len(runs) > 1:
         limits = ax.dataLim.frozen()  # the axis is that of the curves
         ax.fill_between(steps, [low for _, low, _ in points], [high for _, _, high in points],

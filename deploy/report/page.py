@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from deploy.report import advantages, losses, state_sizes, tables
-from deploy.report.figures import FIGURES, PAPER, pyplot, save, write_figures
+from deploy.report.figures import FIGURES, PAPER, count_in_whole_steps, pyplot, save, write_figures
 from deploy.report.runs import Compared, ReportedRun, applicable, compare_runs, in_common, read_run
 from deploy.runs.comparison import TITLES, Comparison, Kind, compare, evaluation_kind
 from deploy.runs.health import warnings
@@ -137,8 +137,7 @@ def _costs(runs: Sequence[ReportedRun]) -> str:
 
 
 def _gpus(config: Mapping[str, Any]) -> float:
-    """Returns the number of GPUs that a run held, from its dotted config. A worker holds `gpus` per part of its engine.
-    """
+    """Returns the number of GPUs that a run held, from its dotted config. Each part of an engine holds `gpus`."""
     worker = (config.get("rollout.gpus") or 0) * (config.get("rollout.tensor_parallel") or 1)
     rank = config.get("learner.gpus") or 0
     return worker * (config.get("rollout.workers") or 0) + rank * (config.get("learner.ranks") or 0)
@@ -248,6 +247,7 @@ def _evaluations(path: Path, compared: Compared) -> Path:
         axes.errorbar(steps, means, yerr=_errors(means, lows, highs), marker="o", capsize=3, color=line.colour,
                       label=line.title)
     axes.set(title="Success of evaluations, 95% interval", xlabel="learner step", ylim=(0, 1))
+    count_in_whole_steps(axes)
     axes.legend(loc="best", fontsize=8, frameon=False)
     return save(plt, figure, path)
 

@@ -6,6 +6,7 @@ from PIL import Image
 
 from deploy.report import figures
 from deploy.report.arms import Arm
+from deploy.runs.records import Record
 
 ARM = Arm(title="gagpo", colour="#0072b2", overrides={})
 
@@ -26,6 +27,16 @@ def test_the_axis_of_two_seeds_is_as_long_as_their_curves_and_not_as_their_band(
     assert 0.56 < high < 0.6  # the smoothed second steps are 0.36 and 0.56
     assert [list(line.get_ydata()) for line in ax.lines[1:]] == [
         pytest.approx([0.2, 0.36]), pytest.approx([0.4, 0.56])]
+
+
+def test_a_run_of_one_step_is_a_point_at_a_whole_step(ax):
+    record = Record(arm="gagpo", seed=0, settings={}, cold_start="", code="", packages={}, machine="", minutes=1.0,
+                    seconds={}, curves={"success_rate": [0.1]}, evaluations=[])
+    figures._curves(ax, [record], {"gagpo": ARM}, figures.PAPER["success"][0])
+    assert {line.get_marker() for line in ax.lines} == {"o"}
+    ax.figure.canvas.draw()
+    low, high = ax.get_xlim()
+    assert [tick for tick in ax.get_xticks() if low <= tick <= high] == [1]
 
 
 def test_one_seed_shows_its_steps_and_four_show_their_mean_alone(ax):
