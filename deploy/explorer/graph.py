@@ -22,7 +22,7 @@ LETTER = 5.6
 END_GAP = 116
 """Distance between the centres of end nodes, which are boxes with text."""
 NARROWEST = 560
-"""The page draws a graph as wide as its column, so a narrower one would become too large to read."""
+"""The page draws a graph at least as wide as its column, so a narrower one would become too large to read."""
 SHADES = 8
 _ENDS = {"won": "won", "lost": "lost", "turns": "out of turns", "context": "out of context"}
 

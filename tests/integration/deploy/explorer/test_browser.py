@@ -114,6 +114,26 @@ def test_the_ends_of_a_state_graph_lie_beside_each_other(browser, address):
     assert left["x"] + left["width"] <= right["x"]
 
 
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_state_graph_is_never_drawn_smaller_than_its_labels_need(browser, address, width):
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride",
+                            {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 600})
+    browser.get(f"{address}/toy/group/step-00000001/train/00000100")
+    drawn, meant = browser.execute_script(
+        "const graph = document.getElementById('states'); return [graph.clientWidth, graph.viewBox.baseVal.width]")
+    assert drawn >= meant
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_the_box_of_an_end_holds_its_text(browser, address):
+    browser.get(f"{address}/toy/group/step-00000001/train/00000100")
+    text, box = browser.execute_script("""
+const end = document.querySelector(".endnode");
+end.querySelector("text").textContent = "64 out of context";
+return ["text", "rect"].map((name) => end.querySelector(name).getBBox().width)""")
+    assert text < box
+
+
 def test_filters_narrow_the_list_and_the_address_holds_them(browser, address):
     browser.get(f"{address}/toy/groups")
     browser.find_element(By.NAME, "task").send_keys("a-30")
