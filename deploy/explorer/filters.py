@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
+from services.plural import number_of
+
 SHADES = 5
 """Shades of each colour of the diverging scale. The sequential scale of values has 8."""
 SURPRISE = (0.1, 0.5, 1.5, 3.0)
@@ -65,4 +67,4 @@ def short(task: str) -> str:
 
 FILTERS: dict[str, Callable[..., Any]] = {
     "number": number, "signed": signed, "percent": percent, "shade": shade, "surprise": surprise, "segment": segment,
-    "one_line": one_line, "short": short}
+    "one_line": one_line, "short": short, "number_of": number_of}

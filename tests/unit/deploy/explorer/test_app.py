@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from html import unescape
 from pathlib import Path
 from typing import cast
@@ -54,6 +55,16 @@ def test_a_missing_page_is_answered_with_help(client, path, said):
     assert reply.status_code == 404
     assert said in unescape(reply.text)
     assert "/toy/groups" in reply.text
+
+
+def test_a_page_names_the_spread_of_returns_and_one_file_is_no_files(client, tmp_path):
+    page = client.get(f"/toy/group/{GROUP}").text
+    assert re.search(r"mean return [\d.]+, standard deviation [\d.]+ · mean steps", page)
+    only = shutil.copytree(make_run(tmp_path / "made", steps=1, groups=1), tmp_path / "only")
+    for part in (only / "episodes").glob("*-T1.parquet"):
+        part.unlink()
+    client = TestClient(create_app(open_runs([only]), None), base_url="http://localhost:8400")
+    assert re.search(r"<dd>1 group, \d+ steps in 1 file</dd>", client.get("/").text)
 
 
 def test_a_step_that_is_alone_in_its_state_has_the_value_that_its_estimator_gave_it(client):
