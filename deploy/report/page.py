@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from deploy.report import advantages, losses, state_sizes, tables
+from deploy.report import advantages, lost_episodes, state_sizes, tables
 from deploy.report.figures import FIGURES, PAPER, count_in_whole_steps, pyplot, save, write_figures
 from deploy.report.runs import Compared, ReportedRun, applicable, compare_runs, in_common, read_run
 from deploy.runs.comparison import TITLES, Comparison, Kind, compare, evaluation_kind
@@ -60,7 +60,7 @@ def write_report(paths: Sequence[Path], out: Path, steps: Sequence[int] = ()) ->
     sections += [_marked([cut] if cut else []), *_numbers(compared, design)]
     lost, gone = _lost(single)
     pictures, unread = _pictures(compared, out / "figures", steps)
-    sections += [_tables(losses.grids(lost)) if lost else "", _marked([*gone, *unread]), *pictures]
+    sections += [_tables(lost_episodes.grids(lost)) if lost else "", _marked([*gone, *unread]), *pictures]
     if single:
         shown = yaml.safe_dump(applicable(single.config), sort_keys=True, allow_unicode=True)
         sections.append("<h2>Config</h2><p>The keys that this run used; config.yaml in its folder has all.</p>"
@@ -189,10 +189,10 @@ def _tables(grids: Mapping[str, tables.Grid]) -> str:
                    for title, grid in grids.items())
 
 
-def _lost(run: ReportedRun | None) -> tuple[losses.LossReport | None, list[str]]:
+def _lost(run: ReportedRun | None) -> tuple[lost_episodes.LostEpisodesReport | None, list[str]]:
     """Returns the lost episodes of a single run, and a warning for each archive file that cannot be read."""
     return (None, []) if run is None else \
-        losses.losses(run.folder.path, run.evaluations, str(run.config.get("env.name", "")))
+        lost_episodes.count_lost_episodes(run.folder.path, run.evaluations, str(run.config.get("env.name", "")))
 
 
 def _pictures(compared: Compared, folder: Path, steps: Sequence[int]) -> tuple[list[str], list[str]]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from envservice.alfworld.environment import AlfworldEnvironment, data_folder, holding, open_environment
-from envservice.alfworld.losses import explain
+from envservice.alfworld.lost_episodes import explain
 from envservice.alfworld.memory_prompt import AlfworldMemoryTemplate
 from envservice.alfworld.meta_prompt import AlfworldCompactMetaTemplate, AlfworldMetaTemplate
 from envservice.alfworld.prompts import AlfworldCompactTemplate, AlfworldFullTemplate

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from deploy.cli import main
-from deploy.report.losses import ALL, grids, losses
+from deploy.report.lost_episodes import ALL, count_lost_episodes, grids
 from deploy.report.page import write_report
 from services.telemetry.metrics_file import append_row
 
@@ -41,7 +41,8 @@ def archive(folder, name, *, missing: tuple[str, ...] = ()):
 def test_shares_are_over_the_turns_of_lost_episodes(run):
     folder = run("one")
     archive(folder, "step-00000003-panel-trained-T0.4")
-    found, warnings = losses(folder, [row("panel-cold"), row("panel-trained", step=3, temperature=0.4)], "alfworld")
+    rows = [row("panel-cold"), row("panel-trained", step=3, temperature=0.4)]
+    found, warnings = count_lost_episodes(folder, rows, "alfworld")
     assert warnings == []
     assert found is not None
     assert list(found.by_type) == ["pick", "two", ALL]
@@ -61,7 +62,7 @@ def test_an_episode_that_repeats_one_turn_for_half_of_its_turns_is_in_a_loop(run
         monkeypatch.setattr(f"{__name__}.EPISODES", [("pick", False, "turns", turns, "Nothing happens.")])
         folder = run(f"turns-{len(turns)}")
         archive(folder, "step-00000001-step-000001-T1")
-        found, _ = losses(folder, [row("step-000001", step=1)], "alfworld")
+        found, _ = count_lost_episodes(folder, [row("step-000001", step=1)], "alfworld")
         assert found is not None
         assert found.by_type["pick"].looped == loops
 
@@ -71,11 +72,11 @@ def test_the_last_evaluation_of_the_trained_policy_counts(run):
     for name in ("step-00000002-step-000002-T1", "step-00000004-step-000004-T1"):
         archive(folder, name)
     rows = [row("step-000002", step=2), row("step-000004", step=4), row("panel-cold"), row("panel-more-cold-start")]
-    found, _ = losses(folder, rows, "alfworld")
+    found, _ = count_lost_episodes(folder, rows, "alfworld")
     assert found is not None
     assert found.label == "step-000004"
-    assert losses(folder, [], "alfworld") == (None, [])
-    assert losses(folder, [row("step-000009", step=9)], "alfworld") == (None, [])
+    assert count_lost_episodes(folder, [], "alfworld") == (None, [])
+    assert count_lost_episodes(folder, [row("step-000009", step=9)], "alfworld") == (None, [])
 
 
 def test_after_a_run_went_on_its_held_out_games_count(run):
@@ -84,7 +85,8 @@ def test_after_a_run_went_on_its_held_out_games_count(run):
     for name in ("step-00000004-step-000004-T1", "step-00000004-panel-trained-T0.4", "step-00000004-panel-trained-T1"):
         archive(folder, name)
     heldout = [row("panel-trained", step=4, temperature=t) for t in (1.0, 0.4)]
-    found, _ = losses(folder, [row("step-000002", step=2), *heldout, row("step-000004", step=4)], "alfworld")
+    rows = [row("step-000002", step=2), *heldout, row("step-000004", step=4)]
+    found, _ = count_lost_episodes(folder, rows, "alfworld")
     assert found is not None
     assert (found.label, found.temperature) == ("panel-trained", 0.4)
 
@@ -94,7 +96,7 @@ def test_any_environment_tells_the_shares(run):
     folder = run("one")
     archive(folder, "step-00000001-step-000001-T1", missing=("unchanged", "final_observation", "task_type"))
     for env in ("webshop", "nowhere:SPEC"):
-        found, _ = losses(folder, [row("step-000001", step=1)], env)
+        found, _ = count_lost_episodes(folder, [row("step-000001", step=1)], env)
         assert found is not None
         assert list(found.by_type) == ["unknown", ALL]
         assert found.by_type[ALL].unchanged is None
@@ -108,7 +110,7 @@ def test_a_run_that_lost_nothing_has_no_table(run):
     whole = folder / "episodes" / "step-00000001-step-000001-T1.parquet"
     table = pq.read_table(whole)
     pq.write_table(table.filter(np.array(table.column("won").to_pylist())), whole)
-    found, _ = losses(folder, [row("step-000001", step=1)], "alfworld")
+    found, _ = count_lost_episodes(folder, [row("step-000001", step=1)], "alfworld")
     assert found is not None
     assert grids(found) == {}
 

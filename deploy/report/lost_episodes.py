@@ -1,7 +1,7 @@
-"""Tells what lost episodes of a run's last evaluation have in common, by task type, from the episodes that it kept.
+"""Counts what the lost episodes of a run's last evaluation have in common, by task type, from the run's archive.
 
-Every environment tells the shares of turns: inadmissible, repeated, without change. An environment that can explain a
-lost episode (EnvironmentSpec.explain) also tells how far each came, and what was wrong with its inadmissible actions.
+For every environment the counts are of turns: inadmissible, repeated, without change. If an environment can explain a
+lost episode (EnvironmentSpec.explain), they are also of how far episodes came and of the kinds of wrong actions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ALL = "all"
 
 
 @dataclass(slots=True, kw_only=True)
-class Losses:
+class LostEpisodeCounts:
     """Counts over the episodes of one task type. All but the first are of lost episodes alone."""
 
     episodes: int = 0
@@ -56,12 +56,12 @@ class Losses:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LossReport:
+class LostEpisodesReport:
     """The lost episodes of one evaluation."""
 
     label: str
     temperature: float
-    by_type: Mapping[str, Losses]
+    by_type: Mapping[str, LostEpisodeCounts]
     """Task type -> counts. ALL, the last one, has all types together."""
 
     def as_dict(self) -> dict[str, Any]:
@@ -70,11 +70,12 @@ class LossReport:
                 "by_type": {name: found.as_dict() for name, found in self.by_type.items()}}
 
 
-def losses(run: Path, evaluations: Sequence[Mapping[str, Any]], env: str) -> tuple[LossReport | None, list[str]]:
-    """Returns the losses of the trained policy's last evaluation, and a warning for each file that cannot be read.
+def count_lost_episodes(
+        run: Path, evaluations: Sequence[Mapping[str, Any]], env: str) -> tuple[LostEpisodesReport | None, list[str]]:
+    """Counts the trained policy's lost episodes in its last evaluation. Also warns of each unreadable file.
 
-    The last one is that of the highest step, and there the held-out games: rows are in the order in which an evaluation
-    was made first. `env`: the run's env.name. None if the run keeps no episodes of an evaluation.
+    The last evaluation is that of the highest step. Of several at that step it is the one on the held-out games, else
+    the last row. `env`: the run's env.name. None if the run keeps no episodes of an evaluation.
     """
     rows = [row for row in evaluations if row["label"] == TRAINED or on_curve(row["label"])]
     if not rows:
@@ -82,29 +83,29 @@ def losses(run: Path, evaluations: Sequence[Mapping[str, Any]], env: str) -> tup
     _, last = max(enumerate(rows), key=lambda found: (found[1]["step"], found[1]["label"] == TRAINED, found[0]))
     file = run / "episodes" / file_name(last["step"], evaluation_part(last["label"], last["temperature"]))
     tables, warnings = read_columns([file] if file.exists() else [], _COLUMNS)
-    explain, found = _explain(env), dict[str, Losses]()
+    explain, found = _explain(env), dict[str, LostEpisodeCounts]()
     for table in tables:
         # An archive has the rows of an episode together.
         for _, rows in groupby(table.to_pylist(), lambda row: (row["group"], row["k"])):
             episode = list(rows)
-            why = _why(episode, explain)
+            why = _explanation(episode, explain)
             for kind in (episode[0].get("task_type") or "unknown", ALL):
-                _count(found.setdefault(kind, Losses()), episode, why)
+                _count(found.setdefault(kind, LostEpisodeCounts()), episode, why)
     order = {name: found[name] for name in sorted(found, key=lambda name: (name == ALL, name))}
-    return LossReport(label=last["label"], temperature=last["temperature"], by_type=order) if order else None, warnings
+    report = LostEpisodesReport(label=last["label"], temperature=last["temperature"], by_type=order) if order else None
+    return report, warnings
 
 
 def _explain(env: str) -> Explain | None:
-    """Returns the environment's own analysis, if it has one and is still installed: a report must be possible without.
-    """
+    """Returns the environment's function that explains a lost episode; None if it has none or is not installed."""
     try:
         return find_spec(env).explain
     except UserError:
         return None
 
 
-def _why(episode: Sequence[dict[str, Any]], explain: Explain | None) -> LostEpisode | None:
-    """Returns the environment's account of an episode. None for a won one, and where nobody gives one."""
+def _explanation(episode: Sequence[dict[str, Any]], explain: Explain | None) -> LostEpisode | None:
+    """Returns the environment's explanation of a lost episode. None if it was won, or if there is no `explain`."""
     if episode[0]["won"] or explain is None:
         return None
     turns = [LostTurn(observation=row["observation"], action=row["action"], admissible=row["admissible"])
@@ -115,7 +116,7 @@ def _why(episode: Sequence[dict[str, Any]], explain: Explain | None) -> LostEpis
         return LostEpisode(stage="texts of another version", mistakes={})
 
 
-def _count(into: Losses, episode: Sequence[dict[str, Any]], why: LostEpisode | None) -> None:
+def _count(into: LostEpisodeCounts, episode: Sequence[dict[str, Any]], why: LostEpisode | None) -> None:
     into.episodes += 1
     if episode[0]["won"]:
         return
@@ -133,7 +134,7 @@ def _count(into: Losses, episode: Sequence[dict[str, Any]], why: LostEpisode | N
         into.mistakes.update(why.mistakes)
 
 
-def grids(report: LossReport) -> dict[str, Grid]:
+def grids(report: LostEpisodesReport) -> dict[str, Grid]:
     """Returns the tables by their titles. Without a lost episode there are none."""
     types = {name: found for name, found in report.by_type.items() if found.lost}
     if not types:

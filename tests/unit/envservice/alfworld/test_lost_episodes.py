@@ -2,7 +2,7 @@
 
 import pytest
 
-from envservice.alfworld.losses import explain
+from envservice.alfworld.lost_episodes import explain
 from envservice.spec import LostTurn
 
 ROOM = ("Welcome.\n\nYou are in the middle of a room. Looking quickly around you, you see a cabinet 1, a countertop 1, "
