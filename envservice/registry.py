@@ -10,7 +10,7 @@ from envservice.checks import check_environment
 from envservice.spec import EnvironmentSpec, Teacher
 from services.config.tree import EnvSection
 from services.errors import UserError
-from services.process.own_code import imported, meant, told
+from services.process.own_code import as_user_error, import_object, spelling_hint
 
 BUILT_IN: Mapping[str, str] = {
     "alfworld": "envservice.alfworld.spec:SPEC",
@@ -30,9 +30,9 @@ def find_spec(name: str) -> EnvironmentSpec:
     module, colon, attribute = target.partition(":")
     if not (colon and attribute and all(part.isidentifier() for part in module.split("."))):
         raise UserError(f"there is no environment {name!r}",
-                        meant(name) or f"set env.name to one of {', '.join(BUILT_IN)}, or to module:attribute of your "
-                        "own")
-    found = imported(target, kind="environment", key="env.name")
+                        spelling_hint(name) or
+                        f"set env.name to one of {', '.join(BUILT_IN)}, or to module:attribute of your own")
+    found = import_object(target, kind="environment", key="env.name")
     if not isinstance(found, EnvironmentSpec):
         raise UserError(f"{target} is of type {type(found).__name__}, not an EnvironmentSpec", "see envservice/spec.py")
     return found
@@ -55,7 +55,7 @@ def open_environment(env: EnvSection) -> Environment:
     spec = find_spec(env.name)
     if env.name in BUILT_IN:
         return spec.open(env)
-    with told(f"the environment {env.name} cannot be opened", f"fix {env.name.partition(':')[0]}"):
+    with as_user_error(f"the environment {env.name} cannot be opened", f"fix {env.name.partition(':')[0]}"):
         made = spec.open(env)
         check_environment(made, env.name)
     return made
@@ -89,7 +89,7 @@ def make_template(env: EnvSection) -> PromptTemplate:
     if env.name in BUILT_IN:
         return prompts[env.prompt](env.history)
     named = f"the prompt {env.prompt!r} of {env.name}"
-    with told(f"{named} cannot be made", "map its name to a function of `env.history`"):
+    with as_user_error(f"{named} cannot be made", "map its name to a function of `env.history`"):
         template = prompts[env.prompt](env.history)
     if lacks := [part for part in ("render", "parse", "chat") if not hasattr(template, part)]:
         raise UserError(f"{named} has no `{lacks[0]}`", "see PromptTemplate in envservice/base.py")
@@ -117,5 +117,6 @@ def check_settings(env: EnvSection) -> None:
 
 def check_tools(env: EnvSection) -> None:
     """Raises UserError if the tools that the environment offers to agents cannot be listed."""
-    with told(f"the tools of {env.name} cannot be listed", "start the server that offers them, or correct its URL"):
+    with as_user_error(f"the tools of {env.name} cannot be listed",
+                       "start the server that offers them, or correct its URL"):
         find_spec(env.name).tools()

@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from deploy.commands.arguments import above_zero, add_env_arguments, env_from, positive
-from deploy.commands.told_session import open_session
+from deploy.commands.task_session import open_session
 from deploy.console.printable import printable
 from deploy.runs.policies import run_path
 from envservice.base import Outcome, Session

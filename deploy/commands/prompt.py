@@ -16,10 +16,10 @@ from deploy.runs.hub import with_local_model
 from deploy.runs.policies import check_asked_by_prompt, resolve, run_path
 from services.config.tree import Config
 from services.errors import UserError
-from services.process.own_code import told
+from services.process.own_code import as_user_error
 
 if TYPE_CHECKING:
-    from deploy.commands.told_session import ToldSession
+    from deploy.commands.task_session import TaskSession
     from rollout.prompt_renderer import PromptRenderer
 
 
@@ -57,7 +57,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
 
 def run(args: argparse.Namespace) -> int:
     """Prints the prompts. Raises UserError for an unknown task, missing data, and a model without a tokenizer."""
-    from deploy.commands.told_session import open_session
+    from deploy.commands.task_session import open_session
     from envservice.registry import env_of
 
     config, model = _config_and_model(args)
@@ -99,15 +99,16 @@ def _renderer(model: Path | None, config: Config) -> PromptRenderer | None:
     return load_text(str(model), config.env, config.model)
 
 
-def _prompts(config: Config, session: ToldSession, renderer: PromptRenderer | None,
+def _prompts(config: Config, session: TaskSession, renderer: PromptRenderer | None,
              count: int) -> Iterator[ShownPrompt]:
     from envservice.base import Turn
     from envservice.registry import find_spec, make_template
     from rollout.demonstrations import written
 
     name, teacher = config.env.name, find_spec(config.env.name).teacher
-    prompting = partial(told, f"the prompt {config.env.prompt!r} of {name} failed on {session.task}", f"fix {name}")
-    teaching = partial(told, f"the teacher of {name} failed on {session.task}", f"fix {name}")
+    prompting = partial(
+        as_user_error, f"the prompt {config.env.prompt!r} of {name} failed on {session.task}", f"fix {name}")
+    teaching = partial(as_user_error, f"the teacher of {name} failed on {session.task}", f"fix {name}")
     template, turns = make_template(config.env), []
     first = now = session.reset()
     with teaching():

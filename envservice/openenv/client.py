@@ -15,7 +15,7 @@ from envservice.gymnasium_text import text_spec
 from envservice.spec import LONGEST, EnvironmentSpec
 from services.errors import EnvFault, Unavailable, UserError, described
 from services.files import NOT_JSON
-from services.process.own_code import told
+from services.process.own_code import as_user_error
 
 if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
@@ -173,7 +173,8 @@ def openenv_spec(  # noqa: PLR0913 - servers differ in all of it
         return OpenEnvGame(url, begin=begin, write=write, read=read, seconds=seconds)
 
     def reachable(_: object) -> None:
-        with told(f"the OpenEnv server of {name} cannot be played", "correct `begin` or `read`, or the server"):
+        with as_user_error(f"the OpenEnv server of {name} cannot be played",
+                           "correct `begin` or `read`, or the server"):
             try:
                 game().reset(seed=0)
             except (NoAnswer, NoConnection) as away:

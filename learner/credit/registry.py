@@ -35,7 +35,7 @@ from learner.credit.types import NamedEstimator
 from services.config.credit import CreditSection
 from services.config.refusals import one_line
 from services.errors import UserError
-from services.process.own_code import made, meant, told
+from services.process.own_code import as_user_error, make_object, spelling_hint
 
 ESTIMATORS: dict[str, NamedEstimator] = {
     "gagpo": Gagpo(),
@@ -67,8 +67,8 @@ def estimator(name: str) -> NamedEstimator:
         return found
     if ":" not in name:
         raise UserError(f"there is no credit estimator {name!r}",
-                        meant(name) or f"use one of: {', '.join(ESTIMATORS)}, or module:Name of your own")
-    own = made(name, kind="estimator", key=f"{SECTION}estimator")
+                        spelling_hint(name) or f"use one of: {', '.join(ESTIMATORS)}, or module:Name of your own")
+    own = make_object(name, kind="estimator", key=f"{SECTION}estimator")
     if lacks := [part for part in _PARTS if not hasattr(own, part)]:
         raise UserError(f"{name} is no estimator, because it has no {lacks[0]}",
                         "make it a subclass of learner.credit.base.WithinGroup")
@@ -192,7 +192,8 @@ def keys_read(section: CreditSection) -> frozenset[str]:
     Raises UserError as options_of does.
     """
     options = options_of(section)
-    with told(f"reads of the estimator {section.estimator} failed", f"fix {section.estimator.partition(':')[0]}"):
+    with as_user_error(f"reads of the estimator {section.estimator} failed",
+                       f"fix {section.estimator.partition(':')[0]}"):
         read = estimator(section.estimator).reads(options) | {"estimator"}
     if options.penalty_mode == "none":
         read -= {"penalty"}

@@ -13,7 +13,7 @@ from learner.credit.types import Credit, Group
 from services.config.credit import CreditSection
 from services.errors import UserError
 from services.plural import number_of
-from services.process.own_code import told
+from services.process.own_code import as_user_error
 
 
 def legend_of(options: CreditSection) -> dict[str, str]:
@@ -22,7 +22,7 @@ def legend_of(options: CreditSection) -> dict[str, str]:
     Raises UserError if the estimator fails, or returns anything else.
     """
     name = options.estimator
-    with told(f"legend of the estimator {name} failed", f"fix {name.partition(':')[0]}"):
+    with as_user_error(f"legend of the estimator {name} failed", f"fix {name.partition(':')[0]}"):
         legend: Any = estimator(name).legend(options)
     if not isinstance(legend, dict) or not all(
             isinstance(text, str) for pair in cast("dict[object, object]", legend).items() for text in pair):
@@ -37,7 +37,7 @@ def explanation_of(group: Group, credit: Credit, options: CreditSection, episode
     Raises UserError if the estimator fails, or returns anything else.
     """
     name, steps = options.estimator, len(group[episode])
-    with told(f"explain of the estimator {name} failed", f"fix {name.partition(':')[0]}"):
+    with as_user_error(f"explain of the estimator {name} failed", f"fix {name.partition(':')[0]}"):
         found: Any = estimator(name).explain(group, credit, options, episode)
     if not _are_lines(found, steps):
         raise UserError(f"explain of the estimator {name} returned {found!r:.60} for an episode of "

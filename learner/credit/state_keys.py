@@ -33,7 +33,7 @@ from learner.credit.text_pools import TEXT_KEYS, Pool, exact, pooled
 from services.config.credit import CreditSection
 from services.config.env import Section
 from services.errors import UserError
-from services.process.own_code import made, meant
+from services.process.own_code import make_object, spelling_hint
 from services.records import CUT, Episode, Step
 
 LISTED_KEY = "observation+admissible"
@@ -245,8 +245,8 @@ def find_key(name: str) -> StateKey:
         return found
     if ":" not in name:
         raise UserError(f"there is no state key {name!r}",
-                        meant(name) or f"use one of: {', '.join(KEYS)}, or module:Name of your own")
-    own = made(name, kind="state key", key="learner.credit.state_key")
+                        spelling_hint(name) or f"use one of: {', '.join(KEYS)}, or module:Name of your own")
+    own = make_object(name, kind="state key", key="learner.credit.state_key")
     if lacks := [part for part in ("Options", "knows_cuts", "keys") if not hasattr(own, part)]:
         raise UserError(f"{name} is no state key, because it has no {lacks[0]}",
                         "see StateKey in learner/credit/state_keys.py")

@@ -14,7 +14,7 @@ from learner.credit.returned_texts import explanation_of, legend_of
 from learner.credit.types import Credit, CreditStep, Estimator, Group
 from services.config.credit import CreditSection
 from services.errors import UserError
-from services.process.own_code import told
+from services.process.own_code import as_user_error
 
 _LENGTHS = (2, 3, 1)
 """Steps of the episodes of a group, in turn."""
@@ -47,7 +47,7 @@ def _groups(size: int) -> list[list[list[CreditStep]]]:
 def _credits(chosen: Estimator, groups: Sequence[Group], options: CreditSection) -> list[Credit]:
     """Returns one credit for each group. Raises UserError if the estimator fails, or returns anything else."""
     name, lengths = options.estimator, [[range(len(episode)) for episode in group] for group in groups]
-    with told(f"the estimator {name} failed on a made-up group", f"fix {name.partition(':')[0]}"):
+    with as_user_error(f"the estimator {name} failed on a made-up group", f"fix {name.partition(':')[0]}"):
         credits = chosen.batch([chosen.group(group, options) for group in groups], options)
     check_credit(credits, lengths, name)
     return credits

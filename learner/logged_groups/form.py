@@ -27,7 +27,7 @@ from learner.credit.types import Credit, CreditStep, Estimator
 from services.config.credit import CreditSection
 from services.config.refusals import one_line
 from services.errors import UserError
-from services.process.own_code import told
+from services.process.own_code import as_user_error
 from services.records import choices_digest
 
 LARGEST_REWARD = 1e100
@@ -134,7 +134,7 @@ def credit_of(groups: Sequence[LoggedGroup], options: CreditSection) -> list[Cre
                 for number, group in enumerate(groups, 1) for k, episode in enumerate(group.episodes)
                 for t, step in enumerate(episode.steps)), options.estimator)
     ended = f"the estimator {options.estimator} ended the process"
-    with told(ended, f"fix {options.estimator.partition(':')[0]}", errors=(SystemExit,)):
+    with as_user_error(ended, f"fix {options.estimator.partition(':')[0]}", errors=(SystemExit,)):
         credits = chosen.batch([chosen.group(_steps(group, options), options) for group in groups], options)
     check_credit(credits, [[episode.steps for episode in group.episodes] for group in groups], options.estimator)
     return credits

@@ -18,7 +18,7 @@ from rollout.episode import Limits, attempt_id, closing, score_of
 from rollout.prompt_renderer import PromptRenderer
 from services.config.tree import AgentSection
 from services.errors import AgentFault, UserError, described
-from services.process.own_code import imported
+from services.process.own_code import import_object
 from services.process.signals import signal_of
 from services.records import Episode, EpisodeEnd, PlayedTurn, Ticket, choices_digest
 
@@ -149,7 +149,7 @@ def find_agent(name: str, *, starts: bool = True) -> Agent:
 
     `starts`: whether it will be started on this machine, which then has to have its program.
     """
-    found: Any = imported(name, kind="agent", key="agent.name")
+    found: Any = import_object(name, kind="agent", key="agent.name")
     if not callable(found):
         raise UserError(f"{name} is of type {type(found).__name__}, not a function",
                         "give agent.name an async function of (task, llm, env)")

@@ -1,4 +1,4 @@
-"""Code of the user's, named by `module:attribute` in a config: environments and agents."""
+"""Imports the user's own code that a config names by `module:attribute`: environments, agents, estimators, keys."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from services.process.signals import signal_of
 
 
 @contextmanager
-def told(what: str, fix: str, *, errors: tuple[type[BaseException], ...] = (Exception, SystemExit)) -> Iterator[None]:
-    """Runs code of the user's in its block, and raises UserError of `what` and `fix` for each of `errors`.
+def as_user_error(what: str, fix: str, *,
+                  errors: tuple[type[BaseException], ...] = (Exception, SystemExit)) -> Iterator[None]:
+    """Runs the user's code in its block. Raises UserError with the message `what` and `fix` in place of `errors`.
 
-    Code that leaves the process by `sys.exit` is among them: the command would end without a word.
+    SystemExit is one of them: if the user's code calls `sys.exit`, the command would otherwise end without a message.
     """
     try:
         yield
@@ -29,24 +30,27 @@ def told(what: str, fix: str, *, errors: tuple[type[BaseException], ...] = (Exce
         raise UserError(f"{what} ({error if isinstance(error, EnvFault) else described(error)})", fix) from error
 
 
-def made(target: str, *, kind: str, key: str) -> Any:
-    """Imports `module:attribute`, and makes an object of it if it is a class. Raises UserError as `imported` does, and
-    for a class that cannot be made without arguments."""
-    own = imported(target, kind=kind, key=key)
+def make_object(target: str, *, kind: str, key: str) -> Any:
+    """Imports `module:attribute`. If it is a class, returns an instance of it.
+
+    Raises UserError as `import_object` does, and for a class whose constructor needs arguments.
+    """
+    own = import_object(target, kind=kind, key=key)
     if not isinstance(own, type):
         return own
-    with told(f"the {kind} {target} cannot be made", "give its class a constructor without arguments"):
+    with as_user_error(f"the {kind} {target} cannot be made", "give its class a constructor without arguments"):
         return own()
 
 
-def imported(target: str, *, kind: str, key: str) -> Any:
-    """Imports `module:attribute`. `kind` is what it should be, and `key` the config key that names it.
+def import_object(target: str, *, kind: str, key: str) -> Any:
+    """Imports and returns `module:attribute`. `kind` says what it should be; `key` is the config key that names it.
 
     Raises UserError for a name of another form, a module that cannot be imported, and a missing attribute.
     """
     module, colon, attribute = target.partition(":")
     if not (colon and attribute and all(part.isidentifier() for part in module.split("."))):
-        raise UserError(f"there is no {kind} {target!r}", meant(target) or f"set {key} to module:attribute of your own")
+        raise UserError(f"there is no {kind} {target!r}",
+                        spelling_hint(target) or f"set {key} to module:attribute of your own")
     # Last, so that nothing here hides an installed package. Ray puts the driver's current folder on its workers' path.
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)
@@ -59,7 +63,7 @@ def imported(target: str, *, kind: str, key: str) -> Any:
         missing = error.name or ""
         fix = f"install {missing}"
         if f"{module}.".startswith(f"{missing}."):
-            fix = (meant(target) if module.endswith(".py") else _hidden(module)) or \
+            fix = (spelling_hint(target) if module.endswith(".py") else _hidden(module)) or \
                 "install its package, or put its folder on PYTHONPATH, or start in that folder"
         raise UserError(f"the {kind} {target} cannot be imported ({error})", fix) from None
     except (Exception, SystemExit) as error:  # code of somebody else may raise anything while it is imported
@@ -75,11 +79,11 @@ def imported(target: str, *, kind: str, key: str) -> Any:
 
 
 def file_of(module: str) -> Path:
-    """Returns the file of a module that `imported` has imported."""
+    """Returns the file of a module that `import_object` has imported."""
     return Path(str(sys.modules[module].__file__))
 
 
-def meant(target: str) -> str | None:
+def spelling_hint(target: str) -> str | None:
     """Returns how to write a name of another form than `module:attribute`, such as `mine.Above` or `my-own.py:Above`.
 
     None if it is no name of code at all.

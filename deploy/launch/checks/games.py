@@ -25,7 +25,7 @@ from services.config.file import as_yaml, flatten
 from services.config.tree import Config
 from services.errors import EnvFault, UserError, described
 from services.process.daemon_thread import DaemonThread
-from services.process.own_code import told
+from services.process.own_code import as_user_error
 from services.records import Episode, Step, Ticket, choices_digest
 
 PROBED_GAMES = 24
@@ -89,7 +89,7 @@ def _play(config: Config, environment: Environment, tasks: tuple[str, ...], tell
     fix = "unpack the game data again" if name in BUILT_IN else f"fix {name}"
     start = time.monotonic()
     for number, task in enumerate(tasks, 1):
-        with told(f"game {task} is broken", fix), _telling_if_long(task, config.env.call_seconds, tell):
+        with as_user_error(f"game {task} is broken", fix), _telling_if_long(task, config.env.call_seconds, tell):
             check(environment, task)
         if (seconds := time.monotonic() - start) > PROBED_S and number < len(tasks):
             tell(f"checked {number} of {len(tasks)} games in {seconds:.0f} s; the others are not played before the run")
@@ -131,7 +131,7 @@ def _telling_if_long(task: str, seconds: float, tell: Callable[[str], object]) -
 def _check_types(name: str, environment: Environment, task: str) -> None:
     """Raises UserError unless the environment names the kind and the content of a task by texts."""
     for part in ("task_type", "task_digest"):
-        with told(f"{part} of {name} failed on {task}", f"fix {name}"):
+        with as_user_error(f"{part} of {name} failed on {task}", f"fix {name}"):
             found: object = getattr(environment, part)(task)
         if not isinstance(found, str):
             raise UserError(f"{part} of {name} returned {found!r:.60} for {task}", "return a text")
@@ -140,7 +140,7 @@ def _check_types(name: str, environment: Environment, task: str) -> None:
 def _try_prompt(config: Config, environment: Environment, task: str) -> None:
     """Raises UserError unless the prompt template makes a text of the game's first outcome."""
     name, template = f"the prompt {config.env.prompt!r} of {config.env.name}", make_template(config.env)
-    with told(f"{name} failed to render the beginning of {task}", f"fix {config.env.name}"):
+    with as_user_error(f"{name} failed to render the beginning of {task}", f"fix {config.env.name}"):
         first = outcome_of(environment.open(task).reset(), "reset")
         text: object = template.render(first, (), first)
     if not isinstance(text, str):
@@ -153,7 +153,7 @@ def _time_steps(config: Config, environment: Environment, task: str, tell: Calla
     name, rollout, answer_s = config.env.name, config.rollout, config.env.call_seconds * SHARE
     games = math.ceil(rollout.workers * rollout.slots / config.env.servers)
     step_s = math.inf
-    with told(f"game {task} is broken", f"fix {name}"), _telling_if_long(task, config.env.call_seconds, tell):
+    with as_user_error(f"game {task} is broken", f"fix {name}"), _telling_if_long(task, config.env.call_seconds, tell):
         session = environment.open(task)
         now = outcome_of(session.reset(), "reset")
         for _ in range(2):
@@ -174,7 +174,8 @@ def _try_parser(config: Config) -> None:
     """Raises UserError unless the prompt template reads any answer."""
     name, template = f"the prompt {config.env.prompt!r} of {config.env.name}", make_template(config.env)
     for answer in ANSWERS:
-        with told(f"{name} failed to parse {answer!r}", "read any text, and say in `valid` whether it is well formed"):
+        with as_user_error(f"{name} failed to parse {answer!r}",
+                           "read any text, and say in `valid` whether it is well formed"):
             _check_parsed(template, answer, name)
 
 
@@ -188,7 +189,7 @@ def _check_parsed(template: PromptTemplate, answer: str, name: str) -> None:
 def _try_teacher(config: Config, environment: Environment, task: str) -> None:
     """Raises UserError if the scripted player fails on a game, or writes answers that no prompt asks for."""
     name, template = config.env.name, make_template(config.env)
-    with told(f"the teacher of {name} failed on {task}", f"fix {name}"):
+    with as_user_error(f"the teacher of {name} failed on {task}", f"fix {name}"):
         steps = [step for noise in {0.0, float(config.sft.noise > 0)} for step in demonstrate(
             environment, task, teacher=find_teacher(config.env), template=template, seed=config.seed,
             sft=config.sft.model_copy(update={"noise": noise}),
@@ -207,7 +208,7 @@ def _try_key(config: Config, environment: Environment, task: str) -> None:
 
     name, options = config.learner.credit.state_key, options_of(config.learner.credit)
     played = _played(environment, task)
-    with told(f"the state key {name} failed on {task}", f"fix {name.partition(':')[0]}"):
+    with as_user_error(f"the state key {name} failed on {task}", f"fix {name.partition(':')[0]}"):
         keys_of_group([played, played], options)
 
 

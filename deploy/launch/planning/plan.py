@@ -19,7 +19,7 @@ from envservice.registry import find_spec
 from learner.model.memory import checkpoint_copy, host_moments, memory, parked
 from services.config.tree import Config
 from services.plural import number_of
-from services.process.own_code import told
+from services.process.own_code import as_user_error
 
 FORMAT = 1
 
@@ -212,5 +212,5 @@ def _cold_start(config: Config) -> str:
 
 def _games(config: Config) -> str:
     name = config.env.name
-    with told(f"describe of {name} failed", f"fix {name.partition(':')[0]}"):
+    with as_user_error(f"describe of {name} failed", f"fix {name.partition(':')[0]}"):
         return f"{name}, {find_spec(name).describe(config.env)}"

@@ -17,7 +17,7 @@ from learner.credit.registry import estimator
 from services.chat import THINK
 from services.config.tree import Config
 from services.plural import number_of
-from services.process.own_code import file_of, told
+from services.process.own_code import as_user_error, file_of
 
 LARGE_MODEL = 50_000_000
 """Parameters from which on a model counts as a published one, and not as one of the tiny configs."""
@@ -89,7 +89,8 @@ def unread_answers(config: Config) -> list[str]:
     if config.sft.file is None or config.agent.name or config.learner.judge.questions:
         return []
     template = make_template(config.env)
-    with told(f"the prompt {config.env.prompt!r} of {config.env.name} failed on an answer", f"fix {config.env.name}"):
+    with as_user_error(f"the prompt {config.env.prompt!r} of {config.env.name} failed on an answer",
+                       f"fix {config.env.name}"):
         said = [example.response for example in read_trajectories(config.sft.file, chat=template.chat).examples]
         unread = [answer for answer in said if not _reads(template, answer)]
     if not unread:

@@ -12,7 +12,7 @@ from envservice.registry import find_spec
 from learner.credit.registry import estimator
 from learner.credit.state_keys import find_key
 from services.errors import UserError
-from services.process.own_code import imported
+from services.process.own_code import import_object
 
 ENDED = "import os, signal, time\nos.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(60)\n"
 
@@ -42,7 +42,7 @@ def test_a_module_that_lies_in_the_folder_and_is_not_found_is_told_why(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     with pytest.raises(UserError, match=said):
-        imported(target, kind="estimator", key="learner.credit.estimator")
+        import_object(target, kind="estimator", key="learner.credit.estimator")
 
 
 @pytest.mark.parametrize(("target", "fix"), [
@@ -54,7 +54,7 @@ def test_a_module_that_lies_in_the_folder_and_is_not_found_is_told_why(
     ("mine:", "set KEY to module:attribute of your own"), ("../mine.py:A", "set KEY to module:attribute of your own")])
 def test_a_name_of_another_form_is_told_as_it_should_be_written(target: str, fix: str):
     with pytest.raises(UserError) as error:
-        imported(target, kind="agent", key="KEY")
+        import_object(target, kind="agent", key="KEY")
     assert str(error.value) == f"there is no agent {target!r}; {fix}"
 
 

@@ -1,4 +1,4 @@
-"""The session of one task for commands that play it: whatever its code does, the command says it in one line."""
+"""The session of one task, for commands that play it. Whatever fails in the environment becomes one UserError."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from envservice.base import Environment, Outcome, Session, outcome_of
 from envservice.registry import env_of, find_spec, open_holding
 from services.config.env import EnvSection
 from services.errors import UserError
-from services.process.own_code import told
+from services.process.own_code import as_user_error
 
 
 @dataclass(frozen=True, slots=True)
-class ToldSession:
-    """Raises UserError for anything that a session raises, leaves by, or returns in place of an outcome."""
+class TaskSession:
+    """A session that raises UserError if the environment raises, calls `sys.exit`, or returns no outcome."""
 
     task: str
     session: Session
 
     def reset(self) -> Outcome:
         """Starts the game."""
-        with told(*_failed(self.task)):
+        with as_user_error(*_failed(self.task)):
             return outcome_of(self.session.reset(), "reset")
 
     def step(self, action: str) -> Outcome:
         """Takes one action."""
-        with told(*_failed(self.task)):
+        with as_user_error(*_failed(self.task)):
             return outcome_of(self.session.step(action), "step")
 
 
@@ -34,7 +34,7 @@ def _failed(task: str) -> tuple[str, str]:
     return f"the game {task} failed", "fix the environment, or what it needs"
 
 
-def open_session(env: EnvSection, task: str) -> ToldSession:
+def open_session(env: EnvSection, task: str) -> TaskSession:
     """Opens a task of the environment that its id belongs to. Raises UserError for an unknown task, missing data, an
     outside service that does not answer, and a game that fails."""
     unknown = UserError(f"there is no task {task!r}", "see `gagpo tasks SPLIT`")
@@ -44,9 +44,9 @@ def open_session(env: EnvSection, task: str) -> ToldSession:
         raise unknown from None
     env = env_of(env, task)
     find_spec(env.name).reachable(env)
-    with told(*_failed(task)):
+    with as_user_error(*_failed(task)):
         try:
-            return ToldSession(task, environment.open(task))
+            return TaskSession(task, environment.open(task))
         except KeyError:
             if _lists(environment, task):  # then the game itself looked something up
                 raise
