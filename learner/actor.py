@@ -79,7 +79,7 @@ class LearnerRank:
                          node=self._node)
 
         def make() -> Any:
-            gang.tell("make")
+            gang.send_command("make")
             return Learner(self._config, self._model, gang, probed=True)
 
         if not self._rank:
@@ -88,7 +88,7 @@ class LearnerRank:
                     self._lead(make, stack)
             except Leaving:
                 log.info("left as asked, before it had the GPUs")
-        elif gang.hear()[0] != STOP:  # rank 0 comes once it has the GPUs, unless it is asked to leave before
+        elif gang.receive_command()[0] != STOP:  # rank 0 comes once it has the GPUs, unless it is asked to leave before
             Learner(self._config, self._model, gang, probed=True).follow()
         gang.leave()  # not after an error: the others may be inside another collective, and the supervisor ends them
 

@@ -97,7 +97,7 @@ class Critic:
         for p, v in zip(packs, values, strict=True):
             if p.weight:
                 mine[p.members] = v[first_tokens(p.row, p.num_rows)].double().cpu()
-        before = torch.tensor(self.gang.reduce(mine.tolist()), dtype=torch.float64)
+        before = torch.tensor(self.gang.all_reduce(mine.tolist()), dtype=torch.float64)
         raw = turn_gae(before, torch.from_numpy(rows.advantages), torch.from_numpy(rows.ends),
                        gamma=credit.gamma, lam=credit.lam)
         spread = math.sqrt(float(raw.var(correction=min(1, len(raw) - 1))) + EPSILON)
@@ -127,9 +127,9 @@ class Critic:
 
     def _moments(self, parts: list[Tensor]) -> tuple[float, float]:
         """Returns mean and sqrt(unbiased variance + ε) over all tokens of all ranks."""
-        count, total = self.gang.reduce([float(sum(map(len, parts))), sum(float(part.sum()) for part in parts)])
+        count, total = self.gang.all_reduce([float(sum(map(len, parts))), sum(float(part.sum()) for part in parts)])
         mean = total / count
-        (squares,) = self.gang.reduce([sum(float(((part - mean) ** 2).sum()) for part in parts)])
+        (squares,) = self.gang.all_reduce([sum(float(((part - mean) ** 2).sum()) for part in parts)])
         return mean, math.sqrt(squares / max(count - 1, 1) + EPSILON)
 
     def loss(self, pack: Pack, judgement: Judgement, *, mean: Mean) -> Tensor:

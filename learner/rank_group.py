@@ -51,7 +51,7 @@ class RankGroup:
         """Ranks of each machine."""
 
     def _nodes(self, node: str) -> list[list[int]]:
-        names = self.gather(node)
+        names = self.all_gather(node)
         return [[rank for rank, name in enumerate(names) if name == known] for known in dict.fromkeys(names)]
 
     @property
@@ -79,36 +79,36 @@ class RankGroup:
             _set_pg_timeout(self._deadline, group)  # by default 10 minutes with NCCL, 30 with gloo
         return mesh
 
-    def meet(self) -> None:
-        """Returns once all ranks have called it."""
+    def barrier(self) -> None:
+        """Blocks until all ranks have called it."""
         dist.barrier(group=self._collectives)
 
-    def tell(self, command: str, argument: Any = None) -> None:
-        """Makes the other ranks start `command`. Called on rank 0, which then does its own part."""
+    def send_command(self, command: str, argument: Any = None) -> None:
+        """Broadcasts `command` to the ranks above 0. Called on rank 0, which then does its own part."""
         if self.world > 1:
             dist.broadcast_object_list([(command, argument)], src=0, group=self._commands)
 
-    def hear(self) -> tuple[str, Any]:
-        """Returns rank 0's next command and its argument. Called on all ranks above 0. Rank 0 may come hours late."""
+    def receive_command(self) -> tuple[str, Any]:
+        """Returns rank 0's next command and its argument. Called on all ranks above 0. Waits up to COMMAND_S."""
         box: list[Any] = [None]
         dist.broadcast_object_list(box, src=0, group=self._commands)
         return box[0]
 
     def follow(self, commands: Mapping[str, Callable[[Any], object]]) -> None:
-        """Executes rank 0's commands until told to stop. Called on all ranks above 0."""
+        """Executes rank 0's commands until STOP. Called on all ranks above 0."""
         while True:
-            command, argument = self.hear()
+            command, argument = self.receive_command()
             if command == STOP:
                 return
             commands[command](argument)
 
-    def reduce(self, values: list[float], op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> list[float]:
+    def all_reduce(self, values: list[float], op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> list[float]:
         """Returns the values reduced element by element over all ranks, in float64."""
         tensor = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(tensor, op=op, group=self._collectives)
         return tensor.tolist()
 
-    def gather(self, value: Any) -> list[Any]:
+    def all_gather(self, value: Any) -> list[Any]:
         """Returns the values of all ranks, in order of rank."""
         values: list[Any] = [None] * self.world
         dist.all_gather_object(values, value, group=self._collectives)
@@ -117,7 +117,7 @@ class RankGroup:
     def leave(self) -> None:
         """Ends the process group. Rank 0 first tells the other ranks to stop."""
         if self.rank == 0:
-            self.tell(STOP)
+            self.send_command(STOP)
         dist.destroy_process_group()
 
 

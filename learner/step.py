@@ -205,7 +205,7 @@ class Stepper:
             for p, judgement in zip(minibatch.packs, minibatch.judgements, strict=True):
                 if p.weight:
                     means[p.members] = row_mean(judgement.advantages, p.row, p.num_rows).cpu()
-        return np.array(self.gang.reduce(means.tolist()))
+        return np.array(self.gang.all_reduce(means.tolist()))
 
     def _explained(self, minibatches: list[Minibatch]) -> float:
         """Returns the share of the targets' variance that the critic explains; NaN without a critic."""
@@ -221,7 +221,7 @@ class Stepper:
             for p, old in zip(minibatch.packs, minibatch.old, strict=True):
                 if p.weight:
                     found[ranges(starts[p.members], rows.response_lengths[p.members])] = old.cpu()
-        return np.array(self.gang.reduce(found.tolist())) if self.gang.world > 1 else found
+        return np.array(self.gang.all_reduce(found.tolist())) if self.gang.world > 1 else found
 
     def _accumulate(self, minibatch: Minibatch) -> dict[str, float]:
         """Accumulates the gradients of one minibatch. Returns this rank's part of its metrics."""
@@ -248,8 +248,8 @@ class Stepper:
 
     def _report(self, totals: dict[str, float], norms: list[float], differences: list[Tensor]) -> dict[str, float]:
         gaps = torch.cat([*differences, torch.zeros(0, device=self.gang.device)])
-        summed = self.gang.reduce([*totals.values(), float(gaps.sum()), float(len(gaps))])
-        (largest,) = self.gang.reduce([float(gaps.max()) if len(gaps) else 0.0], ReduceOp.MAX)
+        summed = self.gang.all_reduce([*totals.values(), float(gaps.sum()), float(len(gaps))])
+        (largest,) = self.gang.all_reduce([float(gaps.max()) if len(gaps) else 0.0], ReduceOp.MAX)
         return {
             **dict(zip(totals, summed, strict=False)),
             "grad_norm": float(np.mean(norms)),

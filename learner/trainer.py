@@ -124,7 +124,7 @@ class Learner:
             beside = judgements([episode for group in groups for episode in group], self.config.learner.judge.weight)
             rows = rows_of(groups, credits, policy_step=self.step, beside=beside,
                            incarnation=incarnation if self.gang.device.type == "cuda" else None)
-        self.gang.tell("train", rows)
+        self.gang.send_command("train", rows)
         taken = self._train(rows, timer)
         steps = of_steps(groups, beside)
         metrics, credits = taken.metrics, with_advantages(credits, taken.advantages[steps])
@@ -151,9 +151,9 @@ class Learner:
         """
         weights = self._weights()
         with offered(weights.size) as (buffer, path):
-            self.gang.tell("pack", path)
+            self.gang.send_command("pack", path)
             weights.write(buffer)
-            self.gang.meet()  # the other ranks have written their parts
+            self.gang.barrier()  # the other ranks have written their parts
         return Packed(manifest=weights.manifest, buffer=buffer, digest=known or digest(weights.manifest, buffer))
 
     def _weights(self, *, gathers: bool | None = None) -> PolicyWeights:
@@ -163,7 +163,7 @@ class Learner:
 
     def prepare(self) -> Prepared:
         """Takes snapshots of the weights for a transfer between GPUs (learner/weights/sender.py)."""
-        self.gang.tell("prepare")
+        self.gang.send_command("prepare")
         return self._sender().prepare()
 
     def offer_links(self, receivers: int) -> str:
@@ -172,7 +172,7 @@ class Learner:
 
     def send(self, found: Round, lost: Callable[[], str]) -> None:
         """Sends the snapshots, until `lost` returns why the round has to end early."""
-        self.gang.tell("send", found)
+        self.gang.send_command("send", found)
         self._sender().send(found, lost)
 
     def end_round(self, why: str) -> None:
@@ -181,7 +181,7 @@ class Learner:
 
     def release(self) -> None:
         """Frees the snapshots."""
-        self.gang.tell("release")
+        self.gang.send_command("release")
         self._sender().release()
 
     def _sender(self) -> WeightSender:
@@ -201,7 +201,7 @@ class Learner:
         weights, with_rank_0 = self._weights(), self.gang.rank in self.gang.nodes[0]
         if weights.gathers or with_rank_0:
             weights.write(opened(path) if with_rank_0 else None)
-        self.gang.meet()
+        self.gang.barrier()
 
     def state_dict_for_sampler(self) -> Iterator[tuple[str, Tensor]]:
         """Yields (Hugging Face name, whole CPU tensor in the sampler's dtype), with tied entries."""
@@ -213,16 +213,16 @@ class Learner:
 
         Returns once all ranks have done so, because samplers then fill all their GPUs.
         """
-        self.gang.tell("park")
+        self.gang.send_command("park")
         self._park()
 
     def _park(self) -> None:
         self._parking.park()
-        self.gang.meet()
+        self.gang.barrier()
 
     def unpark(self) -> None:
         """Moves the states of all ranks back to their devices. A learner that is not parked stays as it is."""
-        self.gang.tell("unpark")
+        self.gang.send_command("unpark")
         self._parking.unpark()
 
     def save(self, folder: Path) -> Future[object]:
@@ -231,12 +231,12 @@ class Learner:
         Returns once all is copied to host memory, so that training may go on. The future is done when every rank has
         written its part; any thread may wait for it.
         """
-        self.gang.tell("save", folder)
+        self.gang.send_command("save", folder)
         return self.save_part(folder)
 
     def load(self, folder: Path) -> None:
         """Loads what `save` wrote on any number of ranks."""
-        self.gang.tell("load", folder)
+        self.gang.send_command("load", folder)
         self.load_part(folder)
 
     def export(self, folder: Path) -> None:

@@ -42,7 +42,7 @@ class _Alone:
     rank: int = 0
     node: str = "127.0.0.1"
 
-    def gather(self, value: Any) -> list[Any]:
+    def all_gather(self, value: Any) -> list[Any]:
         return [value]
 
 

@@ -67,7 +67,7 @@ def train_on_ranks(learner: Learner, rows: Sequence[TokenRow], section: SftSecti
                       recent=tuple(recent))
         report(progress_of(now, len(rows)))
         due = states is not None and states.due()
-        spent, keeps = gang.reduce([0.0, 0.0] if gang.rank else [budget.spent(now.updates, now.seconds), due])
+        spent, keeps = gang.all_reduce([0.0, 0.0] if gang.rank else [budget.spent(now.updates, now.seconds), due])
         if states is not None and keeps and spent < 1:
             start += states.save(now)
     return progress_of(now, len(rows))
@@ -93,7 +93,7 @@ def _update(stepper: Stepper, batch: Sequence[TokenRow], *, response_tokens: flo
         (loss * pack.weight * gang.world).backward()
         sums += nats.detach() * pack.weight
     stepper.policy.update()
-    response, prompt = gang.reduce(sums.tolist())
+    response, prompt = gang.all_reduce(sums.tolist())
     return response / len(batch), prompt / max(1, prompt_tokens) if prompt_loss else math.nan
 
 

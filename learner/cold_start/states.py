@@ -100,7 +100,7 @@ class States:
         """Loads the newest state of this order that is whole. Returns how far it is, Reached() without one."""
         gang = self._learner.gang
         found = None if gang.rank else self._patiently(self._find)
-        reached, lines = gang.gather(found)[0]
+        reached, lines = gang.all_gather(found)[0]
         if reached.updates:
             self._learner.load_part(self._named(reached.updates))
         self._newest, self._begun, self._since = reached.updates, (time.time(), lines), time.monotonic()
@@ -116,7 +116,7 @@ class States:
         began, rank = time.monotonic(), self._learner.gang.rank
         draft = self._folder / f".{self._named(reached.updates).name}"
         room = None if rank else self._patiently(partial(self._make_room, draft))
-        if not self._learner.gang.gather(room)[0]:
+        if not self._learner.gang.all_gather(room)[0]:
             self._since = time.monotonic()
             return self._since - began
         with Background("writing a state of the cold start", deadline_s=self._wait_s) as writing:

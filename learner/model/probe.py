@@ -80,7 +80,7 @@ class Probe:
             return ""
         gaps = [(logprobs - pack.sampler_logprobs)[~pack.stale[pack.row] & pack.sampler_logprobs.isfinite()].abs()
                 for pack, logprobs in zip(packs, recomputed, strict=True) if pack.weight]
-        total, count = self.gang.reduce([float(sum(gap.sum() for gap in gaps)), float(sum(map(len, gaps)))])
+        total, count = self.gang.all_reduce([float(sum(gap.sum() for gap in gaps)), float(sum(map(len, gaps)))])
         gap = total / count if count else 0.0
         if not self._done and count:
             self._done = True
@@ -94,7 +94,7 @@ class Probe:
         with torch.no_grad():
             alone = [policy(pack_rows(rows, np.array([index]), self.gang.device), own=True) for index in indices]
         spread = float(torch.cat([spread for _, spread in alone]).mean())
-        (widest,) = self.gang.reduce([spread], ReduceOp.MAX)  # all ranks must come to one result
+        (widest,) = self.gang.all_reduce([spread], ReduceOp.MAX)  # all ranks must come to one result
         self._bound = bound(policy, widest, half=self.half)
         return [logprobs for logprobs, _ in alone]
 

@@ -58,7 +58,7 @@ class WeightSender:
         assert senders[0] == 0
         self._weights, self._gang, self._way, self._senders = weights, gang, way, senders
         share = [piece for piece in weights.pieces() if piece.rows] if gang.rank in senders else []
-        shares: list[Share] = gang.gather(share)
+        shares: list[Share] = gang.all_gather(share)
         self.shares = [shares[rank] for rank in senders]
         """One share for each sender, in the order of `senders`."""
         self._offsets, self._size = places(weights.manifest, share)
@@ -75,7 +75,7 @@ class WeightSender:
         """Takes the snapshot. A collective of all ranks."""
         self.release()
         handle = self._allocate() if self._share else b""
-        found: list[tuple[list[int], bytes]] = self._gang.gather((self._snapshot(), handle))
+        found: list[tuple[list[int], bytes]] = self._gang.all_gather((self._snapshot(), handle))
         mine = [found[rank] for rank in self._senders]
         several = mine[:1] if self._way == "ipc" else mine  # with ipc each sender has all rows
         totals = [sum(column) for column in zip(*(sums for sums, _ in several), strict=True)]

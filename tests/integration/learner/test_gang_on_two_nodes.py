@@ -24,7 +24,7 @@ if rank == 0:
     print(meeting.offer(), flush=True)
 where = sys.stdin.readline().strip()
 gang = RankGroup(rank, 2, meeting.join(where, 240.0), collective_s=240.0)
-print(gang.reduce([1.0 + rank]), flush=True)
+print(gang.all_reduce([1.0 + rank]), flush=True)
 gang.leave()
 """
 

@@ -122,7 +122,7 @@ def imitates(gang, model, out, name):
     else:
         (out / name).mkdir()
         torch.save({"weights": weights(learner), "norms": norms}, out / name / "made.pt")
-        gang.tell(STOP)
+        gang.send_command(STOP)
 
 
 def run(rank, world, nodes, rendezvous, model, out, cases):
@@ -148,7 +148,7 @@ def run(rank, world, nodes, rendezvous, model, out, cases):
             learner.follow()
         else:
             lead(learner, folder)
-            gang.tell(STOP)
+            gang.send_command(STOP)
     torch.distributed.destroy_process_group()
 
 
