@@ -123,7 +123,7 @@ class RolloutHost:
         from rollout.correction import Corrector
         from rollout.store_calls import StoreCalls
 
-        keep = partial(StoreCalls(store.longest_s).carry, store.correct)
+        keep = partial(StoreCalls(store.longest_s).for_episode, store.correct)
         return Corrector(engine=engine, text=text, limits=limits, keep=keep)
 
     def _engine(self) -> Engine:

@@ -30,12 +30,12 @@ class StoreCalls:
         self._loops = ThreadPoolExecutor(LOOPS, thread_name_prefix="store")
         self._episodes = ThreadPoolExecutor(EPISODES, thread_name_prefix="episodes")
 
-    async def ask(self, call: Callable[..., T], *arguments: Any, **named: Any) -> T:
-        """Makes a call for one of the worker's loops."""
+    async def for_loop(self, call: Callable[..., T], *arguments: Any, **named: Any) -> T:
+        """Makes a call of the store for one of the worker's loops."""
         return await self._within(self._loops, partial(call, *arguments, **named), call.__name__)
 
-    async def carry(self, call: Callable[..., T], *arguments: Any) -> T:
-        """Makes a call for one episode: its earlier turns, or its end."""
+    async def for_episode(self, call: Callable[..., T], *arguments: Any) -> T:
+        """Makes a call of the store for one episode: to read its earlier turns, or to end it."""
         return await self._within(self._episodes, partial(call, *arguments), call.__name__)
 
     async def _within(self, threads: Executor, call: Callable[[], T], name: str) -> T:

@@ -85,7 +85,7 @@ class RolloutWorker:
         self._missing = Missing()
         self._wake = asyncio.Event()
         self._meter = Meter(name, engine, slots=settings.slots)
-        self._turns = TurnLog(lambda turns: self._calls.ask(store.keep_turns, name, turns))
+        self._turns = TurnLog(lambda turns: self._calls.for_loop(store.keep_turns, name, turns))
         self._card = card
         self._receiver = receiver
         self._draining = False
@@ -141,11 +141,12 @@ class RolloutWorker:
         if room > 0 and not self._draining:
             # Training episodes must end before the worker goes back, so it begins no more of them.
             train = not (self._at_pointer() and wanted_elsewhere(self._engine.version, held))
-            claims = await self._calls.ask(self._store.claim, self._name, room, own=self._engine.version, train=train)
+            claims = await self._calls.for_loop(
+                self._store.claim, self._name, room, own=self._engine.version, train=train)
             self._held |= {claim.ticket.id: claim for claim in claims}
             self._meter.claimed(claims)
         # Read after the claim, so that the version for which a ticket was issued is already published.
-        self._pointer = await self._calls.ask(self._store.version)
+        self._pointer = await self._calls.for_loop(self._store.version)
 
     def _start(self, group: asyncio.TaskGroup) -> None:
         for claim in list(self._held.values()):
@@ -239,7 +240,7 @@ class RolloutWorker:
 
     async def _taken_over(self, claim: Claim) -> list[PlayedTurn]:
         """Returns the turns that another worker finished for this ticket, as far as their versions are allowed."""
-        kept = await self._calls.carry(self._store.turns, claim.ticket.id)
+        kept = await self._calls.for_episode(self._store.turns, claim.ticket.id)
         turns = usable(kept, claim.ticket, self._engine.version)
         if turns:
             log.info("episode goes on", turns=len(turns), attempt=claim.attempt)
@@ -247,7 +248,7 @@ class RolloutWorker:
 
     async def _renew(self) -> None:
         claims = [claim for claim, _ in self._playing.values()] + list(self._held.values())
-        for lost in await self._calls.ask(self._store.renew_claims, self._name, claims):
+        for lost in await self._calls.for_loop(self._store.renew_claims, self._name, claims):
             ticket = lost.ticket.id
             playing, task = self._playing.get(ticket, (None, None))
             if playing == lost and task is not None and lost not in self._ending:
@@ -261,8 +262,8 @@ class RolloutWorker:
     async def _beat(self) -> None:
         pointer = self._pointer[0] if self._pointer else None
         beat = self._meter.beat(playing=len(self._playing), held=len(self._held), pointer=pointer)
-        await self._calls.ask(self._store.beat, self._name, beat)
-        urls = await self._calls.ask(self._store.servers)
+        await self._calls.for_loop(self._store.beat, self._name, beat)
+        urls = await self._calls.for_loop(self._store.servers)
         if urls:
             self._runner.env.use(urls)
 
@@ -275,7 +276,7 @@ class RolloutWorker:
         """Tells the store how a claim ended: with an episode, or with the reason of a failure."""
         self._ending.add(claim)
         try:
-            return await self._calls.carry(tell, claim, *how)
+            return await self._calls.for_episode(tell, claim, *how)
         finally:
             self._ending.discard(claim)
 
