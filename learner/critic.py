@@ -34,7 +34,7 @@ from services.config.tree import Config, LearnerSection
 EPSILON = 1e-8
 
 
-class Judgement(NamedTuple):
+class CriticOutput(NamedTuple):
     """The critic's values, returns and advantages of one pack, float32 [T] each."""
 
     values: Tensor
@@ -62,7 +62,7 @@ class ValueModel(nn.Module):
 
 @dataclass(slots=True, kw_only=True)
 class Critic:
-    """The value model of one rank, its judgement of a batch, and its loss."""
+    """The value model of one rank: values and advantages of a batch, and the value loss."""
 
     trainee: Trainee[ValueModel]
     gang: RankGroup
@@ -78,21 +78,21 @@ class Critic:
         return self._credit.values == "turns"
 
     @torch.no_grad()
-    def judge(self, packs: Sequence[Pack], rows: Rows) -> list[Judgement]:
-        """Returns the judgements of this rank's packs of a learner step. A collective: whitening uses all ranks.
+    def outputs(self, packs: Sequence[Pack], rows: Rows) -> list[CriticOutput]:
+        """Returns the output for each of this rank's packs of a learner step. A collective: whitening uses all ranks.
 
-        `rows`: those of the whole step.
+        `rows`: all rows of the step.
         """
         credit, values = self._credit, [self.trainee.model(p) for p in packs]
         if self._turns:
-            return self._judge_turns(packs, values, rows)
+            return self._turn_outputs(packs, values, rows)
         raw = [token_gae(v.double(), p.row, p.advantages.double(), gamma=credit.gamma, lam=credit.lam)
                for p, v in zip(packs, values, strict=True)]
         mean, spread = self._moments([a for p, a in zip(packs, raw, strict=True) if p.weight])
-        return [Judgement(values=v, returns=(a + v).float(), advantages=((a - mean) / spread).float())
+        return [CriticOutput(values=v, returns=(a + v).float(), advantages=((a - mean) / spread).float())
                 for v, a in zip(values, raw, strict=True)]
 
-    def _judge_turns(self, packs: Sequence[Pack], values: Sequence[Tensor], rows: Rows) -> list[Judgement]:
+    def _turn_outputs(self, packs: Sequence[Pack], values: Sequence[Tensor], rows: Rows) -> list[CriticOutput]:
         mine, credit = np.zeros(len(rows)), self._credit
         for p, v in zip(packs, values, strict=True):
             if p.weight:
@@ -102,14 +102,14 @@ class Critic:
                        gamma=credit.gamma, lam=credit.lam)
         spread = math.sqrt(float(raw.var(correction=min(1, len(raw) - 1))) + EPSILON)
         whitened = (raw - raw.mean()) / spread
-        judgements: list[Judgement] = []
+        outputs: list[CriticOutput] = []
         for p, v in zip(packs, values, strict=True):
             members = torch.from_numpy(p.members)
             returns, advantages = ((of[members].float().to(v.device))[p.row] for of in (raw + before, whitened))
-            judgements.append(Judgement(values=v, returns=returns, advantages=advantages))
-        return judgements
+            outputs.append(CriticOutput(values=v, returns=returns, advantages=advantages))
+        return outputs
 
-    def explained_variance(self, packs: Sequence[Pack], judgements: Sequence[Judgement]) -> float:
+    def explained_variance(self, packs: Sequence[Pack], outputs: Sequence[CriticOutput]) -> float:
         """Returns 1 - Var(R - V) / Var(R) over the tokens or turns of a learner step; NaN if all targets R are equal.
 
         V are the values from before the step, so the episodes are new to them: 1 is a critic that knows every target,
@@ -117,11 +117,11 @@ class Critic:
         """
         targets: list[Tensor] = []
         errors: list[Tensor] = []
-        for p, judgement in zip(packs, judgements, strict=True):
+        for p, output in zip(packs, outputs, strict=True):
             if p.weight:
                 some = first_tokens(p.row, p.num_rows) if self._turns else slice(None)
-                targets.append(judgement.returns[some].double())
-                errors.append(targets[-1] - judgement.values[some])
+                targets.append(output.returns[some].double())
+                errors.append(targets[-1] - output.values[some])
         (_, spread), (_, error) = self._moments(targets), self._moments(errors)
         return math.nan if spread**2 < 2 * EPSILON else 1 - (error / spread) ** 2
 
@@ -132,9 +132,9 @@ class Critic:
         (squares,) = self.gang.all_reduce([sum(float(((part - mean) ** 2).sum()) for part in parts)])
         return mean, math.sqrt(squares / max(count - 1, 1) + EPSILON)
 
-    def loss(self, pack: Pack, judgement: Judgement, *, mean: Mean) -> Tensor:
+    def loss(self, pack: Pack, output: CriticOutput, *, mean: Mean) -> Tensor:
         """Returns this pack's part of the minibatch's clipped value loss, a mean over its tokens or turns."""
-        values, before, returns = self.trainee.model(pack), judgement.values, judgement.returns
+        values, before, returns = self.trainee.model(pack), output.values, output.returns
         count = mean.num_tokens
         if self._turns:
             first = first_tokens(pack.row, pack.num_rows)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from learner.critic import Critic, Judgement
+from learner.critic import Critic, CriticOutput
 from learner.losses import (
     Clip,
     Mean,
@@ -45,10 +45,10 @@ from services.config.tree import LearnerSection
 TOKEN_DUAL_CLIP = 3.0
 SUMS: tuple[str, ...] = (
     "loss/policy", "loss/value", "loss/kl", "loss/entropy", "clip_fraction", "ratio_mean", "is_capped_share")
-OF_UPDATES = frozenset({"loss/policy", "loss/value"})
-"""Figures that are means over a step's updates; all others are means over its tokens or actions."""
-OF_RATIOS = frozenset({"clip_fraction", "ratio_mean"})
-"""Figures over tokens or actions, as the policy term is."""
+UPDATE_METRICS = frozenset({"loss/policy", "loss/value"})
+"""Metrics that are means over the updates of a step. All others are means over its tokens or actions."""
+RATIO_METRICS = frozenset({"clip_fraction", "ratio_mean"})
+"""Metrics that are means over tokens or actions, whichever the policy loss is a mean over (Mean.over)."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class Timer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
+class StepOutput:
     """The result of a step, which is the same on every rank."""
 
     metrics: dict[str, float]
@@ -92,25 +92,27 @@ class Minibatch:
     old: list[Tensor] = field(default_factory=list)
     reference: list[Tensor] = field(default_factory=list)
     """The reference's logprobs of each pack; empty without a KL term."""
-    judgements: list[Judgement] = field(default_factory=list)
-    """The critic's judgement of each pack; empty without a critic."""
+    critic_outputs: list[CriticOutput] = field(default_factory=list)
+    """The critic's output of each pack; empty without a critic."""
 
     def share(self, name: str, rows: Rows, count: int) -> float:
-        """Returns what this minibatch counts in a figure of the step. `count`: the step's minibatches."""
-        if name in OF_UPDATES:
+        """Returns the weight of this minibatch in a metric of the step, 0 to 1. `count`: the step's minibatches."""
+        if name in UPDATE_METRICS:
             return 1 / count
-        if name in OF_RATIOS and self.mean.over == "actions":
+        if name in RATIO_METRICS and self.mean.over == "actions":
             return self.mean.num_rows / len(rows)
         return self.mean.num_tokens / int(rows.response_lengths.sum())
 
     def token_advantages(self, i: int) -> Tensor:
         """Returns the advantages of pack i, [T]: the critic's, else each row's advantage at all its tokens."""
-        return self.judgements[i].advantages if self.judgements else self.packs[i].advantages[self.packs[i].row]
+        return self.critic_outputs[i].advantages if self.critic_outputs else self.packs[i].advantages[self.packs[i].row]
 
     def row_advantages(self, i: int) -> Tensor:
         """Returns the advantage of each row of pack i, [n]. A critic must give all tokens of a row the same one."""
         p = self.packs[i]
-        return self.judgements[i].advantages[first_tokens(p.row, p.num_rows)] if self.judgements else p.advantages
+        if not self.critic_outputs:
+            return p.advantages
+        return self.critic_outputs[i].advantages[first_tokens(p.row, p.num_rows)]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -134,7 +136,7 @@ class Stepper:
         """Returns all models that are trained, the policy first."""
         return [self.policy] if self.critic is None else [self.policy, self.critic.trainee]
 
-    def take(self, rows: Rows, timer: Timer) -> Taken:
+    def take(self, rows: Rows, timer: Timer) -> StepOutput:
         """Updates the policy and the critic, minibatch by minibatch.
 
         grad_norm is the policy's, NaN if an update was skipped. Raises LearnerFault if too many updates in a row are
@@ -160,7 +162,8 @@ class Stepper:
                 if self.critic is not None:
                     self.critic.trainee.update()
         metrics = {**self._report(totals, norms, differences), "explained_variance": self._explained(minibatches)}
-        return Taken(metrics=metrics, advantages=advantages, logprobs=self._logprobs(minibatches, rows), doubt=doubt)
+        return StepOutput(
+            metrics=metrics, advantages=advantages, logprobs=self._logprobs(minibatches, rows), doubt=doubt)
 
     def _plan(self, rows: Rows) -> list[Minibatch]:
         """Runs of consecutive rows, as equal as can be and at most minibatch_rows long: no small, noisy last one.
@@ -193,25 +196,25 @@ class Stepper:
         if isinstance(self.reference, Policy):
             end_passes(self.reference)
         if self.critic is not None:
-            judged = iter(self.critic.judge([p for minibatch in minibatches for p in minibatch.packs], rows))
+            outputs = iter(self.critic.outputs([p for minibatch in minibatches for p in minibatch.packs], rows))
             for minibatch in minibatches:
-                minibatch.judgements = list(islice(judged, len(minibatch.packs)))
+                minibatch.critic_outputs = list(islice(outputs, len(minibatch.packs)))
         return differences
 
     def _row_advantages(self, minibatches: list[Minibatch], num_rows: int) -> Floats:
         """Returns the mean advantage over the tokens of each row, [N], gathered from all ranks."""
         means = np.zeros(num_rows)
         for minibatch in minibatches:
-            for p, judgement in zip(minibatch.packs, minibatch.judgements, strict=True):
+            for p, output in zip(minibatch.packs, minibatch.critic_outputs, strict=True):
                 if p.weight:
-                    means[p.members] = row_mean(judgement.advantages, p.row, p.num_rows).cpu()
+                    means[p.members] = row_mean(output.advantages, p.row, p.num_rows).cpu()
         return np.array(self.gang.all_reduce(means.tolist()))
 
     def _explained(self, minibatches: list[Minibatch]) -> float:
         """Returns the share of the targets' variance that the critic explains; NaN without a critic."""
         return math.nan if self.critic is None else self.critic.explained_variance(
             [p for minibatch in minibatches for p in minibatch.packs],
-            [judgement for minibatch in minibatches for judgement in minibatch.judgements])
+            [output for minibatch in minibatches for output in minibatch.critic_outputs])
 
     def _logprobs(self, minibatches: list[Minibatch], rows: Rows) -> Floats:
         """Returns the recomputed logprobs in the order of the rows, gathered from all ranks after the step."""
@@ -240,7 +243,7 @@ class Stepper:
                 loss = loss + section.kl * parts["loss/kl"]
             (loss * p.weight * self.gang.world).backward()
             if self.critic is not None:
-                parts["loss/value"] = self.critic.loss(p, minibatch.judgements[i], mean=minibatch.mean)
+                parts["loss/value"] = self.critic.loss(p, minibatch.critic_outputs[i], mean=minibatch.mean)
                 (parts["loss/value"] * p.weight * self.gang.world).backward()
             for name, value in parts.items():
                 sums[name] = sums[name] + value.detach() * p.weight

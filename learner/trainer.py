@@ -33,10 +33,10 @@ from learner.model.sharding import shard
 from learner.model.trainee import Trainee
 from learner.model.utilization import forward_flops, passes, utilization
 from learner.rank_group import RankGroup
-from learner.rows.batch import Groups, assign_credit, of_steps, rows_of, with_advantages
+from learner.rows.batch import Groups, assign_credit, rows_of, step_mask, with_advantages
 from learner.rows.judge import judgements
 from learner.rows.packing import Floats, Rows
-from learner.step import Stepper, Taken, Timer
+from learner.step import StepOutput, Stepper, Timer
 from learner.weights.shared_weights import PolicyWeights
 from services.config.tree import Config
 from services.weights.pack import Packed, digest, unpack
@@ -126,7 +126,7 @@ class Learner:
                            incarnation=incarnation if self.gang.device.type == "cuda" else None)
         self.gang.send_command("train", rows)
         taken = self._train(rows, timer)
-        steps = of_steps(groups, beside)
+        steps = step_mask(groups, beside)
         metrics, credits = taken.metrics, with_advantages(credits, taken.advantages[steps])
         metrics |= {f"credit/{name}": value for name, value in statistics(credits).items()}
         metrics |= {"sequences": len(rows.lengths), "tokens_trained": int(rows.lengths.sum())}
@@ -285,7 +285,7 @@ class Learner:
         for trainee, count in zip(stepper.trainees, skipped, strict=True):
             trainee.skipped_in_a_row = count
 
-    def _train(self, rows: Rows, timer: Timer) -> Taken:
+    def _train(self, rows: Rows, timer: Timer) -> StepOutput:
         taken = self.stepper.take(rows, timer)
         self.step += 1
         return taken

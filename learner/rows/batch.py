@@ -78,8 +78,8 @@ def rows_of(groups: Groups, credits: Sequence[Credit], *, policy_step: int, inca
     )
 
 
-def of_steps(groups: Groups, beside: Sequence[Judgements]) -> npt.NDArray[np.bool_]:
-    """Returns which rows of rows_of are steps, and not judgements beside them, [N]."""
+def step_mask(groups: Groups, beside: Sequence[Judgements]) -> npt.NDArray[np.bool_]:
+    """Returns a mask over the rows of rows_of, bool [N]: True for steps, False for judgements (`beside`)."""
     episodes = [episode for group in groups for episode in group]
     return np.array([row < len(episode.steps) for episode, more in zip(episodes, beside, strict=True)
                      for row in range(len(episode.steps) + len(more))])

@@ -72,25 +72,25 @@ def test_values_returns_and_whitened_advantages(any_model_path, critic, steps, r
     raw = plain_advantages(values, 1.0, 0.9)
     everything = torch.cat(raw)
     mean, variance = everything.mean(), everything.var(correction=1)
-    judgements = critic.judge(packs, rows)
-    for judgement, order in zip(judgements[:2], ([2, 0, 5], [1, 3, 4, 6]), strict=True):
+    outputs = critic.outputs(packs, rows)
+    for output, order in zip(outputs[:2], ([2, 0, 5], [1, 3, 4, 6]), strict=True):
         v, a = torch.cat([values[i] for i in order]), torch.cat([raw[i] for i in order])
-        torch.testing.assert_close(judgement.values, v.detach(), atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(judgement.returns.double(), a + v.detach(), atol=1e-4, rtol=1e-5)
-        torch.testing.assert_close(judgement.advantages.double(), (a - mean) / (variance + 1e-8) ** 0.5, atol=1e-5,
+        torch.testing.assert_close(output.values, v.detach(), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(output.returns.double(), a + v.detach(), atol=1e-4, rtol=1e-5)
+        torch.testing.assert_close(output.advantages.double(), (a - mean) / (variance + 1e-8) ** 0.5, atol=1e-5,
                                    rtol=1e-5)
     targets = everything + torch.cat(values).double().detach()
-    assert critic.explained_variance(packs, judgements) == pytest.approx(
+    assert critic.explained_variance(packs, outputs) == pytest.approx(
         1 - (variance / targets.var(correction=1)).item(), rel=1e-4), "each token counts once, the filler not at all"
 
 
 def test_a_new_critic_explains_nothing_and_nothing_is_explained_if_all_targets_are_equal(
         model_path, gang, steps, rows, packs):
     critic = make_critic(make_config(**CASES["critic"]), model_path, gang, Layout())
-    assert critic.explained_variance(packs, critic.judge(packs, rows)) == pytest.approx(0, abs=1e-9)
+    assert critic.explained_variance(packs, critic.outputs(packs, rows)) == pytest.approx(0, abs=1e-9)
     lost = make_rows(steps, advantages=[0.0] * 7, temperatures=[1.0] * 7, stale=[False] * 7, ends=[True] * 7)
     packed = [pack_rows(lost, np.arange(7))]
-    assert np.isnan(critic.explained_variance(packed, critic.judge(packed, lost)))
+    assert np.isnan(critic.explained_variance(packed, critic.outputs(packed, lost)))
 
 
 def test_turns_are_valued_by_prompts_and_bootstrapped_within_episodes(any_model_path, gang, steps, rows, packs):
@@ -108,15 +108,15 @@ def test_turns_are_valued_by_prompts_and_bootstrapped_within_episodes(any_model_
         for h in range(first, end):
             raw[h] = sum(0.72 ** (u - h) * delta[u - first] for u in range(h, end))
     whitened = (raw - raw.mean()) / np.sqrt(raw.var(ddof=1) + 1e-8)
-    before, judgements = 0.0, critic.judge(packs, rows)
-    assert critic.explained_variance(packs, judgements) == pytest.approx(
+    before, outputs = 0.0, critic.outputs(packs, rows)
+    assert critic.explained_variance(packs, outputs) == pytest.approx(
         1 - raw.var(ddof=1) / (raw + v).var(ddof=1), rel=1e-4), "one value a turn"
-    for p, judgement, order in zip(packs, judgements, ([2, 0, 5], [1, 3, 4, 6], []), strict=True):
+    for p, output, order in zip(packs, outputs, ([2, 0, 5], [1, 3, 4, 6], []), strict=True):
         if order:
             counts = [len(steps[i].response_ids) for i in order]
-            assert judgement.advantages.tolist() == pytest.approx(np.repeat(whitened[order], counts), abs=1e-4)
-            assert judgement.returns.tolist() == pytest.approx(np.repeat((raw + v)[order], counts), abs=1e-4)
-        before += critic.loss(p, judgement, mean=Mean("actions", 7, 999)).item() * p.weight
+            assert output.advantages.tolist() == pytest.approx(np.repeat(whitened[order], counts), abs=1e-4)
+            assert output.returns.tolist() == pytest.approx(np.repeat((raw + v)[order], counts), abs=1e-4)
+        before += critic.loss(p, output, mean=Mean("actions", 7, 999)).item() * p.weight
     assert before == pytest.approx(np.mean(raw**2) / 2, rel=1e-4), "only the first token of each turn counts"
 
 
@@ -145,8 +145,8 @@ def test_the_value_gradient_is_that_of_the_plain_formula(any_model_path, critic,
             plain = plain + 0.5 * max((v - target) ** 2, (held - target) ** 2) / num_tokens
     plain.backward()
     total = 0.0
-    for p, judgement in zip(packs, critic.judge(packs, rows), strict=True):
-        shifted = judgement._replace(values=judgement.values - shift)
+    for p, output in zip(packs, critic.outputs(packs, rows), strict=True):
+        shifted = output._replace(values=output.values - shift)
         loss = critic.loss(p, shifted, mean=Mean("tokens", len(SCORES), num_tokens)) * p.weight
         loss.backward()
         total += loss.item()
@@ -196,5 +196,5 @@ def test_values_are_float32_where_the_body_computes_in_bfloat16(model_path, gang
     critic = make_critic(half, model_path, gang, Layout())
     with torch.no_grad():
         critic.trainee.model.head.bias.to_local().fill_(1000.5)
-    assert set(critic.judge(packs, rows)[0].values.tolist()) == {1000.5}
+    assert set(critic.outputs(packs, rows)[0].values.tolist()) == {1000.5}
     assert np.isfinite(Learner(half, model_path, gang).train(make_groups(0)).metrics["loss/value"])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from learner.credit.registry import make_options
-from learner.rows.batch import assign_credit, of_steps, rows_of
+from learner.rows.batch import assign_credit, rows_of, step_mask
 from learner.rows.judge import judge_metrics, judgements
 from services.records import Episode, JudgedAction, Step, Ticket, Version, VersionSpan
 
@@ -72,7 +72,7 @@ def test_judgements_are_rows_after_the_steps_of_their_episode():
     assert credits == expected
     beside = judgements(group, 1.0)
     rows, alone = rows_of([group], credits, policy_step=7, beside=beside), rows_of(plain, expected, policy_step=7)
-    own = of_steps([group], beside)
+    own = step_mask([group], beside)
     assert own.tolist() == [True] * 2 + [False] * 4 + [True] * 2
     for name in ("prompt_lengths", "response_lengths", "advantages", "temperatures", "stale", "ends"):
         np.testing.assert_array_equal(getattr(rows, name)[own], getattr(alone, name), err_msg=name)
@@ -88,7 +88,7 @@ def test_rows_without_judgements_are_the_steps_alone():
     credits = assign_credit([group], make_options())
     beside = judgements(group, 1.0)
     with_none, before = (rows_of([group], credits, policy_step=7, **given) for given in ({"beside": beside}, {}))
-    assert of_steps([group], beside).all()
+    assert step_mask([group], beside).all()
     for name in ("tokens", "sequence", "advantages", "ends", "stale"):
         np.testing.assert_array_equal(getattr(with_none, name), getattr(before, name))
 
