@@ -66,15 +66,24 @@ class GagpoOptions(RecursionOptions, EpisodeOptions):
     """Weight of GRPO's episode-level advantage, which is added to every turn."""
 
 
-class Gagpo:
+class GagpoFamily:
+    """The parts that GAGPO and its variants have in common. They differ in the value of a state."""
+
+    needs_tokens: ClassVar[bool] = False
+    needs_critic: ClassVar[bool] = False
+
+    def batch(self, credits: list[Credit], options: RecursionOptions) -> list[Credit]:
+        """Normalises all groups together if `normalize` is `batch`."""
+        return normalized_together(credits, options)
+
+
+class Gagpo(GagpoFamily):
     """The paper's method: generalised advantage estimation with group averages for a critic. `mode` and `statistics`
     are those of the term that `broadcast` adds. docs/algorithms.md gives reasons for the choices that the paper leaves
     open.
     """
 
     Options: ClassVar = GagpoOptions
-    needs_tokens: ClassVar[bool] = False
-    needs_critic: ClassVar[bool] = False
 
     def reads(self, options: GagpoOptions) -> frozenset[str]:
         """Returns the keys of the recursion, and GRPO's keys if its term is added."""
@@ -92,10 +101,6 @@ class Gagpo:
         raw = [backward(row, options.gamma * options.lam) for row in deltas]
         return finish(group, options, Credit(returns=returns, values=values, deltas=deltas, raw_advantages=raw,
                                              advantages=raw, states=states(group)))
-
-    def batch(self, credits: list[Credit], options: GagpoOptions) -> list[Credit]:
-        """Normalises all groups together if `normalize` is `batch`."""
-        return normalized_together(credits, options)
 
     def legend(self, options: GagpoOptions) -> dict[str, str]:
         """V̄ is a mean over the group."""
@@ -137,6 +142,12 @@ def family_deltas(group: Group, credit: Credit, options: RecursionOptions, episo
     ended = (credit.values or {}).get(cut or "")
     after = [*v[1:], None if ended is None else ended[0]]
     return [delta_line(*numbers, options) for numbers in zip(r, v, after, strict=True)]
+
+
+def scaled_then_penalized(raw: Nested, group: Group, options: RecursionOptions) -> Nested:
+    """Returns the advantages of a variant: Â on the scale of its group if `normalize` asks for that, then the local
+    penalty is subtracted. In `Gagpo` itself the penalty comes first."""
+    return penalized(normalized(raw, options.ddof) if options.normalize == "group" else raw, group, options)
 
 
 def value_after(last: CreditStep, values: Values, options: RecursionOptions) -> float:

@@ -25,14 +25,11 @@ from learner.credit.explanation import (
     scaled_line,
     value_at,
 )
-from learner.credit.gagpo import family_deltas, family_legend, recursion_keys
+from learner.credit.gagpo import GagpoFamily, family_deltas, family_legend, recursion_keys, scaled_then_penalized
 from learner.credit.group_operations import (
     backward,
     by_state,
     discounted,
-    normalized,
-    normalized_together,
-    penalized,
     rewards,
     state_values,
     states,
@@ -41,12 +38,10 @@ from learner.credit.options import RecursionOptions
 from learner.credit.types import Credit, Group, Nested
 
 
-class GagpoBootstrapped:
+class GagpoBootstrapped(GagpoFamily):
     """GAGPO in which a state that only one episode met takes its value from its successor."""
 
     Options: ClassVar = RecursionOptions
-    needs_tokens: ClassVar[bool] = False
-    needs_critic: ClassVar[bool] = False
 
     def reads(self, options: RecursionOptions) -> frozenset[str]:
         """Returns the keys of GAGPO's recursion."""
@@ -70,13 +65,8 @@ class GagpoBootstrapped:
             baselines.append(v)
             deltas.append(delta)
         raw = [backward(row, options.gamma * options.lam) for row in deltas]
-        scaled = normalized(raw, options.ddof) if options.normalize == "group" else raw
         return Credit(returns=returns, values=means, deltas=deltas, raw_advantages=raw, baselines=baselines,
-                      advantages=penalized(scaled, group, options), states=states(group))
-
-    def batch(self, credits: list[Credit], options: RecursionOptions) -> list[Credit]:
-        """Normalises all groups together if `normalize` is `batch`."""
-        return normalized_together(credits, options)
+                      advantages=scaled_then_penalized(raw, group, options), states=states(group))
 
     def legend(self, options: RecursionOptions) -> dict[str, str]:
         """Returns the legend. V̄ of a state that only one episode met comes from its successor."""

@@ -28,13 +28,10 @@ from learner.credit.explanation import (
     scaled_line,
     value_at,
 )
-from learner.credit.gagpo import family_deltas, family_legend, recursion_keys
+from learner.credit.gagpo import GagpoFamily, family_deltas, family_legend, recursion_keys, scaled_then_penalized
 from learner.credit.group_operations import (
     backward_by_step,
     discounted,
-    normalized,
-    normalized_together,
-    penalized,
     rewards,
     states,
 )
@@ -52,12 +49,10 @@ class GraphOptions(RecursionOptions):
     """Whether an episode's values come from the other episodes alone, or from the whole group."""
 
 
-class GagpoGraph:
+class GagpoGraph(GagpoFamily):
     """GAGPO with values from the group's transition graph instead of mean returns."""
 
     Options: ClassVar = GraphOptions
-    needs_tokens: ClassVar[bool] = False
-    needs_critic: ClassVar[bool] = False
 
     def reads(self, options: GraphOptions) -> frozenset[str]:
         """The keys of GAGPO's recursion and those of its values."""
@@ -78,13 +73,8 @@ class GagpoGraph:
             deltas.append([r + gamma * next_v - here for r, next_v, here in zip(given[i], after, v, strict=False)])
             raw.append(backward_by_step(deltas[-1], _decays(visits, options)))
             baselines.append(v[:len(episode)])
-        scaled = normalized(raw, options.ddof) if options.normalize == "group" else raw
         return Credit(returns=returns, values=None, deltas=deltas, raw_advantages=raw, states=states(group),
-                      advantages=penalized(scaled, group, options), baselines=baselines)
-
-    def batch(self, credits: list[Credit], options: GraphOptions) -> list[Credit]:
-        """Normalises all groups together if `normalize` is `batch`."""
-        return normalized_together(credits, options)
+                      advantages=scaled_then_penalized(raw, group, options), baselines=baselines)
 
     def legend(self, options: GraphOptions) -> dict[str, str]:
         """Says where V̄ comes from."""

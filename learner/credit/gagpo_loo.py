@@ -33,14 +33,11 @@ from learner.credit.explanation import (
     scaled_line,
     value_at,
 )
-from learner.credit.gagpo import family_deltas, family_legend, recursion_keys
+from learner.credit.gagpo import GagpoFamily, family_deltas, family_legend, recursion_keys, scaled_then_penalized
 from learner.credit.group_operations import (
     backward_by_step,
     by_state,
     discounted,
-    normalized,
-    normalized_together,
-    penalized,
     rewards,
     states,
 )
@@ -55,12 +52,10 @@ class LeaveOneOutOptions(RecursionOptions):
     """κ: weight of the previous turn's value, as a number of turns of other episodes."""
 
 
-class GagpoLeaveOneOut:
+class GagpoLeaveOneOut(GagpoFamily):
     """GAGPO with values that leave out the episode itself and use the value of the step before."""
 
     Options: ClassVar = LeaveOneOutOptions
-    needs_tokens: ClassVar[bool] = False
-    needs_critic: ClassVar[bool] = False
 
     def reads(self, options: LeaveOneOutOptions) -> frozenset[str]:
         """Returns the keys of GAGPO's recursion and the prior of the values."""
@@ -76,14 +71,9 @@ class GagpoLeaveOneOut:
             after = v[1:] if options.bootstrap and episode[-1].cut_in is not None else [*v[1:len(row)], 0.0]
             deltas.append([r + options.gamma * after[t] - v[t] for t, r in enumerate(row)])
             raw.append(backward_by_step(deltas[-1], [options.gamma * lambda_at(count, options) for count in counts]))
-        scaled = normalized(raw, options.ddof) if options.normalize == "group" else raw
         return Credit(returns=returns, values=None, deltas=deltas, raw_advantages=raw,
-                      advantages=penalized(scaled, group, options), states=states(group),
+                      advantages=scaled_then_penalized(raw, group, options), states=states(group),
                       baselines=[v[:len(row)] for v, row in zip(values, returns, strict=True)])
-
-    def batch(self, credits: list[Credit], options: LeaveOneOutOptions) -> list[Credit]:
-        """Normalises all groups together if `normalize` is `batch`."""
-        return normalized_together(credits, options)
 
     def legend(self, options: LeaveOneOutOptions) -> dict[str, str]:
         """Returns the legend. V̄ leaves out the episode itself."""
