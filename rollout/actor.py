@@ -110,7 +110,7 @@ class RolloutHost:
             runner = EpisodeRunner(**shared, replayable=info.replay != "live",
                                    judge=judge if judge.settings.questions else None)
             if self._config.agent.name is not None:
-                from rollout.agents.served import agent_runner
+                from rollout.agents.worker_endpoint import agent_runner
 
                 runner = await stack.enter_async_context(agent_runner(self._config, shared, self._model))
             await engine.while_alive(self._begun(RolloutWorker(

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> None:
     configure_logs(None, process="agents", show=None)
     adopt_libraries()
 
-    from rollout.agents.serving import ServedPolicy, serve_agents
+    from rollout.agents.standalone_endpoint import ServedPolicy, serve_agents
 
     served = ServedPolicy(config=config, model=policy.folder, host=args.host, port=args.port, token=token,
                           with_env=not args.no_env, out=args.out)

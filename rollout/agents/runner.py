@@ -23,7 +23,7 @@ from services.process.signals import signal_of
 from services.records import Episode, EpisodeEnd, PlayedTurn, Ticket, choices_digest
 
 if TYPE_CHECKING:
-    from rollout.agents.served import Endpoint
+    from rollout.agents.worker_endpoint import Endpoint
     from rollout.engine.engine import Engine
 
 CANCEL_S = 10.0

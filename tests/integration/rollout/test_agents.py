@@ -19,7 +19,7 @@ from envservice.client.client import EnvClient
 from envservice.plain_prompts import PLAIN
 from rollout.agents.program import AgentProgram
 from rollout.agents.runner import AgentRunner
-from rollout.agents.served import endpoint
+from rollout.agents.worker_endpoint import endpoint
 from rollout.engine.engine import Engine
 from rollout.episode import Limits
 from rollout.prompt_renderer import PromptRenderer

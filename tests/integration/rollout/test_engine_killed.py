@@ -16,7 +16,7 @@ import psutil
 import pytest
 from byte_tokenizer import byte_tokenizer
 
-from rollout.agents.serving import ServedPolicy, serve_agents
+from rollout.agents.standalone_endpoint import ServedPolicy, serve_agents
 from rollout.engine.engine import Engine
 from services.config.file import default_config
 from services.config.rollout import RolloutSection

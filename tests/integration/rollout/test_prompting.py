@@ -9,8 +9,8 @@ from byte_tokenizer import byte_tokenizer
 
 from deploy.training.prompting import make_plan, play
 from envservice.plain_prompts import PLAIN
-from rollout.agents.served import endpoint
 from rollout.agents.session import AgentSession
+from rollout.agents.worker_endpoint import endpoint
 from rollout.engine.engine import Engine
 from rollout.prompt_renderer import PromptRenderer
 from rollout.prompting.endpoint import EndpointModel, endpoint_client

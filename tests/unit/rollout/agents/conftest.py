@@ -13,7 +13,7 @@ from envservice.client.client import EnvClient
 from envservice.plain_prompts import PLAIN
 from envservice.server.app import Settings, create_app
 from rollout.agents.runner import AgentRunner
-from rollout.agents.served import Endpoint
+from rollout.agents.worker_endpoint import Endpoint
 from rollout.episode import Limits
 from rollout.prompt_renderer import PromptRenderer
 from services.config.env import EnvSection

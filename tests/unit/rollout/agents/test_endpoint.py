@@ -17,8 +17,8 @@ from envservice.plain_prompts import PLAIN
 from envservice.tool_calls import tool
 from rollout.agents.app import Refused, create_app
 from rollout.agents.completions import ChatRequest
-from rollout.agents.served import HOST, endpoint
 from rollout.agents.session import AgentSession
+from rollout.agents.worker_endpoint import HOST, endpoint
 from rollout.prompt_renderer import PromptRenderer
 
 CALL = '<tool_call>{"name": "add", "arguments": {"n": 2}}</tool_call>'

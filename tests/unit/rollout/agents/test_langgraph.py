@@ -11,8 +11,8 @@ from scripted_engine import ScriptedEngine
 from third_party import PYTHON, needs_third_party
 
 from rollout.agents.program import AgentProgram
-from rollout.agents.served import endpoint
-from rollout.agents.serving import ServedPolicy, agents_url
+from rollout.agents.standalone_endpoint import ServedPolicy, agents_url
+from rollout.agents.worker_endpoint import endpoint
 from services.config.file import default_config
 from services.http.server import bind
 

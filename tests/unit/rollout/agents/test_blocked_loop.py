@@ -8,7 +8,7 @@ import time
 import pytest
 import uvloop
 
-from rollout.agents.held_loop import telling_if_held
+from rollout.agents.blocked_loop import telling_if_blocked
 
 
 @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
@@ -26,7 +26,7 @@ def test_a_blocking_call_is_told_once_with_its_place(counting, ticket, loop):
         done.append(1)
 
     async def plays():
-        with telling_if_held(told.append, held_s=0.1):
+        with telling_if_blocked(told.append, blocked_s=0.1):
             async with counting(["so"], blocks) as (runner, _):
                 await runner.play(ticket, 1)
 
@@ -34,11 +34,11 @@ def test_a_blocking_call_is_told_once_with_its_place(counting, ticket, loop):
         runner.run(plays())
     assert (len(told), done) == (1, [1])
     assert "the event loop has not run for 0.1 s, in blocks (" in told[0]
-    assert "test_held_loop.py:" in told[0]
+    assert "test_blocked_loop.py:" in told[0]
 
 
 async def test_an_agent_that_awaits_is_not_told():
     told = []
-    with telling_if_held(told.append, held_s=5.0):
+    with telling_if_blocked(told.append, blocked_s=5.0):
         await asyncio.sleep(1.5)
     assert told == []

@@ -1,4 +1,4 @@
-"""The agents' endpoint, in the worker's own event loop, so that no other process holds an episode."""
+"""The endpoint of agents in a run. It runs in the event loop of the rollout worker, which holds the episodes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 
 from envservice.registry import find_spec
 from rollout.agents.app import create_app
-from rollout.agents.held_loop import telling_if_held
+from rollout.agents.blocked_loop import telling_if_blocked
 from rollout.agents.runner import AgentRunner, find_agent
 from rollout.agents.session import AgentSession
 from rollout.agents.world import AgentWorld
@@ -67,7 +67,7 @@ async def agent_runner(config: Config, shared: dict[str, Any], model: Path) -> A
     _make_room_for(config.rollout.slots)
     tools = await asyncio.to_thread(find_spec(config.env.name).tools)  # may ask a server
     async with endpoint() as served:
-        with telling_if_held(log.error):
+        with telling_if_blocked(log.error):
             yield AgentRunner(**shared, settings=config.agent, agent=find_agent(config.agent.name), endpoint=served,
                               tools=tools)
 

@@ -20,8 +20,8 @@ from envservice.server.app import create_app as environment_app
 from envservice.server.capacity import session_limit, sessions_bytes
 from rollout.agents.app import create_app
 from rollout.agents.open_episodes import OpenEpisodes, add_routes
-from rollout.agents.served import listening
 from rollout.agents.session import AgentSession
+from rollout.agents.worker_endpoint import listening
 from rollout.engine.engine import Engine, Sample
 from rollout.prompt_renderer import PromptRenderer, load_text
 from services.chat import check_chat

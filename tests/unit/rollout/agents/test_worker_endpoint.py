@@ -14,7 +14,7 @@ from scripted_engine import ScriptedEngine
 
 from envservice.client.client import EnvClient
 from envservice.openenv.tools import openenv_tools_spec
-from rollout.agents.served import agent_runner, endpoint
+from rollout.agents.worker_endpoint import agent_runner, endpoint
 from rollout.episode import Limits
 from services.config.file import default_config
 from services.errors import EnvFault
