@@ -70,11 +70,11 @@ def evaluate(config: Config, policy: PlayablePolicy, *, split: str | None, file:
     from deploy.console.plain import StatusLines
     from deploy.launch.checks import preflight
     from deploy.launch.checks.gpu_checks import with_gpu
-    from deploy.launch.planning.playing import for_playing
+    from deploy.launch.planning.evaluation_config import evaluation_config
     from services.telemetry.metrics_file import keep_row
 
     tell = partial(print, file=sys.stderr, flush=True)
-    config = with_gpu(for_playing(config, tell), tell)
+    config = with_gpu(evaluation_config(config, tell), tell)
     preflight.check_parts(config, learner=False)
     check_results(file)
     with StatusLines(Console(stderr=True)) as lines:

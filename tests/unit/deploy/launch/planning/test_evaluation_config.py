@@ -7,7 +7,7 @@ import pytest
 from deploy.launch.checks import preflight
 from deploy.launch.planning import cards
 from deploy.launch.planning.cards import Cards
-from deploy.launch.planning.playing import for_playing
+from deploy.launch.planning.evaluation_config import evaluation_config
 from deploy.runs.configs import load_config
 from services.config.tree import Config
 from services.errors import UserError
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("two_cpus")
 def checked(config: Config) -> tuple[Config, list[str]]:
     """Returns the config of the evaluation, which the checks let pass, and what the user is told."""
     told = list[str]()
-    played = for_playing(config, told.append)
+    played = evaluation_config(config, told.append)
     preflight.check_parts(played, learner=False)
     return played, told
 
@@ -54,5 +54,6 @@ def test_a_machine_without_room_for_one_worker_is_refused():
 
 
 def test_a_cluster_is_left_to_its_scheduler():
-    played = for_playing(load_config("alfworld-tiny", ["rollout.workers=9", "ray.address=10.0.0.1:6379"]), pytest.fail)
+    config = load_config("alfworld-tiny", ["rollout.workers=9", "ray.address=10.0.0.1:6379"])
+    played = evaluation_config(config, pytest.fail)
     assert played.rollout.workers == 9

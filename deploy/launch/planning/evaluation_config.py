@@ -1,4 +1,4 @@
-"""Takes from a run's config what an evaluation needs: no learner, and as many rollout workers as there is room for."""
+"""The config of an evaluation, from that of a run: no learner, and as many rollout workers as there is room for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from deploy.launch.planning.plan import make_plan, uses_private_ray
 from services.config.tree import Config
 
 
-def for_playing(config: Config, tell: Callable[[str], object]) -> Config:
+def evaluation_config(config: Config, tell: Callable[[str], object]) -> Config:
     """Returns the config of an evaluation. `tell` takes a line if it has fewer rollout workers.
 
     A worker that shares a GPU with a learner rank in training has it alone here.
