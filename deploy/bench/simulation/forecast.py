@@ -1,4 +1,4 @@
-"""The promise of a simulated run: its speed, who waits, the cost."""
+"""The forecast of a simulated run: its speed, how busy each part is, GPU hours and cost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LONGEST_ROUND = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """Shares are of the time: 0.25 is a quarter of it. GPU hours and cost are of all learner steps of the config."""
+    """Shares are shares of the time: 0.25 is a quarter. GPU hours and cost cover all learner steps of the config."""
 
     steps_per_hour: float
     learner_idle: float
@@ -38,7 +38,7 @@ class Forecast:
 def forecast(config: Config, figures: Figures, *, steps: int, price: float = 0.0, seed: int = 0) -> Forecast:
     """Simulates at least `steps` learner steps of a run after WARM others. `price` is that of one GPU for one hour."""
     history = Simulation(config=config, figures=figures, seed=seed).run(whole_rounds(config, steps) + WARM)
-    return promise(config, history[WARM - 1:], price=price)
+    return forecast_between(config, history[WARM - 1:], price=price)
 
 
 def whole_rounds(config: Config, least: int) -> int:
@@ -55,8 +55,8 @@ def whole_rounds(config: Config, least: int) -> int:
     return min(round_of_both * math.ceil(least / round_of_both), max(least, config.steps))
 
 
-def promise(config: Config, history: Sequence[Totals], *, price: float) -> Forecast:
-    """Returns what happened from the first of the totals to the last, as a rate.
+def forecast_between(config: Config, history: Sequence[Totals], *, price: float) -> Forecast:
+    """Returns the forecast for all steps of the config, at the rates between the first and the last of the totals.
 
     Raises UserError for times of parts from which no rate can be made.
     """

@@ -7,7 +7,7 @@ import pytest
 
 from deploy.bench.simulation.events import Simulation, Totals
 from deploy.bench.simulation.figures import Figures
-from deploy.bench.simulation.forecast import forecast, promise, whole_rounds
+from deploy.bench.simulation.forecast import forecast, forecast_between, whole_rounds
 from services.config.tree import Config
 
 FIGURES = Figures(turns=(3,), turn_alone=1.0, turn_share=0.5, learner_step=2.0, learner_turn=0.5, publish=1.0)
@@ -111,5 +111,6 @@ def test_intervals_that_rarely_meet_are_not_simulated_until_they_do():
 
 def test_no_share_is_below_0_where_sums_round():
     """0.1 + 0.2 is more than 0.3, and -0% was printed."""
-    found = promise(a_run(), [Totals(time=0.0, step=1), Totals(time=0.3, step=2, workers_busy=0.1 + 0.2)], price=0)
+    totals = [Totals(time=0.0, step=1), Totals(time=0.3, step=2, workers_busy=0.1 + 0.2)]
+    found = forecast_between(a_run(), totals, price=0)
     assert f"{found.workers_idle:.0%}" == "0%"
