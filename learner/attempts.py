@@ -19,7 +19,7 @@ SILENT = "the learner died without an error, as when the machine runs out of mem
 
 @contextmanager
 def counted_attempt(store: Store, lease: Lease, manifest: Manifest, *, incarnation: int, limit: int) -> Iterator[None]:
-    """Counts the training of one manifest in its block as an attempt. Raises UserError once `limit` have failed."""
+    """Counts its block, the training on one manifest, as an attempt. Raises UserError once `limit` attempts failed."""
     failed, cause = store.attempt(lease, manifest.step, incarnation)
     if failed >= limit:
         raise given_up(manifest, failed, cause or SILENT)

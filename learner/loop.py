@@ -135,7 +135,7 @@ class TrainingLoop:
         self.observer.restored(at.step, incarnation=self.incarnation, found=found is not None,
                                durable=self.checkpoints.written(at.step) if found else time.time())
         if not self.store.agrees_with(at.step):
-            # Told first: after a reset that nobody has told, an audit would call the groups lost.
+            # The ledger first: if it lacks a reset, an audit reports the groups as lost.
             self.observer.forgotten(at.step, next_group=at.next_group, incarnation=self.incarnation)
             self.store.reset_to(self.lease, at.step, at.next_group, trained=at.trained)
         self.retirement.restored(at.step)
@@ -212,9 +212,9 @@ class TrainingLoop:
         log.info("published")
 
     def _point(self, *, version: Version | None = None, exported: Path | None = None) -> None:
-        """Points the workers to a version, with an export for one that cannot fetch it; None: as before.
+        """Names a version in the store as the current one, and an export for workers that cannot fetch its weights.
 
-        Both threads call this: the newer version and the newer export stay, whoever comes last.
+        None keeps the present version or export. Both threads call this, each for one of the two.
         """
         with self._pointing:
             self.version, self.exported = version or self.version, exported or self.exported

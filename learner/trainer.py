@@ -115,8 +115,8 @@ class Learner:
     def train(self, groups: Groups, *, incarnation: int = 0) -> StepReport:
         """Takes one learner step on complete groups, in the given order. After a LearnerFault the step is not taken.
 
-        `incarnation`: of the versions that this process publishes. The sums of a GPU come in any order, so there a
-        replay makes only nearly the weights of the process before, and what those sampled counts as stale.
+        `incarnation`: that of the versions which this process publishes. A GPU adds in no fixed order, so a replay on
+        GPUs only nearly reproduces earlier weights. There, tokens of another incarnation count as stale.
         """
         timer = Timer(device=self.gang.device)
         with timer.phase("credit"):
@@ -240,11 +240,11 @@ class Learner:
         self.load_part(folder)
 
     def export(self, folder: Path) -> None:
-        """Weights in the sampler's dtype, config and tokenizer in a folder that transformers and vLLM load."""
+        """Writes weights in the sampler's dtype, config and tokenizer into a folder that transformers and vLLM load."""
         self.write(folder, {name: tensor.contiguous() for name, tensor in self.state_dict_for_sampler()})
 
     def write(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
-        """As export, with tensors that state_dict_for_sampler has given. Any thread may call it."""
+        """Writes the same folder as `export`, with tensors from state_dict_for_sampler. Any thread may call it."""
         tied = self.policy.tied_names()
         write_export(folder, {name: tensor for name, tensor in tensors.items() if name not in tied},
                      like=self.model_path, dtype=self.config.model.dtype)
@@ -266,7 +266,7 @@ class Learner:
             self._saving.result(self.config.learner.collective_s)
 
     def save_part(self, folder: Path) -> Future[object]:
-        """As save, for ranks that all call it at once and follow nobody."""
+        """Saves as `save` does, but without a command from rank 0: in a cold start all ranks call it."""
         if self._saving is not None:
             self._saving.result(self.config.learner.collective_s)  # an error of this rank, which all others have too
         self._saving = save_state(self._state(), folder, copy=self._copy, group=self.gang.writers,
@@ -274,7 +274,7 @@ class Learner:
         return self._saving
 
     def load_part(self, folder: Path) -> None:
-        """As load, for ranks that all call it at once and follow nobody."""
+        """Loads as `load` does, but without a command from rank 0: in a cold start all ranks call it."""
         stepper, state = self.stepper, self._state()
         load_state(state, folder)
         stepper.policy.load(state)

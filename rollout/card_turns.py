@@ -1,4 +1,4 @@
-"""The worker's side of a card that it shares with a learner: asleep while that trains, awake otherwise."""
+"""The worker's side of a GPU that it shares with a learner. Its engine sleeps while the learner trains."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ class CardTurns:
         await asyncio.to_thread(self._card.give)
 
     async def turn(self, engine: Sleeper, told: Callable[[], object]) -> None:
-        """If the learner wants the card: sleeps, gives it, and wakes up once it is back. `told` is called asleep.
+        """If the learner wants the card: sleeps, gives it, and wakes up once it is back. `told` is called
+        once the engine sleeps.
 
         Raises LeaseLost if the card was lost while the engine filled it.
         """

@@ -49,7 +49,7 @@ class Settings:
     record_bytes: int | None = None
     """Bytes that all sessions together may record. sessions.py says which ones are dropped. None: no bound."""
     lease_s: float = 300.0
-    """A session that is idle for so long is dropped. Its next step rebuilds it."""
+    """Seconds of idleness after which a session is dropped. Its next step rebuilds it."""
     live_lease_s: float = 3600.0
     """The same for a live session, which nobody can rebuild. It is agent.seconds."""
     token: str | None = None
@@ -68,7 +68,7 @@ class Settings:
 
 
 def create_app(environment: Environment, settings: Settings) -> FastAPI:
-    """Makes the application over one environment. It holds all state, so a process may have several.
+    """Makes the application of one environment. All state is in the application, so a process may have several.
 
     `state.batches` are its Batches. The server process must call their `expire` now and then. `state.activity` shows
     whether they hang.

@@ -84,8 +84,10 @@ def models(options: CreditSection) -> tuple[type[CreditOptions], type[BaseModel]
 
 
 def _with_own_defaults(section: CreditSection) -> CreditSection:
-    """Returns the section with its estimator's own defaults of the keys that all estimators have, where they are not
-    given. Raises UserError for an unknown estimator."""
+    """Returns the section with its estimator's own defaults for those keys of all estimators that are not given.
+
+    Raises UserError for an unknown estimator.
+    """
     fields = estimator(section.estimator).Options.model_fields
     own = {name: fields[name].get_default(call_default_factory=True, validated_data={})
            for name in CreditSection.model_fields.keys() - section.model_fields_set - {"estimator"}
@@ -138,8 +140,8 @@ def options_of(section: CreditSection, prefix: str = SECTION) -> Any:
 
 
 def _unknown(given: object, read: object, path: str) -> str | None:
-    """Returns the path of the first key in the value of an option that is a model, or a list of them, which that model
-    has not. pydantic's own models read over such keys."""
+    """Returns the path of the first key that is given inside a model, or a list of models, and that the model does not
+    declare; None if there is none. pydantic ignores such keys by default."""
     inside: list[tuple[object, object, str]] = []
     if isinstance(read, BaseModel) and isinstance(given, Mapping):
         values, fields = cast("Mapping[str, object]", given), type(read).model_fields

@@ -58,7 +58,7 @@ class Observer:
         log.info("restored" if found else "no checkpoint", step=step, incarnation=incarnation)
 
     def forgotten(self, step: int, *, next_group: int, incarnation: int) -> None:
-        """The store is about to be reset to a checkpoint: what it knew of drops before `next_group` is lost."""
+        """The store is about to be reset to a checkpoint, and forgets which groups before `next_group` were dropped."""
         log.warning("Redis and the checkpoint disagree: work in flight is issued anew", step=step)
         keep_row(self.ledger, {"step": step, "incarnation": incarnation, "reset_to_group": next_group},
                  wait_s=self.patience_s)

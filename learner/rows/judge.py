@@ -44,7 +44,7 @@ def _compared(question: JudgedAction) -> Judgements:
 
 
 def judge_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Returns the judge task's metrics of a learner step. They are not numbers if nothing was asked.
+    """Returns the judge task's metrics of a learner step. They are NaN if nothing was asked.
 
     questions: number of questions; good_share: share of them about good actions; spread_share: share whose answers do
     not all earn the same. accuracy_good, accuracy_bad: share of right answers by label; accuracy: the mean of the two.

@@ -26,9 +26,9 @@ def tokens_of(step: Step) -> npt.NDArray[np.int32]:
 def joined(steps: Sequence[Step], follows: Sequence[int | None]) -> Ints:
     """[N] the sequence of each row, numbered by their first rows.
 
-    `follows` names the row that each row continues, or None. If two rows continue the same one, the first of them
-    does, and the other starts a sequence of its own. Raises ValueError if the tokens of a row do not continue the one
-    that it names.
+    `follows` names the row that each row continues, or None. If two rows name the same one, only the
+    first of them joins its sequence, and the other starts a sequence of its own. Raises ValueError if the tokens of a
+    row do not continue those of the row that it names.
     """
     sequence, last = np.zeros(len(steps), dtype=np.int64), dict[int, int]()
     for row, before in enumerate(follows):

@@ -2,8 +2,8 @@
 
 A lease in the store for each GPU says whose turn it is, so the two never fill it at once, whoever of them dies.
 
-    worker    takes its card before its engine starts and to wake it up; gives it when the learner wants it, asleep
-    learner   wants all cards by its heartbeat, takes each when its worker has given it, trains, gives them back
+    worker    takes its card before its engine starts or wakes up. If the learner wants it: sleeps, then gives it up
+    learner   asks for all cards by its heartbeat, takes each once its worker has given it up, trains, gives them back
 
 A holder that dies loses the card when its lease expires.
 """
@@ -22,7 +22,7 @@ ROLE = "card"
 ASKING = "learner-0"
 """Name of the process whose heartbeat asks for the cards: of a learner's ranks, only rank 0 sends heartbeats."""
 WANTED = "waits for the card"
-"""Told by a learner that is about to train."""
+"""The activity in the heartbeat of a learner that is about to train."""
 TTL_S = 15.0
 
 
