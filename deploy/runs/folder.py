@@ -19,7 +19,7 @@ from deploy.runs.differences import differences
 from deploy.runs.hub import origin
 from deploy.runs.own_code import code_of
 from envservice.data_digest import agrees
-from learner.checkpoints.checkpoint import steps_in
+from learner.checkpoints.checkpoint import Checkpoints, steps_in
 from learner.checkpoints.mirrored import MIRROR
 from services.config.file import dump_config
 from services.config.tree import Config
@@ -225,6 +225,16 @@ def check_run(config: Config, *, resume: bool, games: str | None = None) -> None
     check_folder(config.run_dir)
     if problem := standing(config, resume=resume, games=games):
         raise UserError(*problem)
+
+
+def check_skip(config: Config, step: int | None) -> None:
+    """Checks before a run goes on that its learner may still leave out `step`, if one is given. Raises UserError."""
+    if step is None:
+        return
+    newest = Checkpoints(config.run_dir / "checkpoints", config.checkpoint.keep).latest()
+    if newest is not None and newest.step >= config.steps:
+        raise UserError(f"step {step} cannot be skipped: the learner of {config.run_dir} has finished",
+                        "leave --skip-step out")
 
 
 def earlier(config: Config) -> Config | None:

@@ -39,7 +39,6 @@ from services.controller.evaluation import clear
 from services.controller.skip import skip_step
 from services.controller.telemetry import Telemetry
 from services.controller.tickets import EvalRequest, TaskStream, TrainTickets
-from services.errors import UserError
 from services.files import write_whole
 from services.last_value import LastValue
 from services.patience import while_folder_away
@@ -73,9 +72,6 @@ class TrainingRun:
     def execute(self) -> list[str]:
         """Runs all stages. Returns the lines to print at the end."""
         self._settle()
-        if self.skip_step is not None and self.rl_is_done():
-            raise UserError(f"step {self.skip_step} cannot be skipped: the learner of {self.folder.path} has finished",
-                            "leave --skip-step out")
         if self._durable.now() or (self.folder.cold_model / "sft.json").exists():
             self.progress.resumed(self._durable.now())
         cold = self.cold_start()

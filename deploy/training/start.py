@@ -26,7 +26,7 @@ def start(config: Config, *, resume: bool, skip_step: int | None = None, quiet: 
     """
     from deploy.launch.checks import preflight
     from deploy.launch.checks.gpu_checks import with_gpu
-    from deploy.runs.folder import check_run, earlier, locked
+    from deploy.runs.folder import check_run, check_skip, earlier, locked
     from deploy.runs.mirror import claim
     from deploy.runs.wanted import forget_older
 
@@ -36,6 +36,7 @@ def start(config: Config, *, resume: bool, skip_step: int | None = None, quiet: 
     task_sets = preflight.check(config, before=earlier(config), tell=tell)
     with locked(config):
         claim(config, resume=resume)
+        check_skip(config, skip_step)  # before the record of the stage says that the run goes on
         forget_older(config)
         return _run(config, task_sets, resume=resume, skip_step=skip_step, quiet=quiet)
 

@@ -14,6 +14,7 @@ from deploy.runs.configs import load_config
 from deploy.runs.folder import open_run
 from deploy.training.paper_tables import ABLATIONS
 from deploy.training.sweep import configs
+from learner.checkpoints.checkpoint import Checkpoints, Position
 
 RESUMED = pytest.mark.parametrize("given", ["runs/mine", "mine"])
 
@@ -60,6 +61,17 @@ def test_a_dry_run_says_that_a_run_has_taken_more_steps_than_it_is_to_have(mine,
     assert cli.main(["train", "--resume", "mine", "steps=5", "--dry-run"]) == 0
     assert ("a start would be refused: steps=5 is fewer than the 7 that runs/mine has taken; steps counts from the "
             "beginning: give 12 for 5 more") in capsys.readouterr().out
+
+
+def test_a_finished_run_stays_finished_if_a_step_of_it_is_to_be_skipped(mine, capsys: pytest.CaptureFixture[str]):
+    """`gagpo status` showed the refusal as the end of the run."""
+    checkpoints = Checkpoints(Path("runs/mine/checkpoints"), keep=1)
+    checkpoints.draft(7)
+    checkpoints.commit(Position(step=7, incarnation=1, next_group=7, trained=7))
+    assert cli.main(["train", "--resume", "mine", "--skip-step", "3"]) == 2
+    assert capsys.readouterr().err == ("error: step 3 cannot be skipped: the learner of runs/mine has finished; leave "
+                                       "--skip-step out\n")
+    assert not Path("runs/mine/stage.json").exists()
 
 
 def test_a_refusal_lists_the_keys_that_differ(mine, capsys: pytest.CaptureFixture[str]):
