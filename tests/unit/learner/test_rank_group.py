@@ -42,13 +42,13 @@ print("met", flush=True)
 if rank:
     time.sleep(200)
 try:
-    getattr(gang, sys.argv[3])(*([] if sys.argv[3] == "meet" else [[1.0]]))
+    getattr(gang, sys.argv[3])(*([] if sys.argv[3] == "barrier" else [[1.0]]))
 except RuntimeError as error:
     print("raised" if "imed out" in str(error) else error, flush=True)
 """
 
 
-@pytest.mark.parametrize("collective", ["reduce", "gather", "meet"])
+@pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "barrier"])
 def test_a_rank_that_hangs_ends_the_wait_of_the_others(tmp_path, collective):
     """These waited for a day, as for a command: only the run's stall of an hour ended them."""
     first, second = (subprocess.Popen([sys.executable, "-c", HANGING, tmp_path / "store", str(rank), collective],
