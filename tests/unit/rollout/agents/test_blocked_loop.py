@@ -26,14 +26,14 @@ def test_a_blocking_call_is_told_once_with_its_place(counting, ticket, loop):
         done.append(1)
 
     async def plays():
-        with telling_if_blocked(told.append, blocked_s=0.1):
-            async with counting(["so"], blocks) as (runner, _):
+        async with counting(["so"], blocks) as (runner, _):
+            with telling_if_blocked(told.append, blocked_s=1.0):
                 await runner.play(ticket, 1)
 
     with asyncio.Runner(loop_factory=loop) as runner:
         runner.run(plays())
     assert (len(told), done) == (1, [1])
-    assert "the event loop has not run for 0.1 s, in blocks (" in told[0]
+    assert "the event loop has not run for 1 s, in blocks (" in told[0]
     assert "test_blocked_loop.py:" in told[0]
 
 
