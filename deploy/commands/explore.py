@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import suppress
 
 from deploy.runs.policies import check_distinct, run_path
 from services.config.secrets import EXPLORE_TOKEN_VARIABLE, token_from
@@ -37,4 +38,5 @@ def run(args: argparse.Namespace) -> None:
     from deploy.explorer.runs import open_runs
     from deploy.explorer.server import serve
 
-    serve(open_runs(args.runs), host=args.host, port=args.port, token=token_from(EXPLORE_TOKEN_VARIABLE))
+    with suppress(KeyboardInterrupt):  # that is how its user ends it
+        serve(open_runs(args.runs), host=args.host, port=args.port, token=token_from(EXPLORE_TOKEN_VARIABLE))

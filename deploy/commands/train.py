@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     from deploy.launch.checks import preflight
     from deploy.launch.checks.gpu_checks import with_gpu
     from deploy.launch.planning import plan
-    from deploy.runs.folder import earlier
+    from deploy.runs.folder import check_skip, earlier
     from deploy.training.start import start
 
     config = with_gpu(with_local_model(_config(args)), partial(print, file=sys.stderr))
@@ -70,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         games = preflight.check(config, planned=True, before=earlier(config) if resume else None,
                                 tell=partial(print, file=sys.stderr)).games
+        check_skip(config, args.skip_step)
         print(json.dumps(plan.as_dict(config)) if args.json else plan.describe(config, resume=resume, games=games))
         return 0
     lines = start(config, resume=resume, skip_step=args.skip_step, quiet=args.json)

@@ -295,5 +295,5 @@ def credit_options(options: CreditSection) -> Sequence[str]:
         if (value := given.get(name, default)) != default:
             option = name.replace("_", "-")
             words += ([f"--{option}" if value else f"--no-{option}"] if isinstance(value, bool) else
-                      [f"--{option}", f"{value:g}" if isinstance(value, float) else str(value)])
+                      [f"--{option}", str(value).removesuffix(".0")])
     return words

@@ -68,9 +68,10 @@ def test_a_finished_run_stays_finished_if_a_step_of_it_is_to_be_skipped(mine, ca
     checkpoints = Checkpoints(Path("runs/mine/checkpoints"), keep=1)
     checkpoints.draft(7)
     checkpoints.commit(Position(step=7, incarnation=1, next_group=7, trained=7))
-    assert cli.main(["train", "--resume", "mine", "--skip-step", "3"]) == 2
-    assert capsys.readouterr().err == ("error: step 3 cannot be skipped: the learner of runs/mine has finished; leave "
-                                       "--skip-step out\n")
+    for planned in ([], ["--dry-run"]):
+        assert cli.main(["train", "--resume", "mine", "--skip-step", "3", *planned]) == 2
+        assert capsys.readouterr().err == ("error: step 3 cannot be skipped: the learner of runs/mine has finished; "
+                                           "leave --skip-step out\n")
     assert not Path("runs/mine/stage.json").exists()
 
 
