@@ -84,7 +84,8 @@ def outcome_of(returned: object, verb: str) -> Outcome:
     if not isinstance(info, dict) or not all(map(_is_plain, cast("dict[object, object]", info).values())):
         raise EnvFault(f"its {verb} returned {info!r:.60} as info, and not texts, finite numbers and booleans by name")
     reward = cast("object", returned.reward)
-    if not (isinstance(reward, SupportsFloat) and isfinite(reward)):
+    # A check against a protocol takes longer than a step of our engine, so plain numbers go without one.
+    if not (isinstance(reward, (float, SupportsFloat)) and isfinite(reward)):
         raise EnvFault(f"its {verb} returned the reward {reward!r:.60}, which is no finite number")
     return returned
 
