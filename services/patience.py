@@ -1,4 +1,4 @@
-"""Repeats a call while what it needs is away: Redis, the folder of bodies, or the disk of a run's folder."""
+"""Repeats a call while what it needs is away: Redis, a server, the folder of bodies, or the disk of a run's folder."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from services.errors import DeadlineExceeded
+from services.errors import DeadlineExceeded, Unanswered, Unavailable
 
 FIRST_PAUSE_S = 1 / 16
 TELL_S = 0.5
 """Pause from which on an outage is told: shorter ones are over by then."""
 LONGEST_DISK_PAUSE_S = 10.0
 """A full disk or a shared folder that is away takes longer to come back than a server."""
+SERVER_PAUSE_S = 0.5
+"""Pause before a server that is away is asked again."""
 T = TypeVar("T")
 
 
@@ -54,3 +56,22 @@ def while_folder_away(call: Callable[[], T], *, seconds: float, what: str,
                          longest_pause_s=LONGEST_DISK_PAUSE_S)
     except OSError as error:
         raise DeadlineExceeded(f"{what} for {seconds:g} s ({error}; learner.collective_s)") from error
+
+
+def until_answered(call: Callable[[], T], seconds: float, tell: Callable[[str], object]) -> T:
+    """Returns the result of `call`. Repeats it while it raises Unanswered or Unavailable.
+
+    Raises that after `seconds`, other errors at once. `tell` takes a line at the first failure.
+    """
+    deadline, told = time.monotonic() + seconds, False
+    while True:
+        try:
+            return call()
+        except (Unanswered, Unavailable) as error:
+            if time.monotonic() >= deadline:
+                raise
+            if not told:
+                what = error.what if isinstance(error, Unanswered) else error
+                tell(f"{what}; waiting for it for up to {seconds:g} s")
+            told = True
+            time.sleep(SERVER_PAUSE_S)

@@ -16,7 +16,7 @@ from services.config.secrets import ENV_TOKEN_VARIABLE, env_token, redis_url
 from services.config.tree import Config
 from services.errors import Unanswered, UserError, in_short
 from services.http.bounded import get
-from services.outages import until_answered
+from services.patience import until_answered
 from services.store.connection import Connection
 from services.store.redis_server import find_redis
 

@@ -33,7 +33,7 @@ from services.config.secrets import env_token, redis_url
 from services.config.tree import Config
 from services.controller.fleet import Fleet
 from services.controller.supervise import Supervisor
-from services.outages import until_answered
+from services.patience import until_answered
 from services.process.addresses import held_port, is_local
 from services.store.redis_server import memory_share, private_redis
 from services.store.store import Store

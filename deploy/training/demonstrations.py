@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from deploy.console.plain import Pace
 from services.config.tree import Config
 from services.errors import EnvFault, UserError, described
-from services.outages import until_answered
+from services.patience import until_answered
 from services.plural import number_of
 from services.seeds import seed_for
 

@@ -20,7 +20,7 @@ from rollout.prompting.policies import PromptingPolicy, Trial, reflection_on
 from services.chat import Message
 from services.config.prompting import PromptingSection
 from services.errors import DeadlineExceeded, EnvFault, Unavailable, UserError, described
-from services.outages import PAUSE_S
+from services.patience import SERVER_PAUSE_S
 from services.records import EpisodeEnd
 from services.seeds import seed_for
 
@@ -158,7 +158,7 @@ class TaskPlayer:
             except Unavailable:  # nothing has happened in the game
                 if time.monotonic() >= until:
                     raise
-                await asyncio.sleep(PAUSE_S)
+                await asyncio.sleep(SERVER_PAUSE_S)
             except TimeoutError:
                 raise DeadlineExceeded(f"a step of the environment took longer than {self.settings.step_seconds:g} s "
                                        "(prompting.step_seconds)") from None

@@ -19,7 +19,7 @@ from ports import likely_port
 from waiting import wait_until
 
 from deploy.runs.configs import load_config
-from services.outages import until_answered
+from services.patience import until_answered
 from services.store.redis_server import RIGHTS, find_redis
 from services.store.store import Store
 

@@ -16,7 +16,7 @@ from deploy.runs.configs import load_config
 from services.config.file import dump_config
 from services.config.tree import Config
 from services.errors import Unanswered, Unavailable, UserError
-from services.outages import until_answered
+from services.patience import until_answered
 from services.store.redis_server import RedisServer, find_redis
 
 

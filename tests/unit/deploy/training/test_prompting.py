@@ -213,7 +213,7 @@ async def test_a_game_waits_for_a_service_that_is_away(tmp_path: Path, monkeypat
             answer = await super().ask(messages, seed=seed)
             return answer if self.calls > 1 else ModelAnswer(text="Action: ask", prompt_tokens=1, answer_tokens=1)
 
-    monkeypatch.setattr("rollout.prompting.trials.PAUSE_S", 0.01)
+    monkeypatch.setattr("rollout.prompting.trials.SERVER_PAUSE_S", 0.01)
     mine = replace(plan("react"), environment=Careless())
     summary = await play(mine, Asks(), "m", tmp_path / "e.jsonl", lambda *_: None)
     assert (summary["tasks"], summary["dropped"], summary["success_rate"]) == (3, 0, 1.0)
