@@ -21,7 +21,7 @@ class Outages:
         self.left = 0
         self.client: EnvClient | None = None
         self.seen: list[bool] = []
-        """What the client knew at each call: whether all servers are away."""
+        """Whether all servers were away, as the client knew at each call."""
 
     def ask(self) -> None:
         self.seen.append(self.client is not None and self.client.away)
