@@ -295,5 +295,5 @@ def credit_options(options: CreditSection) -> Sequence[str]:
         if (value := given.get(name, default)) != default:
             option = name.replace("_", "-")
             words += ([f"--{option}" if value else f"--no-{option}"] if isinstance(value, bool) else
-                      [f"--{option}", str(value).removesuffix(".0")])
+                      [f"--{option}", str(value).removesuffix(".0") if isinstance(value, float) else str(value)])
     return words

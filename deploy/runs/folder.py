@@ -229,9 +229,10 @@ def check_run(config: Config, *, resume: bool, games: str | None = None) -> None
 
 def check_skip(config: Config, step: int | None) -> None:
     """Checks before a run goes on that its learner may still leave out `step`, if one is given. Raises UserError."""
-    if step is None:
+    root = config.run_dir / "checkpoints"
+    if step is None or not steps_in(root):  # Checkpoints would make the folder, and a dry run makes none
         return
-    newest = Checkpoints(config.run_dir / "checkpoints", config.checkpoint.keep).latest()
+    newest = Checkpoints(root, config.checkpoint.keep).latest()
     if newest is not None and newest.step >= config.steps:
         raise UserError(f"step {step} cannot be skipped: the learner of {config.run_dir} has finished",
                         "leave --skip-step out")

@@ -43,7 +43,7 @@ from envservice.client.request_batching import (
 from envservice.client.results import Result, result_of
 from envservice.wire.schemas import MAX_ACTION, Info, TaskList
 from services.errors import EnvFault
-from services.http.bounded import PLAIN
+from services.http.bounded import PLAIN, UNLIMITED
 from services.plural import number_of
 from services.telemetry.tracing import span, traceparent
 
@@ -78,9 +78,7 @@ class EnvClient:
         self._answer_s = timeout_s * SHARE
         timeout = httpx.Timeout(self._answer_s, connect=min(CONNECT_S, self._answer_s))
         # Proxies of the environment are ignored: servers are on this machine or in the cluster.
-        # The requests in flight are bounded elsewhere. A wait for a free connection would count as a server's silence.
-        self._http = httpx.AsyncClient(headers=headers, timeout=timeout, trust_env=False,
-                                       limits=httpx.Limits(max_connections=None))
+        self._http = httpx.AsyncClient(headers=headers, timeout=timeout, trust_env=False, limits=UNLIMITED)
         self.live = False
         """Whether the environment acts on the world, once `info` has been asked."""
         self._replicas = [self._replica(url.rstrip("/")) for url in urls]

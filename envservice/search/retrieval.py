@@ -20,7 +20,7 @@ from envservice.bm25.build import build, open_or_build
 from envservice.bm25.index import Hit
 from services.errors import EnvFault, Unavailable
 from services.files import JSON_BYTES
-from services.http.bounded import PLAIN, whole_within
+from services.http.bounded import PLAIN, UNLIMITED, whole_within
 
 DEADLINE_S = 15.0
 """Longest time of one search with all retries. It is less than the time that a client waits for a step."""
@@ -85,7 +85,7 @@ class HttpRetriever:
             raise ValueError("a retriever needs the URL of at least one server")
         self._urls = itertools.cycle(urls)
         self._deadline_s, self._share_s = deadline_s, deadline_s / len(urls)
-        self._http = httpx.Client(trust_env=False, headers=PLAIN, limits=httpx.Limits(max_connections=None))
+        self._http = httpx.Client(trust_env=False, headers=PLAIN, limits=UNLIMITED)
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="search")
         self._failure, self._open_at = "", 0.0  # of the last search without an answer, and when to ask again
 

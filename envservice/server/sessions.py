@@ -43,6 +43,7 @@ RETRY_AFTER_S = 5.0
 """Longest wait that a full store asks for. Sessions are also closed before their lease ends."""
 _INTACT = ("conflict", "transcript_missing", "malformed", "unavailable")  # they leave the session as it is
 
+
 @dataclass(slots=True)
 class _Live:
     task: str
@@ -129,12 +130,14 @@ class SessionStore:
         """
         for request in requests:
             live = self._live.get(request.episode_id)
-            if live is not None and isinstance(live.session, ForeseeingSession) and (
-                    len(live.actions) == len(request.actions) and not live.answers[-1].done):
-                try:
-                    live.session.foresee(request.action)
-                except Exception:  # of a user's session; the step itself tells whether it can be taken
-                    log.exception("the session cannot foresee its step", task=live.task)
+            if live is None or len(live.actions) != len(request.actions) or live.answers[-1].done:
+                continue  # this step is rebuilt, recorded or refused
+            if not isinstance(live.session, ForeseeingSession):
+                continue
+            try:
+                live.session.foresee(request.action)
+            except Exception:  # of a user's session; the step itself tells whether it can be taken
+                log.exception("the session cannot foresee its step", task=live.task)
 
     def close(self, episode_id: str) -> bool:
         """Drops the session. Returns False if this store does not hold it."""

@@ -24,6 +24,7 @@ from rollout.prompting.reply import Completion, EndpointReply, Form, RequestRefu
 from services.chat import Message
 from services.config.prompting import PromptingSection
 from services.errors import UserError
+from services.http.bounded import UNLIMITED
 from services.process.addresses import parts_of
 
 LONGEST_PAUSE_S = 60.0
@@ -152,9 +153,8 @@ def endpoint_client(url: str, key: str | None, settings: PromptingSection) -> ht
         raise UserError("--endpoint holds a name, a password or a query, which others can read in a command line",
                         "give the address alone, and the key by prompting.key_file or $GAGPO_ENDPOINT_KEY")
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
-    # prompting.concurrency is the bound. A wait for a free connection would count as the endpoint's silence.
     return httpx.AsyncClient(base_url=url.rstrip("/") + "/", headers=headers, timeout=settings.call_seconds,
-                             limits=httpx.Limits(max_connections=None))
+                             limits=UNLIMITED)  # prompting.concurrency is the bound
 
 
 def retry_after(headers: Mapping[str, str], now: float) -> float | None:

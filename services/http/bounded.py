@@ -17,6 +17,9 @@ from services.files import JSON_BYTES
 
 PLAIN = {"accept-encoding": "identity"}
 """The header of requests whose answers are read here."""
+UNLIMITED = httpx.Limits(max_connections=None)
+"""For clients whose requests in flight are bounded elsewhere. With httpx's 100 connections, a wait for a free one would
+count as a server's silence."""
 
 
 class Unbounded(httpx.HTTPError):

@@ -33,11 +33,12 @@ class Meeting(HttpRetriever):
         return [f"about {query}"]
 
 
-def client_of(retriever: HttpRetriever) -> httpx.AsyncClient:
-    questions = tuple(Question(question=f"Where is {row}?", golden_answers=("here",), data_source="nq")
-                      for row in range(GAMES))
-    app = create_app(SearchEnvironment("search", {"train": questions, "valid": (), "heldout": ()}, retriever),
-                     Settings(threaded=True))
+QUESTIONS = {"train": tuple(Question(question=f"Where is {row}?", golden_answers=("here",), data_source="nq")
+                            for row in range(GAMES)), "valid": (), "heldout": ()}
+
+
+def client_of(environment: SearchEnvironment, *, threaded: bool) -> httpx.AsyncClient:
+    app = create_app(environment, Settings(threaded=threaded))
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://search", timeout=120)
 
 
@@ -48,7 +49,7 @@ async def post(http: httpx.AsyncClient, verb: str, elements: list[dict[str, Any]
 async def test_the_steps_of_one_request_search_at_once():
     """Each search waited for those before it: with 50 ms each and a hundred games, five seconds a turn."""
     retriever = Meeting()
-    async with client_of(retriever) as http:
+    async with client_of(SearchEnvironment("search", QUESTIONS, retriever), threaded=True) as http:
         firsts = await post(http, "reset", [{"episode_id": task, "task": task} for task in TASKS])
         queries = [*(f"river {row}" for row in range(GAMES - 1)), "down"]
         steps = [{"episode_id": task, "task": task, "actions": [], "action": f"<search>{query}</search>",
@@ -74,9 +75,7 @@ async def test_a_step_that_was_foreseen_is_searched_for_once_and_another_one_ane
             asked.append(query)
             return [f"about {query}"]
 
-    questions = (Question(question="Where?", golden_answers=("here",), data_source="nq"),)
-    session = SearchEnvironment("search", {"train": questions, "valid": (), "heldout": ()},
-                                Library(["http://127.0.0.1:1"]), turns=3).open("search/train/000000")
+    session = SearchEnvironment("search", QUESTIONS, Library(["http://127.0.0.1:1"]), turns=3).open(TASKS[0])
     session.reset()
     session.foresee("<search>one</search>")
     assert "about one" in session.step("<search>one</search>").observation
@@ -100,10 +99,7 @@ async def test_a_session_that_cannot_foresee_is_stepped_all_the_same(threaded: b
         def search(self, query: str, topk: int) -> list[str]:
             return [f"about {query}"]
 
-    questions = (Question(question="Where?", golden_answers=("here",), data_source="nq"),)
-    app = create_app(Careless("search", {"train": questions, "valid": (), "heldout": ()}, Found()),
-                     Settings(threaded=threaded))
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://search", timeout=120) as http:
+    async with client_of(Careless("search", QUESTIONS, Found()), threaded=threaded) as http:
         (first,) = await post(http, "reset", [{"episode_id": "e", "task": TASKS[0]}])
         (found,) = await post(http, "step", [{"episode_id": "e", "task": TASKS[0], "actions": [],
                                               "action": "<search>x</search>", "digest": first["digest"]}])
