@@ -97,11 +97,10 @@ def demonstrations(
     episodes = won = 0
     for task in tasks:
         for k in range(config.sft.demos_per_game):
+            play = partial(demonstrate, environment, task, teacher=teacher, template=template, seed=seed_for(seed, k),
+                           sft=config.sft, max_steps=config.env.max_steps, disguised=k % 2 == 1)
             try:
-                shown = until_answered(partial(
-                    demonstrate, environment, task, teacher=teacher, template=template, seed=seed_for(seed, k),
-                    sft=config.sft, max_steps=config.env.max_steps, disguised=k % 2 == 1),
-                    config.env.outage_seconds, report)
+                shown = until_answered(play, config.env.outage_seconds, report)
             except UserError:
                 raise
             except Exception as error:  # the code of an environment of the user's own may raise anything
