@@ -6,7 +6,6 @@ On CPUs gloo stands in for NCCL, and shared host memory for CUDA IPC. All other 
 from __future__ import annotations
 
 import asyncio
-import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 
 from rollout.engine.engine import Engine
 from rollout.transfer.receiver import Receiver
+from services.process.garbage import collect_garbage
 from services.weights.meeting import Meeting
 from services.weights.rounds import Participant, Way
 
@@ -74,7 +74,7 @@ async def trips(engine: Engine, model: Path, dtype: str, way: Way, *, rounds: in
         receiving.cancel()
         await asyncio.wait([receiving])
         if gpu is not None:
-            gc.collect()
+            collect_garbage()
             torch.cuda.empty_cache()  # this process goes on, beside others that use the GPU
 
 

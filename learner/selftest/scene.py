@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from torch import nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from services.config.tree import Config
+from services.process.garbage import collect_garbage
 from services.records import Episode, Step, Ticket, Version, VersionSpan
 
 
@@ -128,7 +128,7 @@ class Gauge:
 
     def fresh(self) -> None:
         """Frees unused memory, and measures the peak from here on."""
-        gc.collect()  # a sharded model refers to itself, so it outlives its last name
+        collect_garbage()  # a sharded model refers to itself, so it outlives its last name
         if self.cuda:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self.device)
