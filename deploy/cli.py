@@ -4,6 +4,8 @@ A command is a module with `add_parser(subparsers)`, which adds one parser with 
 `run`, a function of the parsed arguments that returns the exit status (None: 0).
 
     0 success    1 a fault or a failed check    2 a mistake of the user    130 Ctrl-C    143 SIGTERM
+
+Ctrl-C is how a server or a view is ended, so there it is a success.
 """
 
 from __future__ import annotations

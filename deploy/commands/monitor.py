@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from deploy.runs.policies import RUNS
@@ -38,9 +39,10 @@ def run(args: argparse.Namespace) -> None:
                         "give prom_metrics_service_discovery.json in the temporary folder of Ray's head")
     from deploy.monitor.servers import grafana, prometheus
 
-    with (prometheus(args.runs_dir, port=args.port, ray=args.ray) as source,
-          grafana(args.runs_dir, source, port=args.grafana_port) as pages):
-        print(f"Prometheus: {source}", flush=True)
-        print(f"Grafana:    {pages or 'not installed; the boards are in deploy/prometheus/grafana'}", flush=True)
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
-    raise Fault(f"Prometheus or Grafana ended by itself; the logs are in {args.runs_dir / '.monitor'}")
+    with suppress(KeyboardInterrupt):  # that is how its user ends it
+        with (prometheus(args.runs_dir, port=args.port, ray=args.ray) as source,
+              grafana(args.runs_dir, source, port=args.grafana_port) as pages):
+            print(f"Prometheus: {source}", flush=True)
+            print(f"Grafana:    {pages or 'not installed; the boards are in deploy/prometheus/grafana'}", flush=True)
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+        raise Fault(f"Prometheus or Grafana ended by itself; the logs are in {args.runs_dir / '.monitor'}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,4 +58,5 @@ def run(args: argparse.Namespace) -> None:
 
     served = ServedPolicy(config=config, model=policy.folder, host=args.host, port=args.port, token=token,
                           with_env=not args.no_env, out=args.out)
-    asyncio.run(serve_agents(served, lambda url: print(f"{policy.title} on {url}", flush=True)))
+    with suppress(KeyboardInterrupt):  # that is how its user ends it
+        asyncio.run(serve_agents(served, lambda url: print(f"{policy.title} on {url}", flush=True)))

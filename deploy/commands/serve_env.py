@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import suppress
 from pathlib import Path
 
 from deploy.commands.arguments import add_env_arguments, env_from
@@ -69,7 +70,7 @@ def run(args: argparse.Namespace) -> None:
         call_s=env.call_seconds, live_lease_s=config.agent.seconds, threaded=spec.threaded(env),
         recycle_s=None if env.recycle_hours is None else 3600 * env.recycle_hours,
         recycle_bytes=None if env.recycle_gb is None else int(GIB * env.recycle_gb))
-    with tracing(config.metrics.traces, process=process):
+    with suppress(KeyboardInterrupt), tracing(config.metrics.traces, process=process):  # that is how its user ends it
         serve(
             lambda: open_environment(env), host=args.host, port=args.port, settings=settings,
             parent=args.exit_with_parent)

@@ -11,7 +11,8 @@ from deploy.reference.markdown import code, document, table
 INTRODUCTION = """Every command of `gagpo`, as `gagpo COMMAND --help` shows it.
 
 All commands end with the same exit codes: 0 success, 1 a fault or a failed check, 2 a mistake of the user, \
-130 Ctrl-C, 143 SIGTERM. An error is one line on stderr: what is wrong, and how to fix it."""
+130 Ctrl-C (0 for a server or a view, which goes on until then), 143 SIGTERM. \
+An error is one line on stderr: what is wrong, and how to fix it."""
 
 
 def page() -> str:

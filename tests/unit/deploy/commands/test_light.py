@@ -1,6 +1,7 @@
 """Commands of environments run where only the packages of a server are installed, as in the servers' images."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -54,3 +55,14 @@ def test_a_server_answers_and_asks_for_the_token_of_its_config(tmp_path: Path):
             assert httpx.get(info, headers=headers, trust_env=False, timeout=60).status_code == 200
         finally:
             process.kill()
+
+
+@pytest.mark.parametrize("options", [[], ["--openenv"]])
+def test_ctrl_c_ends_a_server_without_an_error(options: list[str]):
+    """It said `error: interrupted` and left with status 130, as a command does that is ended before its end."""
+    with started("serve-env", "--env", "alfworld", "--port", "0", *options) as process:
+        assert process.stdout.readline().startswith("serving ")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=READY_S)
+    assert (process.returncode, out) == (0, "")
+    assert "error" not in err
