@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 from deploy.runs.configs import default_config, light_config, load_config
@@ -30,9 +31,10 @@ def add_env_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help="set one key of the config")
 
 
-def env_from(args: argparse.Namespace) -> EnvSection:
-    """Returns the settings of the environment that the command line names. Raises UserError."""
-    env = light_config(args.config, args.overrides).env
+def env_from(args: argparse.Namespace, read: Callable[..., Config] = light_config) -> EnvSection:
+    """Returns the settings of the environment that the command line names, from a config that `read` reads (see
+    deploy/runs/configs.py). Raises UserError."""
+    env = read(args.config, args.overrides).env
     return env if args.env is None else env.model_copy(update={"name": args.env})
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from deploy.commands.arguments import above_zero, add_env_arguments, env_from, positive
 from deploy.commands.task_session import open_session
 from deploy.console.printable import printable
+from deploy.runs.configs import config_to_play
 from deploy.runs.policies import run_path
 from envservice.base import Outcome, Session
 from services.plural import number_of
@@ -49,7 +50,8 @@ def run(args: argparse.Namespace) -> int:
     if args.agent is not None:
         _watch(args)
     else:
-        (_play_json if args.json else _play)(open_session(env_from(args), args.task), args.max_steps)
+        (_play_json if args.json else _play)(
+            open_session(env_from(args, config_to_play), args.task), args.max_steps)
     return 0
 
 

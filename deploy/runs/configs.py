@@ -50,6 +50,16 @@ def light_config(path: Path | str | None, overrides: Sequence[str] = ()) -> Conf
     return config_file.load_config(path, overrides, shipped_in=SHIPPED)
 
 
+def config_to_play(path: Path | str | None, overrides: Sequence[str] = ()) -> Config:
+    """As light_config, but overrides of `learner.credit` are checked, as load_config does: a misspelt one is refused.
+
+    Playing does not need them, so the module of the run's own estimator is imported only if an override is one.
+    """
+    if not any(override.startswith(OPEN_SECTION) for override in overrides):
+        return light_config(path, overrides)
+    return default_config(overrides) if path is None else load_config(path, overrides)
+
+
 def lay_over(config: Config, values: Mapping[str, object]) -> Config:
     """Returns `config` with `values` at their dotted keys. Raises UserError for an unknown key or a bad value.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from deploy.runs.configs import default_config, light_config, load_config
+from deploy.runs.configs import config_to_play, default_config, load_config
 from deploy.runs.folder import RunFolder, is_run
 from services.config.tree import Config
 from services.errors import UserError
@@ -126,7 +126,7 @@ def resolve(path: Path, config_file: str | None, settings: Mapping[str, object |
     if config_file is None and beside is None:
         raise UserError(f"{path} has no config beside it", "say how to play by --config")
     laid = [f"{key}={value}" for key, value in settings.items() if value is not None]
-    read = light_config if config_file is None else load_config
+    read = config_to_play if config_file is None else load_config
     return read(config_file or str(beside), [*laid, *overrides, *_plays(policy)]), policy
 
 

@@ -146,6 +146,8 @@ DRY = ["train", "--config", "alfworld-tiny", "--dry-run"]
      "the model at half has no weights; set model.path to a complete Hugging Face folder"),
     (["play", "alfworld/valid_seen/x"], "alfworld/valid_seen/x is an official game and ALFWORLD_DATA is not set; "
      "run `pip install --no-deps alfworld==0.4.2 && alfworld-download`, and set ALFWORLD_DATA to its folder"),
+    (["play", "alfworld-gen/valid/look-0001", "learner.credit.lamb=1"], "unknown key learner.credit.lamb: the "
+     "estimator gagpo has none of this name; did you mean learner.credit.lam?"),
     (["bench", "soak", "--minutes", "-1"], "argument --minutes: it must be above 0, not -1; see `gagpo bench --help`"),
     (["bench", "soak", "--sessions", "x=3"], "there is no environment 'x'; set env.name to one of alfworld, webshop, "
      "search, scienceworld, or to module:attribute of your own"),

@@ -51,6 +51,15 @@ def test_a_model_alone_needs_a_config(tmp_path: Path):
     assert resolve(model, "alfworld-tiny", {}, ["eval.panel=8"])[0].eval.panel == 8
 
 
+def test_a_misspelt_key_of_credit_is_refused_as_in_training(tmp_path: Path):
+    """It was taken without a word, since playing reads no option of an estimator."""
+    model_at(tmp_path / "run" / "model")
+    run_at(tmp_path / "run")
+    with pytest.raises(UserError, match=r"unknown key learner\.credit\.lamb: .*; did you mean learner\.credit\.lam\?"):
+        resolve(tmp_path / "run", None, {}, ["learner.credit.lamb=1"])
+    assert resolve(tmp_path / "run", None, {}, ["learner.credit.lam=1"])[0].learner.credit.model_dump()["lam"] == 1
+
+
 def checkpoint(run: Path, step: int, *, keep: int = 3) -> None:
     checkpoints = Checkpoints(run / "checkpoints", keep=keep)
     model_at(checkpoints.draft(step) / "hf")
