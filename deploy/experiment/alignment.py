@@ -32,6 +32,8 @@ Gradients = npt.NDArray[np.float32]
 Products = npt.NDArray[np.float32]
 FEWEST = 3
 """Fewest groups. Without one of them two must be left, whose product tells signal from noise."""
+UNTOLD = "-"
+"""Stands in a table for a figure that has no interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +93,10 @@ def alignments(gradients: Iterable[tuple[str, Gradients]], policy: PolicyGradien
     truth = true @ true.T
     found = {arm: measured(own @ own.T, own @ true.T, truth, policy.per_step) for arm, own in gradients}
     first = next(iter(found.values()))
-    return [Alignment(arm=arm, signal=_jackknife(own.signal), direction=_jackknife(own.direction),
-                      gain=_jackknife(own.gain), against=_jackknife(own.gain / first.gain))
-            for arm, own in found.items()]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return [Alignment(arm=arm, signal=_jackknife(own.signal), direction=_jackknife(own.direction),
+                          gain=_jackknife(own.gain), against=_jackknife(own.gain / first.gain))
+                for arm, own in found.items()]
 
 
 class Measures(NamedTuple):
@@ -107,13 +110,14 @@ class Measures(NamedTuple):
 def measured(own: Products, aim: Products, truth: Products, per_step: int) -> Measures:
     """Returns the measures from the products g_u·g_v, g_u·t_v and t_u·t_v, [U, U] each.
 
-    What too few groups cannot tell is not a number: a length of the mean gradient whose estimated square is negative.
+    What too few groups cannot tell is not a finite number: a length of the mean gradient whose estimated square is
+    negative or 0.
     """
     s, c, true = _between(own), _between(aim), _between(truth)
     squares = np.diag(own).astype(np.float64)
     each = np.append(squares.mean(), (squares.sum() - squares) / (len(squares) - 1))
     step = s + (each - s) / per_step
-    with np.errstate(invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore"):
         return Measures(signal=s / step, direction=c / np.sqrt(s) / np.sqrt(true),
                         gain=c / np.sqrt(step) / np.sqrt(true))
 
@@ -145,11 +149,15 @@ def adam_steps(gradients: Gradients) -> Gradients:
 
 def as_lines(title: str, rows: Sequence[Alignment]) -> list[str]:
     """Returns the table of one policy."""
+    table = [[_shown(part) for part in (one.signal, one.direction, one.gain, one.against)] for one in rows]
     lines = [title, f"  {'arm':18}{'signal':>16}{'direction':>16}{'gain':>16}{'of the first':>16}"]
-    lines += [f"  {one.arm:18}" + "".join(f"{_shown(part):>16}" for part in
-                                          (one.signal, one.direction, one.gain, one.against)) for one in rows]
+    lines += [f"  {one.arm:18}" + "".join(f"{cell:>16}" for cell in cells)
+              for one, cells in zip(rows, table, strict=True)]
+    if any(UNTOLD in cells for cells in table):
+        lines.append(f"  {UNTOLD} these groups are too few to tell this figure from noise: it needs more of them")
     return [*lines, ""]
 
 
 def _shown(one: Interval) -> str:
-    return f"{one.value:.3f} ±{one.half:.3f}"
+    """Returns the figure with its interval. Without some of the groups it may be no number, so its interval is none."""
+    return f"{one.value:.3f} ±{one.half:.3f}" if math.isfinite(one.half) else UNTOLD

@@ -94,6 +94,15 @@ def test_the_tables_name_policy_groups_and_arms():
     assert as_lines("t", [])[1].split()[:3] == ["arm", "signal", "direction"]
 
 
+def test_a_figure_that_too_few_groups_cannot_tell_is_a_dash_with_the_reason():
+    """It was `nan` or `0.000 ±nan` without a word. Only the signal of the second arm has an interval."""
+    own = np.array([[1, 0], [-1, 0], [0, 0.1]], np.float32)
+    lines = tables_of(PolicyGradients(policy="p", per_step=2, arms={"gagpo": own, "gigpo": np.abs(own)},
+                                      success=np.abs(own)))
+    assert [line.split() for line in lines[2:4]] == [["gagpo", *"----"], ["gigpo", "0.664", "±1.307", *"---"]]
+    assert lines[4] == "  - these groups are too few to tell this figure from noise: it needs more of them"
+
+
 def test_without_a_group_that_won_and_lost_nothing_tells_the_gradient_of_success():
     """All its products would be 0, and each figure nan."""
     own = np.array([[1, 0], [1, 2], [1, 1]], np.float32)
