@@ -33,6 +33,11 @@ def percent(value: float | None) -> str:
     return "–" if value is None else f"{value:.0%}"
 
 
+def interval(low: float, high: float) -> str:
+    """Returns the ends of an interval in whole percents: `[68%, 78%]`."""
+    return f"[{percent(low)}, {percent(high)}]"
+
+
 def shade(value: float | None, largest: float) -> str:
     """Returns the CSS class of the diverging scale: n5 ... n1, z, p1 ... p5, or "" if the value is unknown."""
     if value is None:
@@ -66,5 +71,5 @@ def short(task: str) -> str:
 
 
 FILTERS: dict[str, Callable[..., Any]] = {
-    "number": number, "signed": signed, "percent": percent, "shade": shade, "surprise": surprise, "segment": segment,
-    "one_line": one_line, "short": short, "number_of": number_of}
+    "number": number, "signed": signed, "percent": percent, "interval": interval, "shade": shade, "surprise": surprise,
+    "segment": segment, "one_line": one_line, "short": short, "number_of": number_of}

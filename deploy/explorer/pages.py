@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, cast
 
 from deploy.explorer.calculation import calculation
 from deploy.explorer.curves import evaluation_chart, training_charts
+from deploy.explorer.filters import interval, percent
 from deploy.explorer.graph import draw
 from deploy.explorer.groups import (
     Alternative,
@@ -84,7 +85,7 @@ def trained_policy(evaluations: Sequence[dict[str, Any]]) -> dict[str, str] | No
         return None
     row, after = rows[0], f"{TITLES[TRAINED]}, held-out games"
     return {"name": after if row["label"] == TRAINED else f"evaluation at step {row['step']}",
-            "text": f"{row['success_rate']:.0%} [{row['success_low']:.0%}, {row['success_high']:.0%}] of "
+            "text": f"{percent(row['success_rate'])} {interval(row['success_low'], row['success_high'])} of "
                     f"{number_of(row['tasks'], 'task')}, T={row['temperature']:g}"}
 
 

@@ -142,6 +142,12 @@ def test_evaluations_at_two_temperatures_are_two_lines():
         assert all(line.band for line in chart.lines)
 
 
+def test_evaluations_show_their_intervals_without_a_mouse(client):
+    """They were in tooltips alone, which phones, keyboards and paper do not show."""
+    text = re.sub(r"<[^>]*>", " ", client.get("/toy/evaluations").text)
+    assert re.search(r"success, all tasks\s+95% interval\s+50%\s+\[10%, 90%\]\s+50%\s+\[10%, 90%\]", text)
+
+
 @pytest.mark.parametrize("sort", ["\N{SUPERSCRIPT TWO}", "9" * 30, "-1"])
 def test_an_order_of_no_column_is_passed_over(client, sort):
     assert client.get("/toy/evaluations", params={"sort": sort}).status_code == 200
