@@ -24,6 +24,8 @@ SMOOTHING = 0.6
 noisy."""
 FEW = 3
 """Runs of an arm up to which each has a thin line: the band of two is twelve times as wide as their difference."""
+STEP = "step"
+"""The curve that holds the learner steps of the others. A record of an experiment has none: its steps begin at 1."""
 DPI = 100
 COLOURS = 128
 STYLES = ("-", "--", ":")
@@ -137,10 +139,11 @@ def _curves(ax: Any, records: Sequence[Record], arms: Mapping[str, Arm], subplot
     several = len(subplot.keys) > 1
     for name, arm in arms.items():
         for key, style in zip(subplot.keys, STYLES, strict=False):
-            runs = [[float("nan") if value is None else value for value in record.curves[key]]
-                    for record in records if record.arm == name and key in record.curves]
+            curves = [record.curves for record in records if record.arm == name and key in record.curves]
+            runs = [[float("nan") if value is None else value for value in each[key]] for each in curves]
             if runs:
-                _curve(ax, runs, arm, style, f"{arm.title}: {key}" if several else arm.title)
+                _curve(ax, runs, arm, style, f"{arm.title}: {key}" if several else arm.title,
+                       steps=curves[0].get(STEP))
     ax.set(title=subplot.title, xlabel=f"learner step (smoothed, {SMOOTHING})", yscale=subplot.scale)
     count_in_whole_steps(ax)
     if several:
@@ -148,10 +151,11 @@ def _curves(ax: Any, records: Sequence[Record], arms: Mapping[str, Arm], subplot
     ax.grid(alpha=0.3)
 
 
-def _curve(ax: Any, runs: Sequence[Sequence[float]], arm: Arm, style: str, label: str) -> None:
+def _curve(ax: Any, runs: Sequence[Sequence[float]], arm: Arm, style: str, label: str, *,
+           steps: Sequence[float | None] | None = None) -> None:
     smoothed = [moving_average(run) for run in runs]
     points = [seed_interval(values) for values in zip(*smoothed, strict=True)]
-    steps = range(1, len(points) + 1)
+    steps = steps or range(1, len(points) + 1)
     alone = "o" if len(points) == 1 else ""  # a line of one point is invisible
     ax.plot(steps, [mean for mean, _, _ in points], style, marker=alone, color=arm.colour, linewidth=1.6, label=label)
     if len(runs) <= FEW:

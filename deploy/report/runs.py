@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from deploy.report.arms import COLOURS, Arm
+from deploy.report.figures import STEP
 from deploy.runs.folder import RunFolder
 from deploy.runs.history import RunHistory
 from deploy.runs.moved import followed
@@ -140,15 +141,16 @@ def in_common(compared: Compared) -> tuple[Compared, str]:
 
     Means over other steps, and last quarters of them, are other measures. A run without any step has no curve to cut.
     """
-    lengths = sorted(len(curve) for record in compared.records for curve in [*record.curves.values()][:1])
-    if not lengths or lengths[0] == lengths[-1]:
+    steps = [set(record.curves[STEP]) for record in compared.records if record.curves]
+    common = set[float | None]().union(*steps).intersection(*steps)
+    if all(one == common for one in steps):
         return compared, ""
-    fewest = lengths[0]
-    records = [replace(record, curves={key: curve[:fewest] for key, curve in record.curves.items()})
-               for record in compared.records]
+    records = [replace(record, curves={
+        key: [value for value, step in zip(curve, record.curves[STEP], strict=True) if step in common]
+        for key, curve in record.curves.items()}) for record in compared.records]
     return replace(compared, records=records), (
-        f"The runs have {fewest} to {lengths[-1]} learner steps. Curves and the columns made from them are of the "
-        f"first {fewest}, which all runs have; evaluations and costs are of the whole runs.")
+        "The runs do not have the same learner steps. Curves and the columns made from them are of the "
+        f"{len(common)} that all have; evaluations and costs are of the whole runs.")
 
 
 def _settings(run: ReportedRun, cold: Mapping[Path, ReportedRun]) -> dict[str, Any]:
@@ -188,6 +190,6 @@ def _shared_start(names: Sequence[str]) -> str:
 def _record(run: ReportedRun, arm: str) -> Record:
     last = run.metrics[-1] if run.metrics else {}
     curves = {key: [row.get(key) for row in run.metrics] for key, value in last.items()
-              if isinstance(value, int | float | None) and key not in ("format", "step", "time")}
+              if isinstance(value, int | float | None) and key not in ("format", "time")}
     return Record(arm=arm, seed=int(run.config.get("seed", 0)), settings={}, cold_start="", code="", packages={},
                   machine="", minutes=run.seconds / 60, seconds={}, curves=curves, evaluations=run.evaluations)

@@ -4,7 +4,8 @@ import shutil
 
 import pytest
 
-from deploy.report.runs import compare_runs, read_run
+from deploy.report import figures
+from deploy.report.runs import compare_runs, in_common, read_run
 from deploy.runs.configs import load_config
 from deploy.training.paper_tables import SWEEPS
 from deploy.training.sweep import configs
@@ -25,3 +26,30 @@ def test_the_runs_of_a_sweep_are_arms_of_all_its_seeds(tmp_path, run, moved):
     seeds = {arm: sorted(record.seed for record in compared.records if record.arm == arm) for arm in compared.arms}
     assert sorted(seeds) == ["gagpo", "gigpo", "grpo", "ppo", "rloo"]
     assert set(map(tuple, seeds.values())) == {(0, 1, 2)}
+
+
+def without_steps(folder, *lost):
+    """Returns the folder of a run with damaged lines of metrics.jsonl in the place of these learner steps."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    (folder / "metrics.jsonl").write_text("".join(
+        "damaged\n" if step in lost else f"{line}\n" for step, line in enumerate(lines, 1)))
+    return folder
+
+
+def test_a_curve_stands_at_the_steps_that_its_file_has(run):
+    """It was drawn from step 1 on, so after a lost line each value stood at an earlier step."""
+    compared = compare_runs([read_run(without_steps(run("mine", steps=4), 1, 3))])
+    _, ax = figures.pyplot().subplots()
+    figures._curves(ax, compared.records, compared.arms, figures.PAPER["success"][0])
+    assert [list(line.get_xdata()) for line in ax.lines] == [[2, 4], [2, 4]]
+    figures.pyplot().close()
+
+
+def test_curves_are_compared_step_by_step(run):
+    """Runs with three steps each were taken for alike, and the second step of one was averaged with the first."""
+    runs = [without_steps(run(f"mine-{seed}", seed=seed, steps=4), lost) for seed, lost in ((0, 1), (1, 4))]
+    compared, told = in_common(compare_runs([read_run(folder) for folder in runs]))
+    assert [record.curves["step"] for record in compared.records] == [[2, 3], [2, 3]]
+    assert [len(record.curves["success_rate"]) for record in compared.records] == [2, 2]
+    assert told.startswith("The runs do not have the same learner steps. Curves and the columns made from them are of "
+                           "the 2 that all have; ")
