@@ -236,6 +236,9 @@ def check_skip(config: Config, step: int | None) -> None:
     if newest is not None and newest.step >= config.steps:
         raise UserError(f"step {step} cannot be skipped: the learner of {config.run_dir} has finished",
                         "leave --skip-step out")
+    if newest is not None and newest.step >= step:
+        raise UserError(f"step {step} cannot be skipped: the steps up to {newest.step} are in a checkpoint",
+                        "leave --skip-step out, or name a later step")
 
 
 def earlier(config: Config) -> Config | None:

@@ -41,6 +41,13 @@ def begin(*overrides: str, games: str | None = None) -> None:
     open_run(config, games=open_task_sets(config).games if games is None else games, resume=False)
 
 
+def checkpoint(step: int) -> None:
+    """Makes a checkpoint of the run after a learner step."""
+    checkpoints = Checkpoints(Path("runs/mine/checkpoints"), keep=1)
+    checkpoints.draft(step)
+    checkpoints.commit(Position(step=step, incarnation=1, next_group=step, trained=step))
+
+
 @RESUMED
 def test_resume_needs_only_the_run(mine, given: str, capsys: pytest.CaptureFixture[str]):
     assert cli.main(["train", "--resume", given, "--dry-run"]) == 0
@@ -65,14 +72,23 @@ def test_a_dry_run_says_that_a_run_has_taken_more_steps_than_it_is_to_have(mine,
 
 def test_a_finished_run_stays_finished_if_a_step_of_it_is_to_be_skipped(mine, capsys: pytest.CaptureFixture[str]):
     """`gagpo status` showed the refusal as the end of the run."""
-    checkpoints = Checkpoints(Path("runs/mine/checkpoints"), keep=1)
-    checkpoints.draft(7)
-    checkpoints.commit(Position(step=7, incarnation=1, next_group=7, trained=7))
+    checkpoint(7)
     for planned in ([], ["--dry-run"]):
         assert cli.main(["train", "--resume", "mine", "--skip-step", "3", *planned]) == 2
         assert capsys.readouterr().err == ("error: step 3 cannot be skipped: the learner of runs/mine has finished; "
                                            "leave --skip-step out\n")
     assert not Path("runs/mine/stage.json").exists()
+
+
+def test_a_step_in_a_checkpoint_is_not_skipped_and_nothing_is_started(mine, capsys: pytest.CaptureFixture[str]):
+    """Redis, Ray and the servers were started before the refusal, and a dry run accepted it."""
+    checkpoint(4)
+    for planned in (["--dry-run"], []):
+        assert cli.main(["train", "--resume", "mine", "--skip-step", "4", *planned]) == 2
+        assert capsys.readouterr().err == ("error: step 4 cannot be skipped: the steps up to 4 are in a checkpoint; "
+                                           "leave --skip-step out, or name a later step\n")
+    assert not Path("runs/mine/stage.json").exists()
+    assert cli.main(["train", "--resume", "mine", "--skip-step", "5", "--dry-run"]) == 0
 
 
 def test_a_refusal_lists_the_keys_that_differ(mine, capsys: pytest.CaptureFixture[str]):
