@@ -21,7 +21,7 @@ from services.process.rendezvous import Rendezvous
 from services.process.shared_storage import check_seen
 from services.process.threads import wait_politely
 from services.records import Version
-from services.store.card import Card
+from services.store.gpu_lease import GpuLease
 from services.store.lease_keeper import LeaseKeeper
 from services.store.store import Store
 from services.telemetry.heartbeat import Beating, Pulse
@@ -94,14 +94,14 @@ class LearnerRank:
 
     def _made(self, make: Callable[[], Any], store: Store, pulse: Pulse,
               check: Callable[[], None]) -> tuple[Any, Callable[[], AbstractContextManager[None]]]:
-        """Returns the learner, and what its loop holds while it uses the GPUs: the card, if it shares it in turns."""
-        from learner.card_turn import card_turn, unparked
+        """Returns the learner, and what its loop holds while it uses the GPUs: its turn, if it shares them in turns."""
+        from learner.gpu_turn import gpu_turn, unparked
 
         if not self._config.rollout.sleep:
             return make(), nullcontext
-        cards = [Card(store, f"{self._run}-learner", index) for index in range(self._config.learner.ranks)]
-        turn = partial(card_turn, cards, pulse, check=check, wait_s=self._config.learner.wait_s)
-        with Beating(pulse, store.beat), turn():  # a worker gives the card to a learner whose heartbeat asks for it
+        leases = [GpuLease(store, f"{self._run}-learner", index) for index in range(self._config.learner.ranks)]
+        turn = partial(gpu_turn, leases, pulse, check=check, wait_s=self._config.learner.wait_s)
+        with Beating(pulse, store.beat), turn():  # a worker gives its GPU to a learner whose heartbeat asks for it
             learner = make()
             learner.park()
 
@@ -154,11 +154,11 @@ class LearnerRank:
                 time.sleep(0.2)
 
         pulse = Pulse("learner-0", "learner")
-        learner, card = self._made(make, store, pulse, check)
+        learner, turn = self._made(make, store, pulse, check)
         stack.enter_context(Beating(pulse, store.beat))
         loop = TrainingLoop(
             config=config, learner=learner, store=store, lease=lease, publish=publisher.publish,
-            before_publish=before_publish, check=check, mirrored=self._mirrored(), card=card,
+            before_publish=before_publish, check=check, mirrored=self._mirrored(), gpu_turn=turn,
             transfer=self._transfer(learner, publisher),
             archive=stack.enter_context(EpisodeArchive(config.run_dir / "episodes", deadline_s=seconds)),
             checkpoints=Checkpoints(config.run_dir / "checkpoints", config.checkpoint.keep),

@@ -78,7 +78,7 @@ class TrainingLoop:
     """Returns the step of the newest checkpoint in the object store; None: there is no such store."""
     transfer: Transfer | None = None
     """Sends versions from GPU to GPU; None: they go through host memory alone."""
-    card: Callable[[], AbstractContextManager[None]] = nullcontext
+    gpu_turn: Callable[[], AbstractContextManager[None]] = nullcontext
     """Held while the learner uses its GPUs, if it shares them with rollout workers in turns."""
     incarnation: int = 0
     position: Position = field(default=Position(step=0, incarnation=0, next_group=0, trained=0))
@@ -109,7 +109,7 @@ class TrainingLoop:
         return finished
 
     def _run(self) -> None:
-        with self.card():
+        with self.gpu_turn():
             self.restore()
             packed = self.gather()
         self.publish_weights(packed)
@@ -160,8 +160,9 @@ class TrainingLoop:
         Returns the new weights as `gather` does.
         """
         limit = self.config.learner.step_attempts
-        # The wait for the card is no attempt: asked to leave meanwhile, the learner has not failed.
-        with self.card(), counted_attempt(self.store, self.lease, manifest, incarnation=self.incarnation, limit=limit):
+        # The wait for the GPUs is no attempt: asked to leave meanwhile, the learner has not failed.
+        with self.gpu_turn(), counted_attempt(self.store, self.lease, manifest,
+                                              incarnation=self.incarnation, limit=limit):
             groups = self.store.committed(manifest)
             self.observer.training(manifest, groups)
             report, packed = self.learner.train(groups, incarnation=self.incarnation), self.gather()

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.exceptions import RayError
 
-from rollout.card_turns import CardTurns
+from rollout.gpu_turns import GpuTurns
 from services.config.tree import Config
 from services.process.packages import check_one_installation
 from services.process.rendezvous import use_interface
 from services.process.shared_storage import check_seen
 from services.records import Version
-from services.store.card import Card
+from services.store.gpu_lease import GpuLease
 from services.telemetry.heartbeat import BEAT_S, NO_SERVERS, Beating, Pulse
 from services.telemetry.logs import life_of
 from services.telemetry.tracing import tracing
@@ -47,10 +47,10 @@ class RolloutHost:
 
     def __init__(  # noqa: PLR0913 - a new process has to be told all of it
         self, *, config_json: str, run: str, worker: str, store_url: str, env_urls: list[str], model_path: str,
-        weights_actor_name: str, folder: str, env_token: str | None = None, card: int = 0,
+        weights_actor_name: str, folder: str, env_token: str | None = None, shared_gpu: int = 0,
     ) -> None:
-        """`folder` is the run's folder, for the log. `env_token` is the bearer token of the environment servers. `card`
-        is the number of the GPU that the worker shares with a learner rank."""
+        """`folder` is the run's folder, for the log. `env_token` is the bearer token of the environment servers.
+        `shared_gpu` is the number of the GPU that the worker shares with a learner rank."""
         self._config = Config.model_validate_json(config_json)
         self._run = run
         self._worker = worker
@@ -59,7 +59,7 @@ class RolloutHost:
         self._env_token = env_token
         self._model = Path(model_path)
         self._weights_actor_name = weights_actor_name
-        self._shared_card = card
+        self._shared_gpu = shared_gpu
         self._folder = Path(folder)
         self._worker_loop: RolloutWorker | None = None
         self._drains = False
@@ -89,7 +89,7 @@ class RolloutHost:
         engine = self._engine()
         store = Store.of_run(self._config, self._store_url, self._run)
         async with AsyncExitStack() as stack:
-            card = await self._card(store, stack)
+            gpu_turns = await self._gpu_turns(store, stack)
             stack.push_async_callback(engine.close)
             started = time.monotonic()
             _, text = await asyncio.gather(
@@ -114,8 +114,8 @@ class RolloutHost:
 
                 runner = await stack.enter_async_context(agent_runner(self._config, shared, self._model))
             await engine.while_alive(self._begun(RolloutWorker(
-                self._worker, store=store, engine=engine, runner=runner, fetch=self._fetch, settings=rollout, card=card,
-                receiver=self._receiver(engine))).run())
+                self._worker, store=store, engine=engine, runner=runner, fetch=self._fetch, settings=rollout,
+                gpu_turns=gpu_turns, receiver=self._receiver(engine))).run())
 
     def _corrector(self, store: Store, engine: Engine, text: PromptRenderer, limits: Limits) -> Corrector | None:
         if not self._config.learner.judge.correction:
@@ -141,11 +141,11 @@ class RolloutHost:
             worker.drain()
         return worker
 
-    async def _card(self, store: Store, stack: AsyncExitStack) -> CardTurns | None:
-        """Takes a card that is used in turns, before the engine fills it; the end of the stack gives it up."""
+    async def _gpu_turns(self, store: Store, stack: AsyncExitStack) -> GpuTurns | None:
+        """Takes a GPU that is used in turns, before the engine fills it; the end of the stack gives it up."""
         if not self._config.rollout.sleep:
             return None
-        turns = CardTurns(Card(store, self._worker, self._shared_card), wait_s=self._config.learner.wait_s)
+        turns = GpuTurns(GpuLease(store, self._worker, self._shared_gpu), wait_s=self._config.learner.wait_s)
         stack.push_async_callback(turns.give)
         await turns.take()
         return turns
@@ -156,7 +156,7 @@ class RolloutHost:
         from rollout.transfer.receiver import Receiver
 
         processes = self._config.rollout.tensor_parallel
-        member = Participant(worker=self._worker, processes=processes, card=self._shared_card)
+        member = Participant(worker=self._worker, processes=processes, shared_gpu=self._shared_gpu)
         return Receiver(engine, member, self._ask, address=ray.util.get_node_ip_address())
 
     async def _ask(self, method: str, *arguments: Any) -> Any:

@@ -23,8 +23,8 @@ from typing import Any, Protocol, TypeVar
 from structlog.contextvars import bind_contextvars
 
 from envservice.client.client import EnvClient
-from rollout.card_turns import CardTurns
 from rollout.engine.engine import Engine
+from rollout.gpu_turns import GpuTurns
 from rollout.meter import Meter
 from rollout.store_calls import StoreCalls
 from rollout.transfer.receiver import Receiver
@@ -67,7 +67,7 @@ class RolloutWorker:
     """
 
     def __init__(self, name: str, *, store: Store, engine: Engine, runner: TicketRunner, fetch: Fetch,
-                 settings: RolloutSection, card: CardTurns | None = None, receiver: Receiver | None = None) -> None:
+                 settings: RolloutSection, gpu_turns: GpuTurns | None = None, receiver: Receiver | None = None) -> None:
         self._name = name
         self._store = store
         self._calls = StoreCalls(store.longest_s)
@@ -86,7 +86,7 @@ class RolloutWorker:
         self._wake = asyncio.Event()
         self._meter = Meter(name, engine, slots=settings.slots)
         self._turns = TurnLog(lambda turns: self._calls.for_loop(store.keep_turns, name, turns))
-        self._card = card
+        self._gpu_turns = gpu_turns
         self._receiver = receiver
         self._draining = False
 
@@ -121,8 +121,8 @@ class RolloutWorker:
     async def _drive(self, group: asyncio.TaskGroup) -> None:
         while not self._draining or self._playing or self._held:
             self._wake.clear()
-            if self._card is not None:
-                await self._card.turn(self._engine, self._meter.sleeps)
+            if self._gpu_turns is not None:
+                await self._gpu_turns.turn(self._engine, self._meter.sleeps)
             await self._claim()
             self._start(group)
             if await self._follow():

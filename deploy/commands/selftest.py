@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deploy.launch.planning.cards import visible
+from deploy.launch.planning.gpu_pool import visible
 from services.errors import UserError
 
 if TYPE_CHECKING:

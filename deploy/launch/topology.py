@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from deploy.launch.discovery import Discovery
-from deploy.launch.planning.cards import cards_of
 from deploy.launch.planning.gpu_plan import with_transfer
+from deploy.launch.planning.gpu_pool import pool_of
 from deploy.launch.ray_address import ray_address
 from deploy.launch.ray_cluster import ray_cluster
 from deploy.members import private_ray
@@ -25,7 +25,7 @@ from deploy.members.learner_gang import LearnerGang
 from deploy.members.placed_server import PlacedServer
 from deploy.members.placement import NODE_SHARE, ClusterPlace, ProcessPlace, bundle, on_roomiest_node
 from deploy.members.ray_actor import Actor
-from deploy.members.shared_cards import CardShare, SharedCards
+from deploy.members.shared_gpus import GpuShare, SharedGpus
 from deploy.runs.folder import RunFolder
 from deploy.runs.wanted import numbers, read_wanted
 from envservice.server.capacity import memory_bytes
@@ -59,7 +59,7 @@ class Topology:
     """The address by which the nodes of the cluster reach this machine; loopback with a private Ray."""
     env_token: str | None = None
     """The bearer token of the environment servers."""
-    cards: SharedCards | None = None
+    shared_gpus: SharedGpus | None = None
     """The GPUs that rollout workers share with the learner's ranks."""
     servers: Fleet[EnvServer] | Fleet[PlacedServer] | None = None
     """The run's own environment servers; None if it uses servers that already run."""
@@ -81,7 +81,7 @@ class Topology:
             f"rollout worker {index}", "rollout", f"rollout-{index}",
             lambda options: RolloutActor.options(**options).remote(
                 config_json=self.config.model_dump_json(), run=self.run, worker=f"rollout-{index}",
-                store_url=self.store_url, env_urls=list(self.urls()), card=index,
+                store_url=self.store_url, env_urls=list(self.urls()), shared_gpu=index,
                 env_token=self.env_token, model_path=str(model.absolute()),
                 weights_actor_name=self.weights_name, folder=str(self.folder.absolute())),
             self._place(index, asked),
@@ -89,9 +89,9 @@ class Topology:
 
     def _place(self, index: int, asked: dict[str, float]) -> ProcessPlace:
         """Returns the place of a worker: beside a learner rank, if there is one for it."""
-        if self.cards is None or index >= len(self.cards.asked):
+        if self.shared_gpus is None or index >= len(self.shared_gpus.asked):
             return ClusterPlace([asked])
-        return CardShare(self.cards, [asked], first=index)
+        return GpuShare(self.shared_gpus, [asked], first=index)
 
     def learner(self, model: Path) -> LearnerGang:
         """Returns the learner as one member with all its ranks."""
@@ -105,14 +105,14 @@ class Topology:
                 store_url=self.store_url, model_path=str(model.absolute()),
                 weights_actor_name=self.weights_name),
             bundle(cpus=learner.cpus, gpus=learner.gpus, nodes=self.config.placement.learner),
-            fewest=learner.fewest_ranks, cards=self.cards)
+            fewest=learner.fewest_ranks, shared_gpus=self.shared_gpus)
 
 
 @contextmanager
 def topology(config: Config, *, run: str, folder: Path, config_file: Path, note: Any) -> Iterator[Topology]:
     """Starts everything except rollout workers and the learner. On any exit, stops what it has started."""
     # Actors may have other working folders than this process, above all in a submitted job.
-    config = with_transfer(config.model_copy(update={"runs_dir": config.runs_dir.absolute()}), cards_of(config))
+    config = with_transfer(config.model_copy(update={"runs_dir": config.runs_dir.absolute()}), pool_of(config))
     with ExitStack() as stack:
         stack.enter_context(tracing(config.metrics.traces, process="controller", run=run))
         note("starting Ray" if ray_address(config) is None else "connecting to Ray")
@@ -136,16 +136,16 @@ def topology(config: Config, *, run: str, folder: Path, config_file: Path, note:
         weights, name = _weights_actor(config, namespace)
         yield Topology(config=config, run=run, folder=folder, store=store, store_url=url, given_urls=given.urls,
                        address=address, env_token=token, weights=weights, weights_name=name, supervisor=supervisor,
-                       cards=_cards(config), servers=servers)
+                       shared_gpus=_shared_gpus(config), servers=servers)
 
 
-def _cards(config: Config) -> SharedCards | None:
+def _shared_gpus(config: Config) -> SharedGpus | None:
     """Returns the GPUs of a config whose workers and ranks share them."""
     if not config.shares_gpus:
         return None
     rollout, learner, nodes = config.rollout, config.learner, config.placement
     marks = bundle(nodes=nodes.rollout) | bundle(nodes=nodes.learner)
-    return SharedCards(bundle(cpus=rollout.cpus + learner.cpus) | marks, learner.ranks)
+    return SharedGpus(bundle(cpus=rollout.cpus + learner.cpus) | marks, learner.ranks)
 
 
 def _servers(config: Config, folder: Path, config_file: Path, supervisor: Supervisor, *,

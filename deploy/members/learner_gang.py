@@ -8,7 +8,7 @@ from typing import Any
 
 from deploy.members.placement import ClusterPlace, ProcessPlace, Resources, fitting, free_nodes
 from deploy.members.ray_actor import Options, end_of, kill
-from deploy.members.shared_cards import CardShare, SharedCards
+from deploy.members.shared_gpus import GpuShare, SharedGpus
 from services.controller.member import End
 from services.telemetry.logs import get_logger
 
@@ -18,8 +18,8 @@ SHRINK_AFTER_S = 10.0
 
 
 class LearnerGang:
-    """The learner's ranks. `make(rank, world, options)` creates the actor of one rank, and `cards` are GPUs that the
-    ranks share with rollout workers.
+    """The learner's ranks. `make(rank, world, options)` creates the actor of one rank, and `shared_gpus` are GPUs that
+    the ranks share with rollout workers.
 
     Once rank 0's process is up, it names the address where all ranks meet; then all ranks run. If the cluster has no
     room for all ranks, the gang starts with as many as fit, but with at least `fewest`; if fewer than that fit, it
@@ -31,12 +31,12 @@ class LearnerGang:
     name = "learner"
 
     def __init__(self, world: int, make: Callable[[int, int, Options], Any], bundle: Resources, *,
-                 fewest: int | None = None, cards: SharedCards | None = None) -> None:
+                 fewest: int | None = None, shared_gpus: SharedGpus | None = None) -> None:
         self._world = world
         self._fewest = fewest or world
         self._make = make
         self._bundle = bundle
-        self._cards = cards
+        self._shared_gpus = shared_gpus
         self._place = self._place_of(world)
         self._asked_at = 0.0
         self._handles: list[Any] = []
@@ -92,7 +92,7 @@ class LearnerGang:
 
     def _place_of(self, ranks: int) -> ProcessPlace:
         asked = [self._bundle] * ranks
-        return ClusterPlace(asked) if self._cards is None else CardShare(self._cards, asked)
+        return ClusterPlace(asked) if self._shared_gpus is None else GpuShare(self._shared_gpus, asked)
 
     def _shrink(self) -> None:
         """Asks for fewer ranks if the config allows that number and it fits now."""

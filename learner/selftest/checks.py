@@ -259,7 +259,7 @@ class Checks:
 
 
 def planned_bytes(learner: Learner) -> float:
-    """Returns the bytes that the plan says for a learner without a critic, as it has settled: on a small card it
+    """Returns the bytes that the plan says for a learner without a critic, as it has settled: on a small GPU it
     computes activations twice."""
     plain = training_of(learner.config, critic=False, adapters=adapter_parameters(learner.shape, learner.config))
     return memory(learner.shape, replace(plain, checkpointing=learner.layout.checkpointing)).total

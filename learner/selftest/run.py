@@ -13,7 +13,7 @@ from learner.selftest.candidates import candidates
 from learner.selftest.checks import Checks
 from learner.selftest.imitation import imitation
 from learner.selftest.operations import operations
-from learner.selftest.scene import CARD, TINY, Scene, write_model
+from learner.selftest.scene import GPU, TINY, Scene, write_model
 from learner.selftest.table import Line, attempt
 
 CHECKS: dict[str, Callable[[Checks], Iterator[Line]]] = {
@@ -27,13 +27,13 @@ the disk."""
 def run(folder: Path, scene: Scene | None = None, *, names: Iterable[str] = CHECKS) -> Iterator[Line]:
     """Yields the lines of the table as they are found. Files go into `folder`, an empty one.
 
-    `scene`: the sizes; by default those of a card if there is one, else tiny ones on the CPU. `names`: the checks
+    `scene`: the sizes; by default those of a GPU if there is one, else tiny ones on the CPU. `names`: the checks
     that run beside the first one.
     """
     cuda = torch.cuda.is_available()
     gang = RankGroup(0, 1, gpu=cuda)
     try:
-        sizes = scene or (CARD if cuda else TINY)
+        sizes = scene or (GPU if cuda else TINY)
         checks = Checks(sizes, write_model(sizes, folder / "model", gang.device), gang)
         for name in dict.fromkeys(("device", *names)):
             yield from attempt(name, partial(CHECKS[name], checks))

@@ -44,7 +44,7 @@ QWEN_1_5B: Mapping[str, Any] = {
     "num_attention_heads": 12, "num_key_value_heads": 2, "tie_word_embeddings": True,
     "max_position_embeddings": 32_768, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}
 """The shape of Qwen2.5-1.5B, as arguments of transformers' Qwen2Config."""
-CARD = Scene(
+GPU = Scene(
     model=QWEN_1_5B,
     packs=(4096, 8192, 12_288), prompt=3584, response=512, square=8192)
 """The sizes for a GPU of 80 GB, which keeps all activations of these packs. Rows have 4096 tokens."""

@@ -79,7 +79,7 @@ class Transfer:
 
     def _round(self, version: Version, prepared: Prepared) -> bool:
         present: list[Participant] = self.ask("members")
-        members = [member for member in present if self.way == "nccl" or member.card < len(prepared.shares)]
+        members = [member for member in present if self.way == "nccl" or member.shared_gpu < len(prepared.shares)]
         if not members:
             return False
         started = time.monotonic()

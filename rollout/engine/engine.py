@@ -31,7 +31,7 @@ import numpy as np
 from rollout.engine.client import VllmClient
 from rollout.engine.output import EngineOutput
 from rollout.engine.sample import Sample, sample_of
-from rollout.engine.settings import card_bytes, engine_arguments, engine_environment, kv_bytes, prepare_environment
+from rollout.engine.settings import engine_arguments, engine_environment, gpu_bytes, kv_bytes, prepare_environment
 from rollout.engine.weights_file import loaded_from_file
 from services.config.tree import RolloutSection
 from services.errors import EngineFault
@@ -220,7 +220,7 @@ class Engine:
         weights = folder_parameters(self._path) * ITEM_SIZES[self._dtype]
         return engine_arguments(
             self._path, self._config, dtype=self._dtype, seed=self._seed, load=self._load_weights,
-            kv_bytes=kv_bytes(self._config, weight_bytes=weights, card_bytes=card_bytes(self._config)))
+            kv_bytes=kv_bytes(self._config, weight_bytes=weights, gpu_bytes=gpu_bytes(self._config)))
 
     def _stepped(self, share: float) -> None:
         """Called after each engine step: extends the deadline of every waiting request."""

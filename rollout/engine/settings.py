@@ -118,8 +118,8 @@ def engine_arguments(
             "tensor_parallel_size": config.tensor_parallel,
             # Inside a placement group vLLM would ask Ray for a bundle of its own for each GPU.
             "distributed_executor_backend": "mp" if config.tensor_parallel > 1 else None,
-            # vLLM wants this share of the card to be free before it looks at kv_cache_memory_bytes, and a learner may
-            # hold most of the card.
+            # vLLM wants this share of the GPU to be free before it looks at kv_cache_memory_bytes, and a learner may
+            # hold most of the GPU.
             "gpu_memory_utilization": CUDA_FREE_SHARE,
             "enable_sleep_mode": config.sleep,
         }
@@ -131,15 +131,15 @@ def engine_arguments(
     }
 
 
-def kv_bytes(config: RolloutSection, *, weight_bytes: int, card_bytes: int = 0) -> int:
+def kv_bytes(config: RolloutSection, *, weight_bytes: int, gpu_bytes: int = 0) -> int:
     """Returns the KV cache of an engine on each of its devices, in bytes.
 
-    `weight_bytes`: all weights in the sampler's dtype. `card_bytes`: memory of one GPU, for rollout.gpu_memory as a
+    `weight_bytes`: all weights in the sampler's dtype. `gpu_bytes`: memory of one GPU, for rollout.gpu_memory as a
     share. Raises UserError if rollout.gpu_memory leaves no room for a KV cache.
     """
     if config.gpu_memory is None:
         return int(config.kv_cache_gb * GIB)
-    memory = config.gpu_memory * (card_bytes if config.gpu_memory <= 1 else GIB)
+    memory = config.gpu_memory * (gpu_bytes if config.gpu_memory <= 1 else GIB)
     rest = int(memory - weight_bytes / config.tensor_parallel - ENGINE_GIB * GIB)
     if rest < MIN_KV_GIB * GIB:
         raise UserError(
@@ -149,7 +149,7 @@ def kv_bytes(config: RolloutSection, *, weight_bytes: int, card_bytes: int = 0) 
     return rest
 
 
-def card_bytes(config: RolloutSection) -> int:
+def gpu_bytes(config: RolloutSection) -> int:
     """Returns the memory of the first GPU that this process sees, in bytes; 0 unless rollout.gpu_memory is a share.
 
     Starts no CUDA context. It imports vLLM, which the worker's process should not need.

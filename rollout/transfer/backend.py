@@ -39,7 +39,7 @@ class RoundInfo(WeightTransferInitInfo):
     """A Round as JSON."""
     first: int
     """Number of the engine's first process among all receivers."""
-    card: int
+    shared_gpu: int
     address: str
 
 
@@ -66,7 +66,7 @@ class GagpoTransferEngine(WeightTransferEngine[RoundInfo, SwapInfo]):
         """Begins to receive."""
         self.inbox.begin(
             msgspec.json.decode(init_info.found, type=Round), receiver=init_info.first + self.parallel_config.rank,
-            card=init_info.card, address=init_info.address)
+            shared_gpu=init_info.shared_gpu, address=init_info.address)
 
     def start_weight_update(self) -> None:
         """Begins vLLM's layerwise reload."""

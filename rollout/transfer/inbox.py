@@ -40,27 +40,27 @@ class Inbox:
         self._state = ""
         self._thread: threading.Thread | None = None
 
-    def begin(self, found: Round, *, receiver: int, card: int, address: str) -> None:
+    def begin(self, found: Round, *, receiver: int, shared_gpu: int, address: str) -> None:
         """Begins to receive, and forgets the version before. The round before must be over.
 
-        `receiver`: number of this process among all receivers. `card`: number of the learner's rank on this GPU.
+        `receiver`: number of this process among all receivers. `shared_gpu`: number of the learner's rank on this GPU.
         `address`: of this machine.
         """
         if self._thread is not None:
             self._thread.join()
         self._round, self._state = found, RECEIVING
-        self._thread = threading.Thread(target=self._run, args=(found, receiver, card, address), daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(found, receiver, shared_gpu, address), daemon=True)
         self._thread.start()
 
     def state(self) -> str:
         """Returns RECEIVING, HELD, or why the last round failed."""
         return self._state
 
-    def _run(self, found: Round, receiver: int, card: int, address: str) -> None:
+    def _run(self, found: Round, receiver: int, shared_gpu: int, address: str) -> None:
         try:
             if self._device.type == "cuda":
                 torch.cuda.set_device(self._device)
-            read = found.read_by(card)
+            read = found.read_by(shared_gpu)
             check_whole(found.manifest, [found.shares[sender] for sender in read])
             self._receive(found, read, receiver, address)
             self._state = HELD

@@ -62,7 +62,7 @@ class Receiver:
         async with self._swapping:
             self._held = None
             await self._engine.call("init_weight_transfer_engine", init_info={
-                "found": msgspec.json.encode(found), "first": first, "card": self._member.card,
+                "found": msgspec.json.encode(found), "first": first, "shared_gpu": self._member.shared_gpu,
                 "address": self._address})
         while RECEIVING in (states := await self._engine.call("transfer_state")):  # noqa: ASYNC110 - another process
             await asyncio.sleep(LOOK_S)

@@ -26,7 +26,7 @@ class RolloutSection(Section):
     tensor_parallel: int = Field(default=1, ge=1)
     """GPUs that one worker's engine is spread over. They must be in one node."""
     gpu_memory: float | None = Field(default=None, gt=0)
-    """Memory that a worker may take on each of its GPUs: a value up to 1 is a share of the card, a larger one is GB.
+    """Memory that a worker may take on each of its GPUs: a value up to 1 is a share of the GPU, a larger one is GB.
     The KV cache gets what the weights leave. None: the KV cache has rollout.kv_cache_gb."""
     sleep: bool = False
     """Whether sampler and learner take turns on a GPU that they share. Weights and optimizer of the one that waits lie

@@ -46,7 +46,7 @@ class Participant(msgspec.Struct, frozen=True, kw_only=True):
     worker: str
     processes: int = 1
     """Processes of its engine: rollout.tensor_parallel."""
-    card: int = 0
+    shared_gpu: int = 0
     """Number of the learner rank with which it shares a GPU; only `ipc` reads it."""
 
 
@@ -80,9 +80,9 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
             before += member.processes
         return None
 
-    def read_by(self, card: int) -> list[int]:
-        """Returns the senders whose streams a receiver on this card reads, in order."""
-        return [card] if self.way == "ipc" else list(range(len(self.shares)))
+    def read_by(self, shared_gpu: int) -> list[int]:
+        """Returns the senders whose streams a receiver on this GPU reads, in order."""
+        return [shared_gpu] if self.way == "ipc" else list(range(len(self.shares)))
 
 
 def row_elements(entry: Entry) -> int:

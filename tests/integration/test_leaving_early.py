@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 from services.config.tree import Config
-from services.store.card import Card
+from services.store.gpu_lease import GpuLease
 from services.store.redis_server import private_redis
 from services.store.store import Store
 
@@ -29,7 +29,7 @@ def test_a_learner_that_is_asked_to_leave_before_its_first_turn_ends_in_order(tm
     config = Config(name="r", steps=1, runs_dir=tmp_path / "runs", rollout={"sleep": True}, learner={"ranks": 2})
     config.run_dir.mkdir(parents=True)
     with private_redis(tmp_path) as url:
-        worker = Card(Store(url, "r"), "rollout-0")
+        worker = GpuLease(Store(url, "r"), "rollout-0")
         assert worker.take()
         command = [sys.executable, "-c", RANK, config.model_dump_json(), str(tmp_path), url]
         ranks = [subprocess.Popen([*command, str(number)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -1,7 +1,7 @@
 """A run submitted to a Ray cluster that runs already, with a given Redis and environment server.
 
 The ranks first make a cold start of a model of the user's. Then two workers and two ranks use two GPUs in turns. The
-GPUs are pretended (tests/toys/pretended_gpus): all compute on the CPU, and a card's memory fits one of them. A worker
+GPUs are pretended (tests/toys/pretended_gpus): all compute on the CPU, and a GPU's memory fits one of them. A worker
 is killed in its sleep, and a rank while it computes. Then the run is stopped by SIGTERM, and submitted again as a
 supervisor does it.
 
@@ -50,9 +50,9 @@ def cluster(tmp_path: Path):
     environment = {k: v for k, v in os.environ.items() if k not in ("ALFWORLD_DATA", "RAY_ADDRESS")} | {
         "RAY_AUTH_MODE": "disabled", "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
         "RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{dashboard}", "TMPDIR": temporary,
-        "RAY_JOB_STOP_WAIT_TIME_S": "120", "PRETENDED_GPUS": str(tmp_path / "cards"),
+        "RAY_JOB_STOP_WAIT_TIME_S": "120", "PRETENDED_GPUS": str(tmp_path / "gpus"),
         "PYTHONPATH": os.pathsep.join([str(PRETENDED_GPUS), *filter(None, [os.environ.get("PYTHONPATH")])])}
-    (tmp_path / "cards").mkdir()
+    (tmp_path / "gpus").mkdir()
     log = tmp_path / "head.log"
     with log.open("wb") as out:
         head = subprocess.Popen(
@@ -122,7 +122,7 @@ class FirstLife:
 
     def __init__(self, cluster: dict[str, str], folder: Path) -> None:
         self._cluster, self._folder = cluster, folder
-        self._cards = Path(cluster["PRETENDED_GPUS"])
+        self._gpus = Path(cluster["PRETENDED_GPUS"])
 
     @property
     def step(self) -> int:
@@ -148,11 +148,11 @@ class FirstLife:
     @contextlib.contextmanager
     def computing(self, mark: str) -> Iterator[None]:
         """Inside, both ranks are in the middle of a learner step, and both samplers sleep."""
-        (self._cards / "new").write_text(mark)
-        (self._cards / "new").rename(self._cards / "hold")
-        self.wait("ranks that compute", lambda: len(list(self._cards.glob(f"{mark}-*"))) == 2)
+        (self._gpus / "new").write_text(mark)
+        (self._gpus / "new").rename(self._gpus / "hold")
+        self.wait("ranks that compute", lambda: len(list(self._gpus.glob(f"{mark}-*"))) == 2)
         yield
-        (self._cards / "hold").unlink()
+        (self._gpus / "hold").unlink()
 
     def processes(self, title: str) -> list[psutil.Process]:
         """The living processes with this title."""

@@ -10,10 +10,10 @@ from typing import Any
 
 from envservice.base import ParsedAction
 from envservice.client.client import EnvClient
-from rollout.card_turns import CardTurns
 from rollout.correction import Corrector
 from rollout.engine.engine import Engine
 from rollout.episode import EpisodeRunner, Limits
+from rollout.gpu_turns import GpuTurns
 from rollout.judge import Judge
 from rollout.worker import RolloutWorker
 from services.config.objectives import JudgeSection
@@ -99,7 +99,7 @@ def issue(store: Store, lease, group: str, *, size: int = 4, min_step: int = 0, 
 
 @contextlib.asynccontextmanager
 async def working(world: SimpleNamespace, name: str = "rollout-0", text: type[TokenText] = TokenText,
-                  card: CardTurns | None = None, held: Held | None = None, judges: JudgeSection | None = None,
+                  gpu_turns: GpuTurns | None = None, held: Held | None = None, judges: JudgeSection | None = None,
                   call_s: float = 60.0):
     """Runs a worker, `world.worker`, in its block. The test fails if the worker ends earlier. Its episodes ask `held`
     for answers, if there is one, and for judgements with the settings `judges`. `call_s`: longest call of a server, so
@@ -114,7 +114,7 @@ async def working(world: SimpleNamespace, name: str = "rollout-0", text: type[To
         # A store of its own, as a process of its own would have: its first claim takes back what the dead one held.
         store = Store(world.redis_url, world.run)
         worker = RolloutWorker(name, store=store, engine=world.engine, runner=runner, fetch=world.shelf.fetch,
-                               settings=SETTINGS, card=card)
+                               settings=SETTINGS, gpu_turns=gpu_turns)
         world.worker, task = worker, asyncio.create_task(worker.run())
         try:
             yield task

@@ -20,7 +20,7 @@ import numpy as np
 from deploy.bench.selftest.memory import held_memory, used_mib
 from deploy.bench.selftest.sizes import Size
 from deploy.bench.transfer import Trip, trips
-from deploy.launch.planning.cards import smi
+from deploy.launch.planning.gpu_pool import smi
 from learner.selftest.table import Line, attempt
 from rollout.engine.engine import Engine, Sample
 from services.process.environment import variable
@@ -84,7 +84,7 @@ def _steps(trial: _Trial, tell: Callable[[str], object]) -> Iterator[Line]:
     engine = TrialEngine(trial.model, _version(0, ""), config=size.rollout, dtype=size.dtype)
     with _in_one_loop(engine) as run:
         for name, step in (
-            ("engine starts on a shared card", trial.start), ("seeds repeat", trial.repeat),
+            ("engine starts on a shared GPU", trial.start), ("seeds repeat", trial.repeat),
             ("tokens a second", trial.measure), ("updates", trial.update),
             *((name, partial(trial.transfer, way=way)) for way, (name, _) in WAYS.items()),
             ("memory of a sampler that sleeps", trial.sleep),
@@ -155,7 +155,7 @@ class _Trial:
         with variable("VLLM_LOGGING_LEVEL", "INFO"):
             await engine.start()
         beside = f"{time.monotonic() - started:.0f} s beside {self.size.held_gib:g} GiB of another process"
-        return [Line(name="engine starts on a shared card", found=beside, passed=True),
+        return [Line(name="engine starts on a shared GPU", found=beside, passed=True),
                 Line(name="seconds of the start, as vLLM tells", found=times(engine.told()))]
 
     async def repeat(self, engine: Engine) -> list[Line]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from deploy.bench.selftest.memory import used_mib
 from deploy.bench.selftest.sizes import Size
-from deploy.launch.planning.cards import smi_processes
+from deploy.launch.planning.gpu_pool import smi_processes
 from deploy.training.child_runs import ChildFailed, run_child
 from learner.selftest.table import Line
 from services.telemetry.metrics_file import read_metrics

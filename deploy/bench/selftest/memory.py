@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import psutil
 
 from deploy.bench.selftest.sizes import Size
-from deploy.launch.planning.cards import smi
+from deploy.launch.planning.gpu_pool import smi
 
 HOLDER = """
 import sys, torch

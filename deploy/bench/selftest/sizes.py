@@ -24,7 +24,7 @@ class Size:
     """Keys of a Qwen2Config."""
     rollout: RolloutSection
     held_gib: float
-    """Memory that another process holds on the card while the engine starts."""
+    """Memory that another process holds on the GPU while the engine starts."""
     requests: int
     """Number of requests in flight during an update."""
     tokens: int

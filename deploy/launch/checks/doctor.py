@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 
 from deploy.launch.checks import gpu_doctor
 from deploy.launch.planning import machine
-from deploy.launch.planning.cards import smi
+from deploy.launch.planning.gpu_pool import smi
 from envservice.registry import BUILT_IN, find_spec
 from services.errors import UserError
 from services.findings import Finding, Status, installed

@@ -9,10 +9,9 @@ import math
 from collections.abc import Callable
 
 from deploy.launch.checks import gpu_doctor
-from deploy.launch.planning import cards as gpus
-from deploy.launch.planning import machine
-from deploy.launch.planning.cards import Cards
+from deploy.launch.planning import gpu_pool, machine
 from deploy.launch.planning.gpu_plan import check_memory, gpus_needed
+from deploy.launch.planning.gpu_pool import GpuPool
 from deploy.launch.planning.model_memory import model_shape
 from deploy.launch.ray_address import check_marks, check_ray, ray_address
 from learner.model.memory import Shape
@@ -24,11 +23,11 @@ MOST_PARALLEL = 16
 """Largest number of GPUs that a refusal proposes for one engine."""
 
 
-def check_gpus(config: Config, cards: Cards | None, *, private: bool) -> None:
+def check_gpus(config: Config, pool: GpuPool | None, *, private: bool) -> None:
     """Raises UserError for the first GPU setting that is wrong.
 
-    `cards`: the GPUs that the run may use, None if they are not known. `private`: the run starts Ray on this machine,
-    so `cards=None` means that there is no GPU at all.
+    `pool`: the GPUs that the run may use, None if they are not known. `private`: the run starts Ray on this machine,
+    so `pool=None` means that there is no GPU at all.
     """
     _shares(config)
     _sleep(config)
@@ -36,10 +35,10 @@ def check_gpus(config: Config, cards: Cards | None, *, private: bool) -> None:
     _transfer(config)
     _control(config)
     needed = gpus_needed(config)
-    there = cards.count if cards else 0
-    if needed > there and (cards or private):
-        raise _too_few(config, cards, needed)
-    check_memory(config, cards)
+    there = pool.count if pool else 0
+    if needed > there and (pool or private):
+        raise _too_few(config, pool, needed)
+    check_memory(config, pool)
 
 
 def with_gpu(config: Config, tell: Callable[[str], object]) -> Config:
@@ -50,7 +49,7 @@ def with_gpu(config: Config, tell: Callable[[str], object]) -> Config:
     """
     rollout = config.rollout
     if (rollout.gpus or config.learner.gpus or rollout.exact or ray_address(config) is not None
-            or installed("vllm") is None or gpus.visible() is None):
+            or installed("vllm") is None or gpu_pool.visible() is None):
         return config
     share = math.floor(100 / rollout.workers) / 100
     tell(f"rollout.gpus is 0, and vLLM's build for CUDA is installed: sampling on one GPU (rollout.gpus={share:g})")
@@ -83,7 +82,7 @@ def check_ranks(config: Config) -> None:
     address, sampler = ray_address(config), {"gpus": 0.0, "sleep": False, "tensor_parallel": 1}
     alone = config.model_copy(update={
         "rollout": config.rollout.model_copy(update=sampler), "weights": WeightsSection()})
-    check_gpus(alone, gpus.cards_of(alone), private=address is None)
+    check_gpus(alone, gpu_pool.pool_of(alone), private=address is None)
     if address is not None:
         check_ray(address)
         return
@@ -94,7 +93,7 @@ def check_ranks(config: Config) -> None:
         raise UserError(f"{config.learner.ranks} learner ranks reserve {asked:g} CPUs, and this machine has {cpus:g}",
                         "lower learner.ranks or learner.cpus")
     if config.hardware is not None:
-        check_gpus(alone, gpus.visible(), private=True)
+        check_gpus(alone, gpu_pool.visible(), private=True)
     if config.learner.gpus:
         _hardware(alone)
 
@@ -198,13 +197,13 @@ def _control(config: Config) -> None:
                         "set eval.compare_cold_start=false, or rollout.gpus=1 and learner.gpus=1")
 
 
-def _too_few(config: Config, cards: Cards | None, needed: int) -> UserError:
+def _too_few(config: Config, pool: GpuPool | None, needed: int) -> UserError:
     """Returns the refusal: how many GPUs there are, who says so, and how to fix it."""
-    there, asked = cards.count if cards else 0, f"the plan asks for {needed} GPU{'s'[:needed > 1]}, and "
-    fix, named = _fewest(config, there), gpus.named(config)
-    if cards is not None and cards.named:
+    there, asked = pool.count if pool else 0, f"the plan asks for {needed} GPU{'s'[:needed > 1]}, and "
+    fix, named = _fewest(config, there), gpu_pool.named(config)
+    if pool is not None and pool.named:
         return UserError(f"{asked}hardware={config.hardware} names {there}",
-                         f"{fix}, or set hardware={needed}x{cards.bytes // 10**9}")
+                         f"{fix}, or set hardware={needed}x{pool.bytes // 10**9}")
     found = f"there {'is' if there < 2 else 'are'} {there or 'none'}"
     if named is None or named.count < needed:
         return UserError(f"{asked}{found}", fix)

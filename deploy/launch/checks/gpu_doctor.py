@@ -14,7 +14,7 @@ import sysconfig
 from collections.abc import Iterator
 
 from deploy.launch.planning import machine
-from deploy.launch.planning.cards import ASK_S, smi
+from deploy.launch.planning.gpu_pool import ASK_S, smi
 from services.findings import Finding, installed
 
 DRIVER = 580

@@ -15,7 +15,7 @@ from deploy.launch.checks.chat_template import check_template
 from deploy.launch.checks.games import check_games
 from deploy.launch.checks.gpu_checks import check_builds, check_gpus
 from deploy.launch.checks.model_folder import check_model, check_weights, described_sizes
-from deploy.launch.planning import cards, machine
+from deploy.launch.planning import gpu_pool, machine
 from deploy.launch.planning.model_memory import check_cache
 from deploy.launch.planning.plan import Plan, make_plan
 from deploy.launch.planning.task_sets import TaskSets
@@ -75,7 +75,7 @@ def check_parts(config: Config, *, planned: bool = False, before: Config | None 
     tracing.check(config.metrics.traces)
     plan = make_plan(config, learner=learner)
     elsewhere = planned and config.hardware is not None
-    check_gpus(config, cards.cards_of(config), private=plan.private_ray)
+    check_gpus(config, gpu_pool.pool_of(config), private=plan.private_ray)
     if not plan.private_ray:
         check_ray(ray_address(config) or "")
     elif not elsewhere:
@@ -287,4 +287,4 @@ def _machine(config: Config, plan: Plan) -> None:
         raise UserError(f"the plan needs about {plan.memory_gib:.1f} GiB of memory, and {free:.1f} are available",
                         "lower rollout.kv_cache_gb, rollout.workers, learner.ranks or learner.token_budget")
     if config.hardware is not None:
-        check_gpus(config, cards.visible(), private=True)
+        check_gpus(config, gpu_pool.visible(), private=True)

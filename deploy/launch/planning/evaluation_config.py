@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from deploy.launch.planning import cards, machine
+from deploy.launch.planning import gpu_pool, machine
 from deploy.launch.planning.gpu_plan import gpus_needed
 from deploy.launch.planning.plan import make_plan, uses_private_ray
 from services.config.tree import Config
@@ -40,6 +40,6 @@ def _with_workers(config: Config, count: int) -> Config:
 
 
 def _fits(config: Config) -> bool:
-    plan, gpus = make_plan(config, learner=False), cards.visible()
+    plan, pool = make_plan(config, learner=False), gpu_pool.visible()
     return (plan.cpus <= machine.cpu_count() and plan.memory_gib * machine.GIB <= machine.available_memory()
-            and gpus_needed(config) <= (gpus.count if gpus else 0))
+            and gpus_needed(config) <= (pool.count if pool else 0))

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from deploy.launch.planning.cards import Cards
+from deploy.launch.planning.gpu_pool import GpuPool
 from deploy.launch.planning.machine import GIB
 from deploy.launch.planning.model_memory import model_shape, planned_training, received_bytes, sampler_bytes
 from learner.model.memory import DeviceMemory, Shape, Training, memory, parked, saved_per_token
@@ -26,9 +26,9 @@ CONTEXT_GIB = 1.0
 LINK_GIB = 0.2
 """NCCL's buffers of one link between a sending rank and the samplers. An estimate, not yet measured."""
 HEAD_ROOM = 0.05
-"""Share of a card that must stay free, for what the allocator cannot use."""
+"""Share of a GPU that must stay free, for what the allocator cannot use."""
 CONTEXT = "CUDA context"
-"""The part of a learner that stays on the card while a sampler has it."""
+"""The part of a learner that stays on the GPU while a sampler has it."""
 Transfer = Literal["host", "nccl", "ipc"]
 WAYS = {"host": "host memory (weights.transfer=host)", "nccl": "NCCL, from GPU to GPU (weights.transfer=nccl)",
         "ipc": "CUDA IPC, within each GPU (weights.transfer=ipc)"}
@@ -56,7 +56,7 @@ class Seat:
 class GpuPlan:
     """The memory of all GPUs of a run."""
 
-    cards: Cards | None
+    pool: GpuPool | None
     """The GPUs that the run may use. None if they are unknown, as on a cluster when the config sets no `hardware`."""
     seats: tuple[Seat, ...]
     checkpointing: bool
@@ -70,30 +70,30 @@ class GpuPlan:
 
     def fits(self) -> bool:
         """Whether every GPU keeps HEAD_ROOM of its memory free."""
-        return self.cards is None or all(seat.total <= (1 - HEAD_ROOM) * self.cards.gib for seat in self.seats)
+        return self.pool is None or all(seat.total <= (1 - HEAD_ROOM) * self.pool.gib for seat in self.seats)
 
 
-def gpu_plan(config: Config, cards: Cards | None) -> GpuPlan | None:
+def gpu_plan(config: Config, pool: GpuPool | None) -> GpuPlan | None:
     """Returns the memory plan of the GPUs; None if the run uses no GPUs, or if there is no model to measure."""
     if not (config.rollout.gpus or config.learner.gpus) or config.model.path is None:
         return None
-    plan = _plan(config, cards, config.transfer)
-    if config.weights.transfer == "auto" and plan.transfer != "host" and (cards is None or not plan.fits()):
-        return _plan(config, cards, "host")
+    plan = _plan(config, pool, config.transfer)
+    if config.weights.transfer == "auto" and plan.transfer != "host" and (pool is None or not plan.fits()):
+        return _plan(config, pool, "host")
     return plan
 
 
-def with_transfer(config: Config, cards: Cards | None) -> Config:
+def with_transfer(config: Config, pool: GpuPool | None) -> Config:
     """Returns the config with the plan's choice in the place of weights.transfer=auto."""
-    plan = gpu_plan(config, cards)
+    plan = gpu_plan(config, pool)
     way = config.transfer if plan is None else plan.transfer
     return config.model_copy(update={"weights": config.weights.model_copy(update={"transfer": way})})
 
 
-def _plan(config: Config, cards: Cards | None, transfer: Transfer) -> GpuPlan:
+def _plan(config: Config, pool: GpuPool | None, transfer: Transfer) -> GpuPlan:
     shape = model_shape(config.model)
-    training = _training(config, shape, cards)
-    sampler = _sampler(config, shape, cards) if config.rollout.gpus else {}
+    training = _training(config, shape, pool)
+    sampler = _sampler(config, shape, pool) if config.rollout.gpus else {}
     learner = _learner(memory(shape, training)) if config.learner.gpus else {}
     if transfer != "host":
         whole = sampler_bytes(config, shape) / GIB
@@ -104,22 +104,22 @@ def _plan(config: Config, cards: Cards | None, transfer: Transfer) -> GpuPlan:
         learner |= {"links": LINK_GIB}
     seats = (_in_turns(config, sampler, learner) if config.shares_gpus and config.rollout.sleep else
              _seats(config, sampler, learner, shared=config.shares_gpus))
-    return GpuPlan(cards=cards, seats=tuple(seats), checkpointing=training.checkpointing,
+    return GpuPlan(pool=pool, seats=tuple(seats), checkpointing=training.checkpointing,
                    activations_per_token=saved_per_token(shape, half=training.half,
                                                          checkpointing=training.checkpointing, grid=training.grid,
                                                          longest=training.longest),
                    parked=parked(shape, training) / GIB if config.rollout.sleep else 0.0, transfer=transfer)
 
 
-def _training(config: Config, shape: Shape, cards: Cards | None) -> Training:
+def _training(config: Config, shape: Shape, pool: GpuPool | None) -> Training:
     share = min(1.0, config.learner.gpus)  # the same share as in learner/trainer.py
-    room = int(share * cards.bytes) if cards is not None and share else None
+    room = int(share * pool.bytes) if pool is not None and share else None
     return planned_training(config, shape, room)
 
 
-def _sampler(config: Config, shape: Shape, cards: Cards | None) -> dict[str, float]:
+def _sampler(config: Config, shape: Shape, pool: GpuPool | None) -> dict[str, float]:
     weights = sampler_bytes(config, shape)
-    cache = kv_bytes(config.rollout, weight_bytes=weights, card_bytes=cards.bytes if cards else 0)
+    cache = kv_bytes(config.rollout, weight_bytes=weights, gpu_bytes=pool.bytes if pool else 0)
     return {"sampler weights": weights / config.rollout.tensor_parallel / GIB, "KV cache": cache / GIB,
             "vLLM itself": ENGINE_GIB}
 
@@ -136,7 +136,7 @@ def _seats(config: Config, sampler: dict[str, float], learner: dict[str, float],
     if learner:
         yield Seat(name="learner", gpus=config.learner.ranks, holds=learner)
     if sampler:
-        together = min(_workers_on_a_card(config), config.rollout.workers)
+        together = min(_workers_on_a_gpu(config), config.rollout.workers)
         yield Seat(name="sampler", gpus=_sampler_gpus(config),
                    holds={name: size * together for name, size in sampler.items()})
 
@@ -149,7 +149,7 @@ def _in_turns(config: Config, sampler: dict[str, float], learner: dict[str, floa
     yield Seat(name="sampler, while the learner waits", gpus=gpus, holds={CONTEXT: learner[CONTEXT]} | sampler)
 
 
-def _workers_on_a_card(config: Config) -> int:
+def _workers_on_a_gpu(config: Config) -> int:
     """Returns how many workers Ray puts on one GPU."""
     return max(1, int(1 / config.rollout.gpus)) if config.rollout.gpus else 1
 
@@ -159,7 +159,7 @@ def _sampler_gpus(config: Config) -> int:
     rollout = config.rollout
     if not rollout.gpus:
         return 0
-    return rollout.tensor_parallel * math.ceil(rollout.workers / _workers_on_a_card(config))
+    return rollout.tensor_parallel * math.ceil(rollout.workers / _workers_on_a_gpu(config))
 
 
 def gpus_needed(config: Config) -> int:
@@ -171,13 +171,13 @@ def gpus_needed(config: Config) -> int:
 
 def describe(plan: GpuPlan) -> list[str]:
     """Returns the plan as text: one line for each kind of GPU, with its memory by purpose."""
-    where = "unknown GPUs: set hardware to check that the run fits" if plan.cards is None else str(plan.cards)
+    where = "unknown GPUs: set hardware to check that the run fits" if plan.pool is None else str(plan.pool)
     twice = "computed twice (checkpointing)" if plan.checkpointing else "kept"
     each = f"{plan.activations_per_token / 1e6:.2f} MB a token"
     lines = [f"GPU memory    {where.rstrip(',')}; activations {twice}, {each}"]
     for seat in plan.seats:
         parts = ", ".join(f"{name} {size:.1f}" for name, size in seat.holds.items())
-        room = "" if plan.cards is None else f", {plan.cards.gib - seat.total:.1f} free"
+        room = "" if plan.pool is None else f", {plan.pool.gib - seat.total:.1f} free"
         lines.append(f"  {seat.gpus:g} x {seat.name}: {seat.total:.1f} GiB{room} ({parts})")
     if plan.parked:
         lines.append(f"  each turn moves {plan.parked:.1f} GiB of the learner to pinned host memory and back")
@@ -185,24 +185,24 @@ def describe(plan: GpuPlan) -> list[str]:
     return lines
 
 
-def check_memory(config: Config, cards: Cards | None) -> None:
+def check_memory(config: Config, pool: GpuPool | None) -> None:
     """Raises UserError if a GPU cannot hold its part of the run. The message names the key that would make it fit."""
-    plan = gpu_plan(config, cards)
-    if plan is None or plan.fits() or cards is None:
+    plan = gpu_plan(config, pool)
+    if plan is None or plan.fits() or pool is None:
         return
     fullest = max(plan.seats, key=lambda seat: seat.total)
     largest = sorted(fullest.holds.items(), key=lambda item: -item[1])[:3]
     raise UserError(
-        f"each GPU for the {fullest.name} would hold {fullest.total:.1f} GiB, and {cards} have {cards.gib:.1f} each "
-        f"({', '.join(f'{name} {size:.1f}' for name, size in largest)})", _fix(config, cards))
+        f"each GPU for the {fullest.name} would hold {fullest.total:.1f} GiB, and {pool} have {pool.gib:.1f} each "
+        f"({', '.join(f'{name} {size:.1f}' for name, size in largest)})", _fix(config, pool))
 
 
-def _fix(config: Config, cards: Cards) -> str:
+def _fix(config: Config, pool: GpuPool) -> str:
     """Returns the first change that makes the run fit."""
     for keys, changed in _changes(config):
         with suppress(UserError):  # raised if this change leaves no room for the KV cache
-            plan = gpu_plan(changed, cards)
-            if plan is not None and plan.fits() and gpus_needed(changed) <= cards.count:
+            plan = gpu_plan(changed, pool)
+            if plan is not None and plan.fits() and gpus_needed(changed) <= pool.count:
                 return f"set {keys}"
     return "use more or larger GPUs, or a smaller model"
 

@@ -6,9 +6,9 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from deploy.launch.planning.cards import cards_of
 from deploy.launch.planning.gpu_plan import describe as describe_gpus
 from deploy.launch.planning.gpu_plan import gpu_plan
+from deploy.launch.planning.gpu_pool import pool_of
 from deploy.launch.planning.machine import GIB
 from deploy.launch.planning.model_memory import model_shape, planned_training, sampler_bytes
 from deploy.launch.planning.warnings import warnings
@@ -155,8 +155,8 @@ def as_dict(config: Config) -> dict[str, Any]:
     """Returns the plan and the resolved config as JSON values, for programs."""
     plan = make_plan(config)
     totals = {"cpus": plan.cpus, "gpus": plan.gpus, "memory_gib": round(plan.memory_gib, 2)}
-    gpus = gpu_plan(config, cards_of(config))
-    return {"format": FORMAT, **asdict(plan), **totals, "gpu_memory": gpus and asdict(gpus),
+    gpu_memory = gpu_plan(config, pool_of(config))
+    return {"format": FORMAT, **asdict(plan), **totals, "gpu_memory": gpu_memory and asdict(gpu_memory),
             "warnings": warnings(config), "config": config.model_dump(mode="json")}
 
 
@@ -185,8 +185,8 @@ def describe(config: Config, *, resume: bool = False, games: str | None = None, 
     lines += [f"  environment server at {url}" for url in config.env.urls]
     lines += [f"  traces to {config.metrics.traces}"] if config.metrics.traces else []
     lines += [] if plan.private_ray else [f"  Ray at {ray_address(config)}"]
-    gpus = gpu_plan(config, cards_of(config))
-    lines += describe_gpus(gpus) if gpus else []
+    gpu_memory = gpu_plan(config, pool_of(config))
+    lines += describe_gpus(gpu_memory) if gpu_memory else []
     lines.append(f"  together {plan.cpus:g} CPUs, {plan.gpus:g} GPUs, about {plan.memory_gib:.1f} GiB of host memory")
     lines.append("nothing was started")
     return "\n".join(lines)

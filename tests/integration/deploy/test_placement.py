@@ -25,7 +25,7 @@ from deploy.members.placed_server import PlacedServer
 from deploy.members.placement import ClusterPlace, bundle, free_nodes, total_nodes
 from deploy.members.ray_actor import Actor
 from deploy.members.server_actor import ServerActor
-from deploy.members.shared_cards import CardShare, SharedCards
+from deploy.members.shared_gpus import GpuShare, SharedGpus
 from deploy.runs.configs import load_config
 from services.config.file import dump_config
 from services.config.rollout import SupervisionSection
@@ -241,9 +241,9 @@ class Holder:
 def test_each_worker_shares_its_gpu_with_one_rank_also_after_a_restart(cluster: Cluster):
     """Ray counts GPUs that are only claimed, so this needs none."""
     add_node(cluster, num_cpus=8, num_gpus=3)
-    cards = SharedCards(bundle(cpus=2), 3)
-    ranks = CardShare(cards, [bundle(cpus=1, gpus=0.6)] * 3)
-    workers = [CardShare(cards, [bundle(cpus=1, gpus=0.4)], first=k) for k in range(3)]
+    shared = SharedGpus(bundle(cpus=2), 3)
+    ranks = GpuShare(shared, [bundle(cpus=1, gpus=0.6)] * 3)
+    workers = [GpuShare(shared, [bundle(cpus=1, gpus=0.4)], first=k) for k in range(3)]
     holder: Any = ray.remote(Holder)
     ranks.ask()
     for worker in workers:
@@ -265,8 +265,8 @@ def test_each_worker_shares_its_gpu_with_one_rank_also_after_a_restart(cluster: 
 def test_shared_gpus_of_one_lost_node_are_asked_for_again_on_several(cluster: Cluster):
     """Ray looks for one node with room for all of them, and there is none any more."""
     large = cluster.add_node(num_cpus=2, num_gpus=2)
-    workers = [CardShare(cards, [bundle(cpus=1, gpus=0.4)], first=k)
-               for cards in [SharedCards(bundle(cpus=1), 2)] for k in range(2)]
+    workers = [GpuShare(shared, [bundle(cpus=1, gpus=0.4)], first=k)
+               for shared in [SharedGpus(bundle(cpus=1), 2)] for k in range(2)]
     for worker in workers:
         worker.ask()
     until(lambda: all(worker.granted() for worker in workers))

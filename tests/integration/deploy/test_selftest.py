@@ -11,13 +11,13 @@ from deploy import cli
 from deploy.bench.selftest.engine_part import PARALLEL
 from deploy.bench.selftest.sizes import CPU
 from deploy.commands import selftest
-from deploy.launch.planning import cards
+from deploy.launch.planning import gpu_pool
 
 pytestmark = pytest.mark.vllm
 
 
 def test_without_a_gpu_it_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    monkeypatch.setattr(cards, "smi", lambda field: [])
+    monkeypatch.setattr(gpu_pool, "smi", lambda field: [])
     assert cli.main(["selftest", "--gpu"]) == 2
     assert capsys.readouterr().err.strip().splitlines() == [
         "error: the self-test needs an NVIDIA GPU, and this machine has none; "
@@ -32,7 +32,7 @@ def test_its_parts_pass_at_a_tiny_size(tmp_path: Path):
     assert [(line.name, line.found) for line in lines if not line.passed and line is not told_by_vllm] == [
         (PARALLEL, "needs three GPUs"), ("versions by CUDA IPC in a run", "0 sent, 0 failed")]
     assert [line.name for line in lines if line.passed] == [
-        "engine starts on a shared card", "seeds repeat", "update in flight", "pause of an update",
+        "engine starts on a shared GPU", "seeds repeat", "update in flight", "pause of an update",
         "five updates, flat memory", "weights by CUDA IPC", "answers after weights by CUDA IPC", "weights by NCCL",
         "answers after weights by NCCL", "memory of a sampler that sleeps", "answers go on after a sleep",
         "graphs against eager", "whole loop", "goes on after its end",

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from playing_worker import DEADLINE_S, counted, issue, until, working
 
-from learner.card_turn import card_turn
-from rollout.card_turns import CardTurns
+from learner.gpu_turn import gpu_turn
+from rollout.gpu_turns import GpuTurns
 from rollout.judge import chosen, labels
 from services.config.objectives import JudgeSection
 from services.records import Version, VersionSpan
 from services.seeds import seed_for
-from services.store.card import Card
+from services.store.gpu_lease import GpuLease
 from services.store.store import Store
 from services.telemetry.heartbeat import Beating, Pulse
 from services.telemetry.logs import configure_logs
@@ -64,15 +64,15 @@ async def test_the_policys_summary_of_what_it_judged_bad_reaches_the_store(world
     assert world.store.correction().startswith("instruction ")
 
 
-async def test_a_worker_sleeps_while_the_learner_has_the_card_and_its_episodes_go_on(world):
+async def test_a_worker_sleeps_while_the_learner_has_the_gpu_and_its_episodes_go_on(world):
     world.shelf.publish(1)
     for group in ("train/0", "train/1", "train/2"):
         issue(world.store, world.lease, group, min_step=1)
-    turns = CardTurns(Card(Store(world.redis_url, world.run), "rollout-0"), wait_s=DEADLINE_S)
-    learner, pulse = Card(Store(world.redis_url, world.run), "run-learner"), Pulse("learner-0", "learner")
+    turns = GpuTurns(GpuLease(Store(world.redis_url, world.run), "rollout-0"), wait_s=DEADLINE_S)
+    learner, pulse = GpuLease(Store(world.redis_url, world.run), "run-learner"), Pulse("learner-0", "learner")
     await turns.take()
-    async with working(world, card=turns) as worker:
-        turn = card_turn([learner], pulse, check=lambda: None, wait_s=DEADLINE_S)
+    async with working(world, gpu_turns=turns) as worker:
+        turn = gpu_turn([learner], pulse, check=lambda: None, wait_s=DEADLINE_S)
         with Beating(pulse, Store(world.redis_url, world.run).beat):  # its wish ends with its last heartbeat
             await asyncio.to_thread(turn.__enter__)
             beats = world.store.beats

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.store.card import WANTED, Card
+from services.store.gpu_lease import WANTED, GpuLease
 
 SNAPSHOT = {"role": "rollout", "doing": "plays", "metrics": "m" * 6000}
 
@@ -28,20 +28,20 @@ def test_a_heartbeat_is_not_answered_with_those_of_all_others(store, workers):
     assert sorted(store.beats()) == sorted(workers)
 
 
-def test_a_worker_that_asks_whether_its_card_is_wanted_does_not_read_the_heartbeats_of_other_workers(store, workers):
-    card = Card(store, workers[0])
+def test_a_worker_that_asks_whether_its_gpu_is_wanted_does_not_read_the_heartbeats_of_other_workers(store, workers):
+    lease = GpuLease(store, workers[0])
     store.beat("learner-0", {"role": "learner", "doing": WANTED})
     before = sent_bytes(store)
-    assert all(card.wanted() for _ in range(10))
+    assert all(lease.wanted() for _ in range(10))
     assert sent_bytes(store) - before < 10 * 10_000
 
 
-def test_a_card_is_wanted_only_while_the_learner_that_says_so_is_alive(store):
-    card = Card(store, "rollout-0")
-    assert not card.wanted()
+def test_a_gpu_is_wanted_only_while_the_learner_that_says_so_is_alive(store):
+    lease = GpuLease(store, "rollout-0")
+    assert not lease.wanted()
     store.beat("learner-0", {"role": "learner", "doing": "trains"})
-    assert not card.wanted()
+    assert not lease.wanted()
     store.beat("learner-0", {"role": "learner", "doing": WANTED})
-    assert card.wanted()
+    assert lease.wanted()
     store.beat("learner-0", {"role": "learner", "doing": WANTED}, ttl_s=0)
-    assert not card.wanted()
+    assert not lease.wanted()

@@ -57,16 +57,16 @@ def test_a_repeated_claim_leaves_out_what_another_worker_holds_by_then(server):
 
 @pytest.mark.parametrize("meanwhile", ["nothing", "taken", "taken and released"])
 def test_a_release_whose_reply_was_lost_is_answered_the_same(server, meanwhile: str):
-    """The other side of a shared card takes it as soon as it is free, and may have given it back before the repeat."""
+    """The other side of a shared GPU takes it as soon as it is free, and may have given it back before the repeat."""
     run = f"case{uuid.uuid4().hex}"
     store, other = (kind(server.url, run, timeout_s=5.0) for kind in (RepeatingStore, Store))
 
     def taken():
-        lease = other.acquire("card-0", "learner") if meanwhile != "nothing" else None
+        lease = other.acquire("gpu-0", "learner") if meanwhile != "nothing" else None
         if lease is not None and meanwhile == "taken and released":
             other.release(lease)
 
-    lease = store.acquire("card-0", "worker")
+    lease = store.acquire("gpu-0", "worker")
     store.meanwhile = [taken]
     store.release(lease)
     with pytest.raises(LeaseLost):

@@ -7,8 +7,8 @@ import msgspec
 import numpy as np
 from learner_tiny import make_config, make_step
 
-from learner.card_turn import unparked
 from learner.checkpoints.checkpoint import Checkpoints
+from learner.gpu_turn import unparked
 from learner.loop import Leaving, TrainingLoop
 from learner.metrics.observer import Observer
 from learner.trainer import Learner
@@ -89,7 +89,7 @@ def run(store, folder, model_path, gang, *, crash_at=None, leave_at=None, parks=
             config=config, learner=learner, store=store, lease=store.acquire("learner", "l"), archive=archive,
             checkpoints=Checkpoints(folder / "checkpoints", 1), observer=Observer(metrics=folder / "metrics.jsonl"),
             publish=publish, before_publish=before_publish, check=check, mirrored=mirrored,
-            card=partial(unparked, learner) if parks else nullcontext,
+            gpu_turn=partial(unparked, learner) if parks else nullcontext,
             transfer=ask and Transfer(sender=learner, ask=ask, way=config.transfer, seconds=config.weights.seconds),
         ).run()
     return learner, published, replaced

@@ -13,7 +13,7 @@ from learner.model import attention
 from learner.model.attention import attend_grid, attend_varlen, takes_varlen
 from learner.model.policy import load_policy
 from learner.rows.packing import make_rows, pack_rows, split
-from tests.toys.pretended_card import CARD, card
+from tests.toys.pretended_cuda import GPU, pretended_cuda
 
 
 def row_by_row(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale=None, window_size=(-1, -1),
@@ -93,9 +93,9 @@ def test_a_rectangle_on_a_gpu_never_holds_all_scores(rows, monkeypatch, dtype, s
         return sdpa(*args, enable_gqa=enable_gqa, **options)
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", noted)
-    with card(monkeypatch):
-        grid = pack_rows(rows, np.arange(7), CARD).grid
-        found = attend_grid(*(x.to(CARD) for x in inputs), grid, scaling=None, window=window).cpu()
+    with pretended_cuda(monkeypatch):
+        grid = pack_rows(rows, np.arange(7), GPU).grid
+        found = attend_grid(*(x.to(GPU) for x in inputs), grid, scaling=None, window=window).cpu()
     assert calls == [grouped]
     torch.testing.assert_close(found, expected)
 

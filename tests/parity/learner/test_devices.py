@@ -1,6 +1,6 @@
 """A learner step on a GPU mixes no tensors of GPU and CPU, and computes what it computes on a CPU.
 
-There is no GPU here: tests/toys/pretended_card.py stands in for one, and raises as CUDA would. FSDP needs a real one,
+There is no GPU here: tests/toys/pretended_cuda.py stands in for one, and raises as CUDA would. FSDP needs a real one,
 so one rank has the whole model.
 """
 
@@ -27,7 +27,7 @@ from learner.model.trainee import Trainee
 from learner.rows.batch import assign_credit, rows_of
 from learner.step import Stepper, Timer
 from services.config.sft import SftSection
-from tests.toys.pretended_card import CARD, OnCard, card
+from tests.toys.pretended_cuda import GPU, OnGpu, pretended_cuda
 
 SETTINGS = {
     "sequence": CASES["sequence-actions"], "coupled": CASES["coupled"], "critic": CASES["critic"],
@@ -78,12 +78,12 @@ def test_steps_on_a_gpu_mix_no_devices_and_equal_those_on_a_cpu(model_path, gang
     monkeypatch.setattr(policies, "LOGITS_AT_ONCE", 97 * 20)  # some packs take their logits in slices
     config = make_config(**SETTINGS[case])
     expected, on_cpu = two_steps(config, model_path, gang, "cpu")
-    with card(monkeypatch):
-        found, parked = two_steps(config, model_path, gang, CARD)
+    with pretended_cuda(monkeypatch):
+        found, parked = two_steps(config, model_path, gang, GPU)
     for one, other in zip(found, expected, strict=True):
         assert one.metrics == pytest.approx(other.metrics, rel=1e-3, abs=1e-5, nan_ok=True)
     for name, value in on_cpu.items():
-        assert not isinstance(parked[name], OnCard), name
+        assert not isinstance(parked[name], OnGpu), name
         # Each update moves a weight by up to the learning rate, also by a gradient that is hardly more than rounding.
         torch.testing.assert_close(parked[name], value, rtol=1e-5, atol=config.learner.lr / 10)
 
@@ -99,19 +99,19 @@ def test_a_cold_start_on_a_gpu_mixes_no_devices_and_equals_that_on_a_cpu(model_p
         return made, {name: value.detach() for name, value in stepper.policy.model.state_dict().items()}
 
     expected, on_cpu = imitated("cpu")
-    with card(monkeypatch):
-        found, on_card = imitated(CARD)
-        on_card = {name: value.cpu() for name, value in on_card.items()}
+    with pretended_cuda(monkeypatch):
+        found, on_gpu = imitated(GPU)
+        on_gpu = {name: value.cpu() for name, value in on_gpu.items()}
     assert (found.loss_response, found.loss_prompt) == pytest.approx(
         (expected.loss_response, expected.loss_prompt), rel=1e-4)
     for name, value in on_cpu.items():
-        torch.testing.assert_close(on_card[name], value, rtol=1e-5, atol=sft.lr / 100)
+        torch.testing.assert_close(on_gpu[name], value, rtol=1e-5, atol=sft.lr / 100)
 
 
 def test_the_stand_in_refuses_what_cuda_refuses(monkeypatch):
-    with card(monkeypatch) as mode:
+    with pretended_cuda(monkeypatch) as mode:
         here, there = torch.ones(2), torch.ones(2, device="cuda", requires_grad=True)
-        assert (there.device, there.is_cuda, (there * 2).device) == (CARD, True, CARD)
+        assert (there.device, there.is_cuda, (there * 2).device) == (GPU, True, GPU)
         with pytest.raises(RuntimeError, match="same device"):
             there + here
         with pytest.raises(RuntimeError, match="same device"):
@@ -120,7 +120,7 @@ def test_the_stand_in_refuses_what_cuda_refuses(monkeypatch):
             there.detach().numpy()
         assert there.detach()[here > 0].tolist() == (there * torch.tensor(1.0)).tolist() == [1.0, 1.0]
         (there * here.to(there.device)).sum().backward()
-        assert there.grad.device == CARD
+        assert there.grad.device == GPU
         host = torch.zeros(2).copy_(there.detach(), non_blocking=True)
         assert host.tolist() == [0.0, 0.0]
         mode.synchronize()

@@ -151,7 +151,7 @@ def test_auto_checkpoints_what_does_not_fit():
     assert settled(training_of(always, critic=False), QWEN_1_5B, always, 141 << 30).checkpointing
 
 
-def test_a_7b_model_fits_a_141_gb_card_once_the_moments_lie_in_host_memory():
+def test_a_7b_model_fits_a_141_gb_gpu_once_the_moments_lie_in_host_memory():
     base = {"tokens": 16384, "checkpointing": True}
     assert memory(QWEN_7B, Training(**base)).total > 141e9 * 0.9
     assert memory(QWEN_7B, Training(**base, offload=True)).total < 141e9 * 0.9

@@ -7,7 +7,7 @@ from learner.selftest.checks import Checks, planned_bytes
 from learner.selftest.scene import TINY, groups, write_model
 
 
-def test_a_learner_that_a_small_card_makes_compute_twice_is_held_against_that_plan(model_path, gang, monkeypatch):
+def test_a_learner_that_a_small_gpu_makes_compute_twice_is_held_against_that_plan(model_path, gang, monkeypatch):
     checks = Checks(TINY, model_path, gang)
     kept = planned_bytes(checks.learner(128))
     monkeypatch.setattr(gang, "device_bytes", lambda share: 1)

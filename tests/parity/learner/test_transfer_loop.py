@@ -43,7 +43,7 @@ class Worker:
                 return
             if found is not None:
                 receiver = found.first_receiver(self.member.worker)
-                self.inbox.begin(found, receiver=receiver, card=0, address="127.0.0.1")
+                self.inbox.begin(found, receiver=receiver, shared_gpu=0, address="127.0.0.1")
                 while self.inbox.state() == RECEIVING:
                     time.sleep(0.001)
                 if self.inbox.state() == HELD:

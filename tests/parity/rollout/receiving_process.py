@@ -31,7 +31,7 @@ def main(name, folder, *stops):
             inbox._linked(found, receiver, HERE, RoundEnd(found.seconds))
             print("linked", flush=True)
             time.sleep(3600)
-        inbox.begin(found, receiver=receiver, card=0, address=HERE)
+        inbox.begin(found, receiver=receiver, shared_gpu=0, address=HERE)
         while inbox.state() == RECEIVING:
             time.sleep(0.01)
         meeting.tell(name, found.version, inbox.state().replace(HELD, ""))

@@ -81,7 +81,7 @@ class Gang:
 
 @asynccontextmanager
 async def started(way: str, model: Path, folder: Path, engine: Engine):
-    """Starts a gang, and the receiver of an engine on its first card."""
+    """Starts a gang, and the receiver of an engine on its first GPU."""
     gang = Gang(way, model, folder)
     receiver = Receiver(engine, Participant(worker="one"), gang.ask, address="127.0.0.1")
     task = asyncio.create_task(receiver.run())

@@ -1,12 +1,12 @@
 """GPUs that are not there, for each process with this folder on its PYTHONPATH: Python imports this file at its start.
 
-Ray counts the GPUs that it is told of, and gives each worker and rank its card in CUDA_VISIBLE_DEVICES. All of the
-product runs as on a GPU, with two stand-ins: engines and ranks compute on the CPU, and the memory of a card is a lock
-on a file below $PRETENDED_GPUS. A sampler that is awake or a learner whose states are not parked fills the card, which
-fits one of them: who comes second runs out of memory. As on a card, the end of a process frees what it held.
+Ray counts the GPUs that it is told of, and gives each worker and rank its GPU in CUDA_VISIBLE_DEVICES. All of the
+product runs as on a GPU, with two stand-ins: engines and ranks compute on the CPU, and the memory of a GPU is a lock
+on a file below $PRETENDED_GPUS. A sampler that is awake or a learner whose states are not parked fills the GPU, which
+fits one of them: who comes second runs out of memory. As on a GPU, the end of a process frees what it held.
 
-While there is a file `hold` beside the cards, ranks whose states have come back to their cards compute for ever. Each
-makes a file there, named by what is in `hold` and by its card.
+While there is a file `hold` beside the GPUs, ranks whose states have come back to their GPUs compute for ever. Each
+makes a file there, named by what is in `hold` and by its GPU.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _held: list[int] = []
 
 
 def _fill() -> None:
-    """Fills the card. A fork of this process, vLLM's EngineCore, holds the memory too."""
-    card = Path(os.environ["PRETENDED_GPUS"], f"card-{os.environ['CUDA_VISIBLE_DEVICES']}")
-    descriptor = os.open(card, os.O_RDWR | os.O_CREAT, 0o600)
+    """Fills the GPU. A fork of this process, vLLM's EngineCore, holds the memory too."""
+    memory = Path(os.environ["PRETENDED_GPUS"], f"gpu-{os.environ['CUDA_VISIBLE_DEVICES']}")
+    descriptor = os.open(memory, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise RuntimeError(f"CUDA out of memory: {card.name} is full") from None
+        raise RuntimeError(f"CUDA out of memory: {memory.name} is full") from None
     _held.append(descriptor)
 
 

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from deploy.launch.planning import cards, machine
+from deploy.launch.planning import gpu_pool, machine
 
 TOKENIZER = Path(__file__).parents[3] / "integration/deploy/explorer/walk/model/tokenizer.json"
 QWEN = {
@@ -54,7 +54,7 @@ def two_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Provides a machine of two CPUs and 16 GiB, without GPUs and without a Ray cluster."""
     monkeypatch.setattr(machine, "cpu_count", lambda: 2.0)
     monkeypatch.setattr(machine, "available_memory", lambda: 16 * machine.GIB)
-    monkeypatch.setattr(cards, "visible", lambda: None)
+    monkeypatch.setattr(gpu_pool, "visible", lambda: None)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
 

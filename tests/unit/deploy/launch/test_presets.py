@@ -8,7 +8,7 @@ import pytest
 
 from deploy import cli
 from deploy.launch.checks import gpu_checks, preflight
-from deploy.launch.planning import cards
+from deploy.launch.planning import gpu_pool
 from deploy.launch.planning.gpu_plan import gpu_plan, gpus_needed
 from deploy.runs.configs import SHIPPED, load_config
 
@@ -19,7 +19,7 @@ HARDWARE = {"1x80", "1x141", "4x80", "8x80", "32x80"}
 
 @pytest.fixture(autouse=True)
 def a_laptop(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cards, "visible", lambda: None)
+    monkeypatch.setattr(gpu_pool, "visible", lambda: None)
     for name in ("RAY_ADDRESS", "ALFWORLD_DATA", "WEBSHOP_DATA"):
         monkeypatch.delenv(name, raising=False)
 
@@ -32,7 +32,7 @@ def size_of(preset: Path) -> str | None:
 def test_a_preset_fits_the_hardware_that_it_names(preset: Path, models: dict[str, Path]):
     size = size_of(preset)
     config = load_config(preset, [f"model.path={models[size]}"] if size else [])
-    found = cards.named(config)
+    found = gpu_pool.named(config)
     gpu_checks.check_gpus(config, found, private=True)
     preflight.check_policy(config)
     preflight._batch(config)
@@ -47,11 +47,11 @@ def test_a_preset_fits_the_hardware_that_it_names(preset: Path, models: dict[str
     assert all(seat.total < 0.95 * found.gib for seat in plan.seats)
 
 
-def test_adapters_train_7b_on_the_smaller_card(models: dict[str, Path]):
+def test_adapters_train_7b_on_the_smaller_gpu(models: dict[str, Path]):
     """As the header of alfworld-7b-one-gpu says."""
     keys = [f"model.path={models['7b']}", "learner.lora.rank=16", "hardware=1x80"]
     config = load_config("alfworld-7b-one-gpu", keys)
-    gpu_checks.check_gpus(config, cards.named(config), private=True)
+    gpu_checks.check_gpus(config, gpu_pool.named(config), private=True)
 
 
 def test_all_hardware_is_named_by_some_preset():

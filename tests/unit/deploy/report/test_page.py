@@ -47,7 +47,7 @@ def test_the_page_of_one_run_holds_tables_figures_facts_and_config(run):
 @pytest.mark.parametrize(("parallel", "hours"), [({"tensor_parallel": 4}, "10.00"), ({}, "4.00")])
 def test_gpu_hours_count_every_gpu_of_a_sampler(run, parallel: dict[str, int], hours: str):
     """An hour of two workers with four GPUs each, or one, and of two ranks. A config of before has no such key."""
-    folder = run("cards")
+    folder = run("gpus")
     config = yaml.safe_load((folder / "config.yaml").read_text())
     (folder / "config.yaml").write_text(yaml.safe_dump({
         **config, "learner": {"gpus": 1, "ranks": 2}, "rollout": {"gpus": 1, "workers": 2, **parallel}}))

@@ -75,7 +75,7 @@ async def test_an_agent_that_asks_no_server_loses_time_also_while_all_are_away(c
 
 
 async def test_an_agent_loses_no_time_while_the_engine_is_paused(counting, ticket):
-    """As while a learner uses the card of both, which may take many minutes."""
+    """As while a learner uses the GPU of both, which may take many minutes."""
     async def waits(_task, llm, env):
         llm.engine.paused = True
         await asyncio.sleep(AWAY_S)

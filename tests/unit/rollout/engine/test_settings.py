@@ -41,8 +41,8 @@ def test_float32_keeps_its_precision_in_triton_on_a_gpu():
 
 def test_a_gpu_is_asked_for_its_memory_only_if_the_cache_is_a_share_of_it():
     """The question imports vLLM into the worker, and NVML has no answer for a part of a GPU (MIG)."""
-    program = ("import sys; from rollout.engine.settings import card_bytes, RolloutSection as Section; "
-               "sizes = [card_bytes(Section(gpus=1, gpu_memory=memory)) for memory in (None, 20.0)]; "
+    program = ("import sys; from rollout.engine.settings import gpu_bytes, RolloutSection as Section; "
+               "sizes = [gpu_bytes(Section(gpus=1, gpu_memory=memory)) for memory in (None, 20.0)]; "
                "print(sizes, 'vllm' in sys.modules)")
     done = subprocess.run([sys.executable, "-c", program],
                           capture_output=True, text=True, timeout=60, check=True)
@@ -60,8 +60,8 @@ def test_a_gpu_batch_holds_the_longest_row():
     assert arguments(max_prompt_tokens=6_000)["max_num_batched_tokens"] == 6_512
 
 
-def test_a_card_that_is_shared_need_not_be_free():
-    """vLLM refuses to start unless gpu_memory_utilization of the card is free, whatever the KV cache is given."""
+def test_a_gpu_that_is_shared_need_not_be_free():
+    """vLLM refuses to start unless gpu_memory_utilization of the GPU is free, whatever the KV cache is given."""
     assert arguments(gpus=0.5)["gpu_memory_utilization"] <= 0.1
 
 
@@ -86,9 +86,9 @@ def test_vllm_knows_every_argument(keys: dict[str, Any]):
     ({"kv_cache_gb": 24}, 24), ({"gpu_memory": 40}, 40 - 3 - 4), ({"gpu_memory": 0.5}, 40 - 3 - 4),
     ({"gpu_memory": 40, "tensor_parallel": 3}, 40 - 1 - 4)])
 def test_the_kv_cache_gets_what_the_weights_leave(keys: dict[str, Any], expected: float):
-    """3 GiB of weights on cards of 80 GiB; vLLM itself takes 4."""
+    """3 GiB of weights on GPUs of 80 GiB; vLLM itself takes 4."""
     section = RolloutSection(gpus=1, **keys)
-    assert kv_bytes(section, weight_bytes=3 * GIB, card_bytes=80 * GIB) == expected * GIB
+    assert kv_bytes(section, weight_bytes=3 * GIB, gpu_bytes=80 * GIB) == expected * GIB
 
 
 def test_a_share_without_room_for_a_cache_is_refused():

@@ -37,7 +37,7 @@ MANIFEST, _ = layout((name, tuple(t.shape), str(t.dtype)[6:]) for name, t in wei
 SHARDS = [[ShardRows(0, 0, 7), ShardRows(1, 0, 3), ShardRows(2, 0, 4), ShardRows(3, 0, 1)],
           [ShardRows(0, 7, 6), ShardRows(1, 3, 2), ShardRows(2, 4, 4)]]
 WHOLE = [ShardRows(index, 0, entry.shape[0] if entry.shape else 1) for index, entry in enumerate(MANIFEST)]
-MEMBERS = [Participant(worker="one"), Participant(worker="two", card=1)]
+MEMBERS = [Participant(worker="one"), Participant(worker="two", shared_gpu=1)]
 
 
 def stream_of(tensors, share) -> torch.Tensor:
@@ -105,7 +105,7 @@ def by_links(step: int, *, group: str, seconds: float = SECONDS, members=MEMBERS
 
 def begin(inboxes, found: Round) -> None:
     for number, (inbox, member) in enumerate(zip(inboxes, found.members, strict=False)):
-        inbox.begin(found, receiver=number, card=member.card, address="127.0.0.1")
+        inbox.begin(found, receiver=number, shared_gpu=member.shared_gpu, address="127.0.0.1")
 
 
 def assert_holds(inbox: Inbox, found: Round) -> None:
@@ -175,7 +175,7 @@ def test_the_processes_of_an_engine_keep_a_part_each_and_gather_whole_tensors(ow
     for step in (1, 2):
         found = by_links(step, group=group, members=members)
         for number, inbox in enumerate(engine):
-            inbox.begin(found, receiver=number, card=0, address="127.0.0.1")
+            inbox.begin(found, receiver=number, shared_gpu=0, address="127.0.0.1")
         assert senders.send(found, weights(step), meeting) == []
         assert over(engine) == [HELD] * 3
         parts = [inbox.held(found.version.name) for inbox in engine]
@@ -235,7 +235,7 @@ def test_a_receiver_that_is_missed_before_it_joins_ends_the_round(own_folder):
     assert over([inbox]) == ["RuntimeError: two: it is gone"]
 
 
-def test_a_sampler_reads_whole_tensors_from_the_memory_of_the_rank_on_its_card():
+def test_a_sampler_reads_whole_tensors_from_the_memory_of_the_rank_on_its_gpu():
     tensors, inboxes = [weights(1), weights(1)], [Inbox(CPU), Inbox(CPU)]
     with ExitStack() as held:
         handles = []

@@ -17,7 +17,7 @@ from deploy.bench.selftest.memory import held_memory, used_mib
 from deploy.bench.selftest.sizes import CPU, GPU
 from deploy.bench.transfer import Trip
 from deploy.commands import selftest
-from deploy.launch.planning.cards import Cards
+from deploy.launch.planning.gpu_pool import GpuPool
 from learner.selftest.table import Line
 from rollout.engine.engine import Sample
 
@@ -46,8 +46,8 @@ def test_an_engine_that_does_not_start_is_a_failed_line_and_so_is_each_step_afte
     """It was an exception, which lost the lines before it and the parts after it."""
     (tmp_path / "model.safetensors").write_bytes(b"no header")  # is read before vLLM's process starts
     lines = {line.name: line for line in engine_part(CPU, tmp_path, lambda _: None)}
-    assert lines["engine starts on a shared card"].found.startswith("EngineFault: start: ")
-    for name in ("engine starts on a shared card", "seeds repeat", "updates", "weights by CUDA IPC", "weights by NCCL",
+    assert lines["engine starts on a shared GPU"].found.startswith("EngineFault: start: ")
+    for name in ("engine starts on a shared GPU", "seeds repeat", "updates", "weights by CUDA IPC", "weights by NCCL",
                  "memory of a sampler that sleeps", "graphs against eager"):
         assert lines[name].passed is False, name
 
@@ -86,7 +86,7 @@ def test_a_run_whose_versions_went_through_host_memory_is_found(tmp_path: Path, 
     assert loop_part.by_ipc(GPU, tmp_path / "log.jsonl").passed is passed
 
 
-def test_a_card_that_has_no_room_for_the_other_process_is_told():
+def test_a_gpu_that_has_no_room_for_the_other_process_is_told():
     with pytest.raises(RuntimeError, match="could not take 15 GiB"), held_memory(15):
         pass
 
@@ -97,7 +97,7 @@ def test_lines_are_printed_as_they_are_found(monkeypatch: pytest.MonkeyPatch, ca
         assert capsys.readouterr().out.split() == ["pass", "first", "1"]
         yield Line(name="second", found="2", passed=False)
 
-    monkeypatch.setattr(selftest, "visible", lambda: Cards(1, 80 * 10**9))
+    monkeypatch.setattr(selftest, "visible", lambda: GpuPool(1, 80 * 10**9))
     monkeypatch.setattr(selftest, "run_parts", parts)
     assert cli.main(["selftest", "--gpu"]) == 1
     assert capsys.readouterr().out.split() == ["FAIL", "second", "2"]

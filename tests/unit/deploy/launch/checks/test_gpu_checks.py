@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from deploy.launch.checks import doctor, gpu_checks
-from deploy.launch.planning import cards, machine
-from deploy.launch.planning.cards import Cards
+from deploy.launch.planning import gpu_pool, machine
 from deploy.launch.planning.gpu_plan import describe, gpu_plan, gpus_needed, with_transfer
+from deploy.launch.planning.gpu_pool import GpuPool
 from deploy.runs.configs import load_config
 from services.config.tree import Config
 from services.errors import UserError
 
-ONE, FOUR, LARGE = Cards(1, 80 * 10**9), Cards(4, 80 * 10**9), Cards(1, 141 * 10**9)
-SMALL = Cards(1, 24 * 10**9)
-LARGE_CLUSTER = Cards(32, 80 * 10**9)
+ONE, FOUR, LARGE = GpuPool(1, 80 * 10**9), GpuPool(4, 80 * 10**9), GpuPool(1, 141 * 10**9)
+SMALL = GpuPool(1, 24 * 10**9)
+LARGE_CLUSTER = GpuPool(32, 80 * 10**9)
 MANY = ["rollout.gpus=1", "learner.gpus=1", "learner.ranks=24"]
 
 
@@ -74,7 +74,7 @@ def test_a_machine_without_a_gpu_is_told_so_and_a_cluster_is_left_to_its_schedul
 def test_a_cold_start_alone_needs_the_learners_gpus_and_no_samplers(models: dict[str, Path], monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(doctor, "torch_cuda", lambda: "13.0")
-    monkeypatch.setattr(cards, "visible", lambda: FOUR)
+    monkeypatch.setattr(gpu_pool, "visible", lambda: FOUR)
     monkeypatch.setattr(gpu_checks.gpu_doctor, "capabilities", lambda: [(9, 0)])
     monkeypatch.setattr(machine, "cpu_count", lambda: 4.0)
     apart = ("hardware=4x80", "rollout.gpus=1", "rollout.workers=4", "learner.gpus=1")
@@ -85,7 +85,7 @@ def test_a_cold_start_alone_needs_the_learners_gpus_and_no_samplers(models: dict
         gpu_checks.check_ranks(config(models, *apart, "placement.learner=big"))
     with pytest.raises(UserError, match="8 learner ranks reserve 8 CPUs, and this machine has 4"):
         gpu_checks.check_ranks(config(models, "learner.gpus=0", "rollout.gpus=0", "learner.ranks=8"))
-    monkeypatch.setattr(cards, "visible", lambda: None)
+    monkeypatch.setattr(gpu_pool, "visible", lambda: None)
     with pytest.raises(UserError, match="there is none on this machine, while hardware=4x80") as error:
         gpu_checks.check_ranks(config(models, *apart))
     assert "start it where these GPUs are" in error.value.fix
@@ -100,27 +100,27 @@ def test_a_cold_start_alone_needs_the_learners_gpus_and_no_samplers(models: dict
     ("1.5b", ["learner.token_budget=131072", "learner.checkpointing=true"], ONE, "learner.token_budget=2560"),
     ("7b", ["rollout.gpus=1", "learner.gpus=1", "learner.ranks=2"], FOUR, "learner.ranks=3"),
     ("32b", ["rollout.gpus=1", "learner.gpus=1", "learner.ranks=24", "rollout.kv_cache_gb=30"],
-     Cards(32, 80 * 10**9), "rollout.tensor_parallel=2"),
+     GpuPool(32, 80 * 10**9), "rollout.tensor_parallel=2"),
     ("7b", ["rollout.kv_cache_gb=10"], LARGE, "set learner.offload=true"),
     ("7b", ["rollout.kv_cache_gb=10", "learner.checkpointing=false"], LARGE,
      "set learner.offload=true, learner.checkpointing=true"),
     ("7b", [], LARGE, "set learner.offload=true, learner.checkpointing=true and rollout.kv_cache_gb=10"),
     ("7b", ["learner.offload=true", "learner.checkpointing=true", "learner.token_budget=2560"],
-     Cards(1, 100 * 10**9), "set rollout.sleep=true"),
+     GpuPool(1, 100 * 10**9), "set rollout.sleep=true"),
     ("7b", [], ONE, "set learner.lora.rank=16"),
     ("1.5b", [], SMALL,
      "set learner.lora.rank=16, rollout.sleep=true, learner.checkpointing=true and rollout.kv_cache_gb=10, without"),
     ("32b", [], ONE, "use more or larger GPUs"),
 ])
 def test_a_plan_that_does_not_fit_is_refused_with_the_key_that_makes_it_fit(
-        size: str, keys: list[str], hardware: Cards, fix: str, models: dict[str, Path]):
+        size: str, keys: list[str], hardware: GpuPool, fix: str, models: dict[str, Path]):
     with pytest.raises(UserError, match=r"would hold .* GiB") as error:
         gpu_checks.check_gpus(config(models, *keys, size=size), hardware, private=True)
     assert fix in error.value.fix
 
 
 def test_several_gpus_are_shared_in_pairs(models: dict[str, Path]):
-    """A 7B model with its moments on the GPU fits four cards of 80 GB in turns: each rank holds a quarter of it."""
+    """A 7B model with its moments on the GPU fits four GPUs of 80 GB in turns: each rank holds a quarter of it."""
     asked = config(models, "rollout.workers=4", "learner.ranks=4", "rollout.sleep=true", size="7b")
     gpu_checks.check_gpus(asked, FOUR, private=True)
     plan = gpu_plan(asked, FOUR)
@@ -137,13 +137,13 @@ def test_an_engine_over_several_gpus_shares_none_of_them(models: dict[str, Path]
         config(models, "rollout.tensor_parallel=2")
 
 
-def test_a_sampler_sleeps_only_on_a_card_that_it_shares(models: dict[str, Path]):
+def test_a_sampler_sleeps_only_on_a_gpu_that_it_shares(models: dict[str, Path]):
     with pytest.raises(UserError, match=re.escape("rollout.gpus=1 with learner.gpus=1 is none")):
         gpu_checks.check_gpus(config(models, "rollout.sleep=true", "rollout.gpus=1", "learner.gpus=1"), FOUR,
                               private=True)
 
 
-def test_in_turns_each_side_has_the_card_but_for_what_the_other_keeps(models: dict[str, Path]):
+def test_in_turns_each_side_has_the_gpu_but_for_what_the_other_keeps(models: dict[str, Path]):
     """The learner keeps its CUDA context, its states wait in host memory; the sampler keeps what is vLLM's own."""
     plan, split = (gpu_plan(config(models, f"rollout.sleep={sleep}", "weights.transfer=host"), ONE)
                    for sleep in (True, False))
@@ -160,8 +160,8 @@ def test_in_turns_each_side_has_the_card_but_for_what_the_other_keeps(models: di
 
 
 def test_a_gb_of_the_key_hardware_is_a_billion_bytes(models: dict[str, Path]):
-    found = cards.named(config(models, "hardware=8x141"))
-    assert found == Cards(8, 141 * 10**9, named=True)
+    found = gpu_pool.named(config(models, "hardware=8x141"))
+    assert found == GpuPool(8, 141 * 10**9, named=True)
 
 
 def test_the_weights_of_the_plan_are_those_of_the_model(models: dict[str, Path]):
@@ -203,7 +203,7 @@ def test_the_builds_must_fit_the_devices(models: dict[str, Path], monkeypatch: p
 def test_a_config_without_gpus_takes_one_if_only_vllms_build_for_cuda_is_there(monkeypatch: pytest.MonkeyPatch):
     builds: set[str] = {"vllm"}
     monkeypatch.setattr(gpu_checks, "installed", lambda name: "0.32.0" if name in builds else None)
-    monkeypatch.setattr(cards, "visible", lambda: ONE)
+    monkeypatch.setattr(gpu_pool, "visible", lambda: ONE)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     told = list[str]()
 
@@ -221,7 +221,7 @@ def test_a_config_without_gpus_takes_one_if_only_vllms_build_for_cuda_is_there(m
     builds.clear()
     assert gpus() == 0
     builds.add("vllm")
-    monkeypatch.setattr(cards, "visible", lambda: None)
+    monkeypatch.setattr(gpu_pool, "visible", lambda: None)
     assert gpus() == 0
     assert len(told) == 2
 
@@ -233,11 +233,11 @@ def test_a_config_without_gpus_takes_one_if_only_vllms_build_for_cuda_is_there(m
     ("8x80", None, "asks for 8 GPUs, and there is none on this machine, while", "start it where these GPUs are"),
 ])
 def test_too_few_gpus_say_what_hardware_has_to_do_with_it(
-        hardware: str, there: Cards | None, why: str, fix: str, models: dict[str, Path]):
+        hardware: str, there: GpuPool | None, why: str, fix: str, models: dict[str, Path]):
     asked = config(models, "rollout.gpus=1", "learner.gpus=1", "rollout.workers=4", "learner.ranks=4",
                    f"hardware={hardware}")
     with pytest.raises(UserError, match=re.escape(why)) as error:
-        gpu_checks.check_gpus(asked, cards.named(asked) if there is FOUR else there, private=True)
+        gpu_checks.check_gpus(asked, gpu_pool.named(asked) if there is FOUR else there, private=True)
     assert fix in error.value.fix
 
 
@@ -253,7 +253,7 @@ def test_too_few_gpus_say_what_hardware_has_to_do_with_it(
     ("1.5b", [], None, "host"),
 ])
 def test_weights_go_from_gpu_to_gpu_where_the_placement_allows_it_and_there_is_room(
-        size: str, keys: list[str], hardware: Cards | None, way: str, models: dict[str, Path]):
+        size: str, keys: list[str], hardware: GpuPool | None, way: str, models: dict[str, Path]):
     """Without room: 10.5 GiB are free on 80 GB, 6 more go to the KV cache, and 5.8 for two versions are too much. Of
     32B, two GPUs hold 30.5 GiB each beside a KV cache of 20, and have no room for as much again.
     """

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from deploy.launch.checks import doctor, gpu_checks, gpu_doctor
-from deploy.launch.planning import cards
+from deploy.launch.planning import gpu_pool
 from deploy.runs.configs import load_config
 from services.errors import UserError
 from services.findings import Finding
@@ -42,9 +42,9 @@ def flavour() -> subprocess.CompletedProcess[str]:
     return subprocess.run([ROOT / "scripts" / "flavour"], capture_output=True, text=True, check=True)
 
 
-def test_a_good_machine_has_no_complaint_about_its_cards(with_smi):
+def test_a_good_machine_has_no_complaint_about_its_gpus(with_smi):
     with_smi("580.65.06")
-    assert cards.visible() == cards.Cards(2, 81251 * 2**20)
+    assert gpu_pool.visible() == gpu_pool.GpuPool(2, 81251 * 2**20)
     found = {one.check: one for one in doctor.torch()}
     assert found["gpu"].detail == "NVIDIA H100 80GB HBM3; NVIDIA H100 80GB HBM3"
     assert (found["driver"].status, found["peer access"].status) == ("ok", "ok")
@@ -59,8 +59,8 @@ def test_gpus_that_the_environment_hides_are_not_planned_with(named: str, expect
     """Ray and CUDA count those of CUDA_VISIBLE_DEVICES alone. nvidia-smi lists all of the machine."""
     with_smi("580.65.06")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
-    assert [int(size) for size in cards.smi("memory.total")] == expected
-    there = cards.visible()
+    assert [int(size) for size in gpu_pool.smi("memory.total")] == expected
+    there = gpu_pool.visible()
     assert (there.count if there else 0) == len(expected)
 
 
@@ -178,4 +178,4 @@ def test_gpus_that_do_not_reach_each_other_are_named(with_smi):
 def test_a_machine_without_a_driver_is_set_up_for_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     assert flavour().stdout == "cpu\n"
-    assert cards.visible() is None
+    assert gpu_pool.visible() is None

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from deploy.launch.checks import preflight
-from deploy.launch.planning import cards
-from deploy.launch.planning.cards import Cards
+from deploy.launch.planning import gpu_pool
 from deploy.launch.planning.evaluation_config import evaluation_config
+from deploy.launch.planning.gpu_pool import GpuPool
 from deploy.runs.configs import load_config
 from services.config.tree import Config
 from services.errors import UserError
@@ -33,7 +33,7 @@ def test_a_learner_that_has_no_room_here_does_not_matter(learner: str):
 
 
 def test_a_run_of_eight_gpus_is_played_on_one(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cards, "visible", lambda: Cards(1, 80 * 10**9))
+    monkeypatch.setattr(gpu_pool, "visible", lambda: GpuPool(1, 80 * 10**9))
     monkeypatch.setattr(preflight, "check_builds", lambda _: None)  # this machine has the builds for CPUs
     keys = [f"model.path={models['1.5b']}", "rollout.workers=8", "learner.ranks=8", "rollout.sleep=true",
             "rollout.cpus=0.5", "autoscale.rollout=[4,8]"]

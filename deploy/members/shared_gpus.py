@@ -15,7 +15,7 @@ from typing import Any
 from deploy.members.placement import STRICT_PACK, ClusterPlace, Resources
 
 
-class SharedCards(ClusterPlace):
+class SharedGpus(ClusterPlace):
     """All shared GPUs of a run. `one`: what the two processes of a GPU ask for, on each of `count` GPUs."""
 
     def __init__(self, one: Resources, count: int) -> None:
@@ -39,29 +39,29 @@ class SharedCards(ClusterPlace):
         """Keeps the bundles, because other processes use them."""
 
 
-class CardShare:
+class GpuShare:
     """The place of some processes, each on one of the shared GPUs. Its methods are those of ClusterPlace."""
 
-    def __init__(self, cards: SharedCards, asked: Sequence[Resources], *, first: int = 0) -> None:
+    def __init__(self, shared_gpus: SharedGpus, asked: Sequence[Resources], *, first: int = 0) -> None:
         self.asked = [dict(one) for one in asked]
-        self._cards = cards
+        self._shared_gpus = shared_gpus
         self._first = first
 
     def ask(self) -> None:
         """Asks the cluster for all shared GPUs and returns at once."""
-        self._cards.ask()
+        self._shared_gpus.ask()
 
     def granted(self) -> bool:
         """Whether the cluster has given all shared GPUs."""
-        return self._cards.granted()
+        return self._shared_gpus.granted()
 
     def lacks(self) -> str:
         """Returns what the cluster lacks, as text; an empty string once the GPUs are granted."""
-        return self._cards.lacks()
+        return self._shared_gpus.lacks()
 
     def options(self, index: int) -> dict[str, Any]:
         """Returns the Ray options of process `index`."""
-        return self._cards.options(self._first + index, self.asked[index])
+        return self._shared_gpus.options(self._first + index, self.asked[index])
 
     def release(self) -> None:
         """Ends no process and keeps the GPUs."""

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Protocol
 
 from services.errors import DeadlineExceeded
-from services.store.card import WANTED, Card
+from services.store.gpu_lease import WANTED, GpuLease
 from services.telemetry.heartbeat import Pulse
 
 POLL_S = 0.1
@@ -27,28 +27,28 @@ class Parked(Protocol):
 
 
 @contextmanager
-def card_turn(cards: Sequence[Card], pulse: Pulse, *, check: Callable[[], None], wait_s: float) -> Iterator[None]:
-    """Inside, all shared cards are the learner's. Raises what `check` raises while it waits, or DeadlineExceeded.
+def gpu_turn(leases: Sequence[GpuLease], pulse: Pulse, *, check: Callable[[], None], wait_s: float) -> Iterator[None]:
+    """Inside, all shared GPUs are the learner's. Raises what `check` raises while it waits, or DeadlineExceeded.
 
-    If the block fails, the cards are not given: the learner's states still fill them, until its process has ended.
+    If the block fails, the GPUs are not given: the learner's states still fill them, until its process has ended.
     """
     started = time.monotonic()
     pulse.doing(WANTED)
-    cards[0].tell(pulse)
+    leases[0].tell(pulse)
     with ExitStack() as held:
-        for card in cards:
-            held.callback(card.give)
-            while not card.take():
+        for lease in leases:
+            held.callback(lease.give)
+            while not lease.take():
                 check()
                 if time.monotonic() - started > wait_s:
-                    raise DeadlineExceeded(f"a rollout worker kept its card for over {wait_s:g} s (learner.wait_s)")
+                    raise DeadlineExceeded(f"a rollout worker kept its GPU for over {wait_s:g} s (learner.wait_s)")
                 time.sleep(POLL_S)
         full = held.pop_all()
     pulse.doing("trains, while the sampler sleeps")
-    cards[0].tell(pulse)
+    leases[0].tell(pulse)
     yield
-    for card in cards:
-        card.check()
+    for lease in leases:
+        lease.check()
     full.close()
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from services.errors import DeadlineExceeded
-from services.store.card import Card
+from services.store.gpu_lease import GpuLease
 
 POLL_S = 0.25
 
@@ -25,33 +25,33 @@ class Sleeper(Protocol):
         ...
 
 
-class CardTurns:
-    """Takes the card and gives it. `wait_s` bounds each wait for it."""
+class GpuTurns:
+    """A worker's turns on its shared GPU. `wait_s` bounds each wait for the GPU, in seconds."""
 
-    def __init__(self, card: Card, *, wait_s: float) -> None:
-        self._card = card
+    def __init__(self, lease: GpuLease, *, wait_s: float) -> None:
+        self._lease = lease
         self._wait_s = wait_s
 
     async def take(self) -> None:
-        """Returns once the card is this worker's. A learner that wants it goes first. Raises DeadlineExceeded."""
+        """Returns once the GPU is this worker's. A learner that wants it goes first. Raises DeadlineExceeded."""
         started = time.monotonic()
-        while await asyncio.to_thread(self._card.wanted) or not await asyncio.to_thread(self._card.take):
+        while await asyncio.to_thread(self._lease.wanted) or not await asyncio.to_thread(self._lease.take):
             if time.monotonic() - started > self._wait_s:
-                raise DeadlineExceeded(f"the learner kept the card for over {self._wait_s:g} s (learner.wait_s)")
+                raise DeadlineExceeded(f"the learner kept the GPU for over {self._wait_s:g} s (learner.wait_s)")
             await asyncio.sleep(POLL_S)
 
     async def give(self) -> None:
-        """Gives the card up, if it is held."""
-        await asyncio.to_thread(self._card.give)
+        """Gives the GPU up, if it is held."""
+        await asyncio.to_thread(self._lease.give)
 
     async def turn(self, engine: Sleeper, told: Callable[[], object]) -> None:
-        """If the learner wants the card: sleeps, gives it, and wakes up once it is back. `told` is called
+        """If the learner wants the GPU: sleeps, gives it, and wakes up once it is back. `told` is called
         once the engine sleeps.
 
-        Raises LeaseLost if the card was lost while the engine filled it.
+        Raises LeaseLost if the GPU was lost while the engine filled it.
         """
-        self._card.check()
-        if await asyncio.to_thread(self._card.wanted):
+        self._lease.check()
+        if await asyncio.to_thread(self._lease.wanted):
             await engine.sleep()
             await self.give()
             told()

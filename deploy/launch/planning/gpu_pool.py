@@ -15,7 +15,7 @@ ASK_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Cards:
+class GpuPool:
     """Some GPUs of one size."""
 
     count: int
@@ -34,15 +34,15 @@ class Cards:
         return f"the GPUs that hardware names, {size}," if self.named else f"the GPUs of this machine, {size},"
 
 
-def named(config: Config) -> Cards | None:
-    """Returns the GPUs of the config key `hardware`. A GB of that key is 10^9 bytes: a real card has a little more."""
+def named(config: Config) -> GpuPool | None:
+    """Returns the GPUs of the config key `hardware`. A GB of that key is 10^9 bytes: a real GPU has a little more."""
     if config.hardware is None:
         return None
     count, size = config.hardware.split("x")
-    return Cards(count=int(count), bytes=int(size) * 10**9, named=True)
+    return GpuPool(count=int(count), bytes=int(size) * 10**9, named=True)
 
 
-def cards_of(config: Config) -> Cards | None:
+def pool_of(config: Config) -> GpuPool | None:
     """Returns the GPUs that a plan has to fit: those that the config names, else this machine's if the run stays on it.
 
     Returns None if they are unknown.
@@ -50,10 +50,10 @@ def cards_of(config: Config) -> Cards | None:
     return named(config) or (visible() if ray_address(config) is None else None)
 
 
-def visible() -> Cards | None:
+def visible() -> GpuPool | None:
     """Returns the NVIDIA GPUs that this process may use, with the memory of the smallest; None if there are none."""
     sizes = [int(line) for line in smi("memory.total") if line.isdigit()]
-    return Cards(count=len(sizes), bytes=min(sizes) * 2**20) if sizes else None
+    return GpuPool(count=len(sizes), bytes=min(sizes) * 2**20) if sizes else None
 
 
 def smi(field: str) -> list[str]:

@@ -1,5 +1,5 @@
-"""A GPU that is not there, for tests of one process: inside `card()`, tensors on `cuda` are tensors of the CPU that say
-that they are on a GPU.
+"""A GPU that is not there, for tests of one process: inside `pretended_cuda()`, tensors on `cuda` are tensors of the
+CPU that say that they are on a GPU.
 
 They compute real numbers. As on a GPU, an operation on tensors of both kinds raises RuntimeError, and so does reading
 one in numpy. A copy to host memory with non_blocking=True arrives only when the process waits for the GPU.
@@ -17,27 +17,27 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-CARD = torch.device("cuda", 0)
+GPU = torch.device("cuda", 0)
 INDEXED = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"})
 """Operations of a tensor on a GPU whose indices may be on the CPU."""
 COPIES = frozenset({"copy_", "_to_copy"})
 
 
-class OnCard(torch.Tensor):
-    """A tensor that says that it is on the card. `numbers` holds its numbers."""
+class OnGpu(torch.Tensor):
+    """A tensor that says that it is on the GPU. `numbers` holds its numbers."""
 
     numbers: Tensor
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
-    def __new__(cls, real: Tensor) -> OnCard:
+    def __new__(cls, real: Tensor) -> OnGpu:
         made = torch.Tensor._make_wrapper_subclass(
             cls, real.shape, strides=real.stride(), storage_offset=real.storage_offset(), dtype=real.dtype,
             layout=real.layout, device=real.device, requires_grad=real.requires_grad)
         made.numbers = real
         return made
 
-    device = property(lambda _: CARD)  # type: ignore[assignment]
+    device = property(lambda _: GPU)  # type: ignore[assignment]
     is_cuda = property(lambda _: True)  # type: ignore[assignment]
     is_cpu = property(lambda _: False)  # type: ignore[assignment]
 
@@ -51,24 +51,24 @@ class OnCard(torch.Tensor):
         return self.numbers.tolist()
 
     def __repr__(self) -> str:  # type: ignore[override]
-        return f"OnCard({self.numbers})"
+        return f"OnGpu({self.numbers})"
 
     def __tensor_flatten__(self) -> tuple[list[str], None]:
         return ["numbers"], None
 
     @staticmethod
-    def __tensor_unflatten__(inner: dict[str, Tensor], *_: Any) -> OnCard:
-        return OnCard(inner["numbers"])
+    def __tensor_unflatten__(inner: dict[str, Tensor], *_: Any) -> OnGpu:
+        return OnGpu(inner["numbers"])
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         _check(func, args, kwargs)
-        real_args, real_kwargs = tree_map_only(OnCard, lambda tensor: tensor.numbers, (args, kwargs))
+        real_args, real_kwargs = tree_map_only(OnGpu, lambda tensor: tensor.numbers, (args, kwargs))
         found = func(*real_args, **real_kwargs)
-        if func.overloadpacket.__name__ == "copy_" and not isinstance(args[0], OnCard):
+        if func.overloadpacket.__name__ == "copy_" and not isinstance(args[0], OnGpu):
             return args[0]
-        return return_and_correct_aliasing(func, args, kwargs, tree_map_only(Tensor, OnCard, found))
+        return return_and_correct_aliasing(func, args, kwargs, tree_map_only(Tensor, OnGpu, found))
 
 
 def _check(func: Any, args: Any, kwargs: Any) -> None:
@@ -76,9 +76,9 @@ def _check(func: Any, args: Any, kwargs: Any) -> None:
     name = func.overloadpacket.__name__
     if name in COPIES:
         return
-    checked = (args[0], args[2:]) if name in INDEXED and isinstance(args[0], OnCard) else (args, kwargs)
+    checked = (args[0], args[2:]) if name in INDEXED and isinstance(args[0], OnGpu) else (args, kwargs)
     for tensor in tree_leaves(checked):
-        if isinstance(tensor, Tensor) and not isinstance(tensor, OnCard) and tensor.ndim:
+        if isinstance(tensor, Tensor) and not isinstance(tensor, OnGpu) and tensor.ndim:
             raise RuntimeError(f"{func}: expected all tensors to be on the same device, but found cuda:0 and cpu")
 
 
@@ -87,14 +87,14 @@ class _Moved(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:
-        return tensor.numbers.clone() if isinstance(tensor, OnCard) else OnCard(tensor.detach().clone())
+        return tensor.numbers.clone() if isinstance(tensor, OnGpu) else OnGpu(tensor.detach().clone())
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
-        return gradient.numbers if isinstance(gradient, OnCard) else OnCard(gradient)
+        return gradient.numbers if isinstance(gradient, OnGpu) else OnGpu(gradient)
 
 
-class _Card(TorchFunctionMode):
+class _PretendedCuda(TorchFunctionMode):
     """Takes calls that name a device, before torch looks for one."""
 
     def __init__(self) -> None:
@@ -104,46 +104,46 @@ class _Card(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is torch.Tensor.cpu and isinstance(args[0], OnCard):
+        if func is torch.Tensor.cpu and isinstance(args[0], OnGpu):
             return _Moved.apply(args[0])
-        if func is torch.Tensor.to and any(map(_is_card, (*args, *kwargs.values()))):
+        if func is torch.Tensor.to and any(map(_is_gpu, (*args, *kwargs.values()))):
             return _to(*args, **kwargs)
         late = kwargs.get("non_blocking") and func is torch.Tensor.copy_
-        if late and isinstance(args[1], OnCard) and not isinstance(args[0], OnCard):
+        if late and isinstance(args[1], OnGpu) and not isinstance(args[0], OnGpu):
             self._coming.append((args[0], args[1].numbers.clone()))
             return args[0]
-        if _is_card(kwargs.get("device")):
+        if _is_gpu(kwargs.get("device")):
             found = func(*args, **{**kwargs, "device": "cpu"})
-            return OnCard(found) if type(found) is Tensor else found
+            return OnGpu(found) if type(found) is Tensor else found
         return func(*args, **kwargs)
 
     def synchronize(self, *_: Any) -> None:
-        """Waits for the card: all copies arrive."""
+        """Waits for the GPU: all copies arrive."""
         for host, tensor in self._coming:
             host.copy_(tensor)
         self._coming.clear()
 
 
-def _is_card(value: Any) -> bool:
-    """Whether a value names the card, or is a tensor on it."""
-    return isinstance(value, OnCard) or (isinstance(value, str | torch.device) and torch.device(value).type == "cuda")
+def _is_gpu(value: Any) -> bool:
+    """Whether a value names the GPU, or is a tensor on it."""
+    return isinstance(value, OnGpu) or (isinstance(value, str | torch.device) and torch.device(value).type == "cuda")
 
 
 def _to(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Does the work of Tensor.to, for a tensor or a device that is the card."""
+    """Does the work of Tensor.to, for a tensor or a device that is the GPU."""
     given = [*args, kwargs.get("device"), kwargs.get("dtype")]
     given += [value for like in args if isinstance(like, Tensor) for value in (like.device, like.dtype)]
     device = next((value for value in given if isinstance(value, str | torch.device)), tensor.device)
     dtype = next((value for value in given if isinstance(value, torch.dtype)), tensor.dtype)
-    other = _is_card(device) != isinstance(tensor, OnCard)
+    other = _is_gpu(device) != isinstance(tensor, OnGpu)
     moved = _Moved.apply(tensor) if other else tensor.clone() if kwargs.get("copy") else tensor
     return moved.to(dtype)  # type: ignore[no-any-return]
 
 
 @contextmanager
-def card(monkeypatch: Any) -> Iterator[_Card]:
-    """Pretends that there is a card in its block. `monkeypatch`: pytest's, for functions that need a driver."""
-    mode = _Card()
+def pretended_cuda(monkeypatch: Any) -> Iterator[_PretendedCuda]:
+    """Pretends that there is a GPU in its block. `monkeypatch`: pytest's, for functions that need a driver."""
+    mode = _PretendedCuda()
     monkeypatch.setattr(torch.cuda, "synchronize", mode.synchronize)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -1,15 +1,15 @@
-"""Worker and learner share one card in turns over a real Redis. The engine is a stand-in that fills no memory."""
+"""Worker and learner share one GPU in turns over a real Redis. The engine is a stand-in that fills no memory."""
 
 import asyncio
 import threading
 
 import pytest
 
-from learner.card_turn import card_turn
-from rollout.card_turns import CardTurns
+from learner.gpu_turn import gpu_turn
+from rollout.gpu_turns import GpuTurns
 from services.errors import DeadlineExceeded, LeaseLost
-from services.store import card as cards
-from services.store.card import ROLE, Card
+from services.store import gpu_lease
+from services.store.gpu_lease import ROLE, GpuLease
 from services.store.store import Store
 from services.telemetry.heartbeat import Beating, Pulse
 
@@ -18,7 +18,7 @@ DEADLINE_S = 240.0
 
 
 class Memory:
-    """The card's memory. It fits one side."""
+    """The GPU's memory. It fits one side."""
 
     def __init__(self):
         self.full_of = None
@@ -49,21 +49,21 @@ class Sampler:
 
 def learner_turns(store, memory, woken):
     """Trains ROUNDS times, each after the sampler has woken up."""
-    card, pulse = Card(store, "run-learner"), Pulse("learner-0", "learner")
+    lease, pulse = GpuLease(store, "run-learner"), Pulse("learner-0", "learner")
     with Beating(pulse, store.beat):
         for _ in range(ROUNDS):
             assert woken.wait(DEADLINE_S)
             woken.clear()
-            with card_turn([card], pulse, check=lambda: None, wait_s=DEADLINE_S):
+            with gpu_turn([lease], pulse, check=lambda: None, wait_s=DEADLINE_S):
                 memory.fill("learner")
                 memory.clear("learner")
             pulse.doing("waits for groups")
-            card.tell(pulse)
+            lease.tell(pulse)
 
 
-def test_the_two_never_fill_the_card_at_once(redis_url, run_name):
+def test_the_two_never_fill_the_gpu_at_once(redis_url, run_name):
     store, memory, slept = Store(redis_url, run_name), Memory(), []
-    sampler, turns = Sampler(memory), CardTurns(Card(store, "rollout-0"), wait_s=DEADLINE_S)
+    sampler, turns = Sampler(memory), GpuTurns(GpuLease(store, "rollout-0"), wait_s=DEADLINE_S)
     learner = threading.Thread(target=learner_turns, args=(Store(redis_url, run_name), memory, sampler.woken),
                                daemon=True)
 
@@ -82,24 +82,24 @@ def test_the_two_never_fill_the_card_at_once(redis_url, run_name):
     assert len(slept) == ROUNDS
 
 
-def test_the_learner_gets_the_card_of_a_dead_worker_and_a_worker_that_starts_waits(redis_url, run_name):
+def test_the_learner_gets_the_gpu_of_a_dead_worker_and_a_worker_that_starts_waits(redis_url, run_name):
     store = Store(redis_url, run_name)
     store.acquire(f"{ROLE}-0", "rollout-0", ttl_s=0.2)  # and never renews it
-    turns = CardTurns(Card(store, "rollout-0"), wait_s=0.0)
-    learner, pulse = Card(store, "run-learner"), Pulse("learner-0", "learner")
-    with (card_turn([learner], pulse, check=lambda: None, wait_s=DEADLINE_S),
+    turns = GpuTurns(GpuLease(store, "rollout-0"), wait_s=0.0)
+    learner, pulse = GpuLease(store, "run-learner"), Pulse("learner-0", "learner")
+    with (gpu_turn([learner], pulse, check=lambda: None, wait_s=DEADLINE_S),
           pytest.raises(DeadlineExceeded, match=r"over 0 s \(learner\.wait_s\)")):
         asyncio.run(turns.take())
-    asyncio.run(CardTurns(Card(store, "rollout-0"), wait_s=DEADLINE_S).take())
-    with (pytest.raises(DeadlineExceeded, match="a rollout worker kept its card"),
-          card_turn([learner], pulse, check=lambda: None, wait_s=0.0)):
+    asyncio.run(GpuTurns(GpuLease(store, "rollout-0"), wait_s=DEADLINE_S).take())
+    with (pytest.raises(DeadlineExceeded, match="a rollout worker kept its GPU"),
+          gpu_turn([learner], pulse, check=lambda: None, wait_s=0.0)):
         pytest.fail("two hold it")
 
 
-def test_a_worker_that_lost_the_card_ends(redis_url, run_name, monkeypatch):
-    monkeypatch.setattr(cards, "TTL_S", 0.3)
+def test_a_worker_that_lost_the_gpu_ends(redis_url, run_name, monkeypatch):
+    monkeypatch.setattr(gpu_lease, "TTL_S", 0.3)
     store = Store(redis_url, run_name)
-    turns = CardTurns(Card(store, "rollout-0"), wait_s=DEADLINE_S)
+    turns = GpuTurns(GpuLease(store, "rollout-0"), wait_s=DEADLINE_S)
 
     async def work():
         await turns.take()
@@ -109,26 +109,26 @@ def test_a_worker_that_lost_the_card_ends(redis_url, run_name, monkeypatch):
                 await turns.turn(Sampler(Memory()), lambda: None)
                 await asyncio.sleep(0.01)
 
-    with pytest.raises(LeaseLost, match="the lease of card-0 could not be renewed"):
+    with pytest.raises(LeaseLost, match="the lease of gpu-0 could not be renewed"):
         asyncio.run(work())
 
 
-def test_the_learner_trains_once_every_sampler_that_it_shares_a_card_with_sleeps(redis_url, run_name):
-    """Two cards, each with its own memory. A worker that gave its card waits until the learner has used both."""
+def test_the_learner_trains_once_every_sampler_that_it_shares_a_gpu_with_sleeps(redis_url, run_name):
+    """Two GPUs, each with its own memory. A worker that gave its GPU waits until the learner has used both."""
     store, memories = Store(redis_url, run_name), [Memory(), Memory()]
     samplers = [Sampler(memory) for memory in memories]
-    turns = [CardTurns(Card(store, f"rollout-{k}", k), wait_s=DEADLINE_S) for k in range(2)]
-    cards, pulse = [Card(store, "run-learner", k) for k in range(2)], Pulse("learner-0", "learner")
+    turns = [GpuTurns(GpuLease(store, f"rollout-{k}", k), wait_s=DEADLINE_S) for k in range(2)]
+    leases, pulse = [GpuLease(store, "run-learner", k) for k in range(2)], Pulse("learner-0", "learner")
     trained, awake = threading.Event(), None
 
     def learn():
         with Beating(pulse, store.beat):
-            with card_turn(cards, pulse, check=lambda: None, wait_s=DEADLINE_S):
+            with gpu_turn(leases, pulse, check=lambda: None, wait_s=DEADLINE_S):
                 for memory in memories:
                     memory.fill("learner")
                     memory.clear("learner")
             pulse.doing("waits for groups")
-            cards[0].tell(pulse)
+            leases[0].tell(pulse)
         trained.set()
 
     async def work(k):
@@ -153,23 +153,23 @@ def test_the_learner_trains_once_every_sampler_that_it_shares_a_card_with_sleeps
     assert all(memory.turns == ["sampler", "learner", "sampler"] for memory in memories)
 
 
-def test_a_learner_that_fails_on_its_card_keeps_it_until_its_process_has_ended(redis_url, run_name):
-    """Its states still fill the memory. Its next process has the card at once."""
+def test_a_learner_that_fails_on_its_gpu_keeps_it_until_its_process_has_ended(redis_url, run_name):
+    """Its states still fill the memory. Its next process has the GPU at once."""
     store, pulse = Store(redis_url, run_name), Pulse("learner-0", "learner")
-    cards = [Card(store, "run-learner", k) for k in range(2)]
-    with (pytest.raises(ZeroDivisionError), card_turn(cards, pulse, check=lambda: None, wait_s=DEADLINE_S)):
+    leases = [GpuLease(store, "run-learner", k) for k in range(2)]
+    with (pytest.raises(ZeroDivisionError), gpu_turn(leases, pulse, check=lambda: None, wait_s=DEADLINE_S)):
         raise ZeroDivisionError
-    assert not any(Card(store, f"rollout-{k}", k).take() for k in range(2))
-    with card_turn([Card(store, "run-learner", k) for k in range(2)], pulse, check=lambda: None, wait_s=0.0):
+    assert not any(GpuLease(store, f"rollout-{k}", k).take() for k in range(2))
+    with gpu_turn([GpuLease(store, "run-learner", k) for k in range(2)], pulse, check=lambda: None, wait_s=0.0):
         pass
-    assert all(Card(store, f"rollout-{k}", k).take() for k in range(2))
+    assert all(GpuLease(store, f"rollout-{k}", k).take() for k in range(2))
 
 
-def test_a_learner_that_gives_up_waiting_gives_the_cards_that_it_has(redis_url, run_name):
+def test_a_learner_that_gives_up_waiting_gives_the_gpus_that_it_has(redis_url, run_name):
     store, pulse = Store(redis_url, run_name), Pulse("learner-0", "learner")
-    first, second = (Card(store, f"rollout-{k}", k) for k in range(2))
+    first, second = (GpuLease(store, f"rollout-{k}", k) for k in range(2))
     assert second.take()
     with (pytest.raises(DeadlineExceeded),
-          card_turn([Card(store, "run-learner", k) for k in range(2)], pulse, check=lambda: None, wait_s=0.0)):
+          gpu_turn([GpuLease(store, "run-learner", k) for k in range(2)], pulse, check=lambda: None, wait_s=0.0)):
         pytest.fail("two hold it")
     assert first.take()

@@ -2,10 +2,10 @@
 
 A lease in the store for each GPU says whose turn it is, so the two never fill it at once, whoever of them dies.
 
-    worker    takes its card before its engine starts or wakes up. If the learner wants it: sleeps, then gives it up
-    learner   asks for all cards by its heartbeat, takes each once its worker has given it up, trains, gives them back
+    worker    takes its GPU before its engine starts or wakes up. If the learner wants it: sleeps, then gives it up
+    learner   asks for all GPUs by its heartbeat, takes each once its worker has given it up, trains, gives them back
 
-A holder that dies loses the card when its lease expires.
+A holder that dies loses the GPU when its lease expires.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from services.store.lease_keeper import LeaseKeeper
 from services.store.store import Store
 from services.telemetry.heartbeat import Pulse, all_do
 
-ROLE = "card"
+ROLE = "gpu"
 """Followed by the number of the GPU among those that are shared."""
 ASKING = "learner-0"
-"""Name of the process whose heartbeat asks for the cards: of a learner's ranks, only rank 0 sends heartbeats."""
-WANTED = "waits for the card"
+"""Name of the process whose heartbeat asks for the GPUs: of a learner's ranks, only rank 0 sends heartbeats."""
+WANTED = "waits for the GPU"
 """The activity in the heartbeat of a learner that is about to train."""
 TTL_S = 15.0
 
 
-class Card:
+class GpuLease:
     """One side's hold on one of the shared GPUs. `holder` names the side, and stays the same over its restarts."""
 
     def __init__(self, store: Store, holder: str, index: int = 0) -> None:
@@ -37,7 +37,7 @@ class Card:
         self._keeper: LeaseKeeper | None = None
 
     def wanted(self) -> bool:
-        """Returns whether the learner waits for the card."""
+        """Returns whether the learner waits for the GPU."""
         return all_do(self._store.beats(ASKING), "learner", WANTED)
 
     def tell(self, pulse: Pulse) -> None:
@@ -45,7 +45,7 @@ class Card:
         pulse.send(self._store.beat)
 
     def take(self) -> bool:
-        """Takes the card and returns True, or False while another living process holds it."""
+        """Takes the GPU and returns True, or False while another living process holds it."""
         try:
             lease = self._store.acquire(self._role, self._holder, ttl_s=TTL_S)
         except LeaseHeld:
@@ -54,11 +54,11 @@ class Card:
         return True
 
     def give(self) -> None:
-        """Gives the card up, if it is held."""
+        """Gives the GPU up, if it is held."""
         self._keeper = None
         self._held.close()
 
     def check(self) -> None:
-        """Raises LeaseLost if the card was held and is lost."""
+        """Raises LeaseLost if the GPU was held and is lost."""
         if self._keeper is not None:
             self._keeper.check()
