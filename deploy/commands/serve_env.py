@@ -53,8 +53,9 @@ def run(args: argparse.Namespace) -> None:
 
     from envservice.registry import find_spec, open_environment
     from envservice.server.app import Settings
-    from envservice.server.capacity import GIB, session_limit, sessions_bytes
+    from envservice.server.capacity import session_limit, sessions_bytes
     from envservice.server.process import serve
+    from services.units import GIB
 
     spec = find_spec(env.name)
     if args.openenv:

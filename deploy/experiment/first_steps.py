@@ -18,7 +18,7 @@ import numpy as np
 
 from deploy.experiment.alignment import Gradients, PolicyGradients
 from deploy.experiment.design import ARMS
-from deploy.launch.planning.machine import GIB, available_memory
+from deploy.launch.planning.machine import available_memory
 from deploy.runs.configs import lay_over, load_config
 from deploy.runs.folder import RunFolder
 from deploy.runs.hub import with_local_model
@@ -28,6 +28,7 @@ from learner.credit.success import success_credit
 from services.config.tree import Config
 from services.errors import UserError
 from services.records import Episode, Step, Ticket
+from services.units import GIB
 
 if TYPE_CHECKING:
     from learner.model.policy import Policy

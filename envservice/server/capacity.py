@@ -8,8 +8,8 @@ from pathlib import Path
 
 from services.config.tree import EnvSection
 from services.errors import UserError
+from services.units import GIB
 
-GIB = 1024**3
 SHARE = 0.5
 """The share of the memory that sessions may use. The rest is for the server and other processes."""
 CGROUPS = Path("/sys/fs/cgroup")

@@ -34,7 +34,7 @@ import uvicorn
 from envservice.base import Environment
 from envservice.server.app import Settings, create_app
 from envservice.server.batches import Batches
-from envservice.server.capacity import GIB, own_memory_bytes
+from envservice.server.capacity import own_memory_bytes
 from envservice.server.watchdog import Activity, Watchdog
 from services.config.secrets import ENV_TOKEN_VARIABLE
 from services.errors import UserError
@@ -44,6 +44,7 @@ from services.process.addresses import check_exposure, host_port
 from services.process.forks import forks_apart
 from services.telemetry import tracing
 from services.telemetry.logs import get_logger
+from services.units import GIB
 
 log = get_logger("server")
 DRAIN_S = 8

@@ -27,12 +27,12 @@ from learner.cold_start.sft_data import ROWS
 from services.config.tree import Config
 from services.files import Damaged, read_json, sync, sync_tree
 from services.patience import while_folder_away
+from services.units import GIB
 
 if TYPE_CHECKING:
     from learner.trainer import Learner
 
 FORMAT = 1
-GIB = 1 << 30
 LEAST_S = 60.0
 """Seconds of training before a state, at least."""
 COST = 1 / 20

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from learner.model.attention import takes_varlen
 from learner.model.policy import Policy, empty_policy
-from learner.selftest.checks import GIB, Checks
+from learner.selftest.checks import Checks
 from learner.selftest.table import Line
+from services.units import GIB
 
 
 def candidates(checks: Checks) -> Iterator[Line]:

@@ -22,6 +22,7 @@ from learner.rows.packing import Pack, Rows, pack_rows
 from learner.selftest.scene import Gauge, Scene, config, groups
 from learner.selftest.table import Line
 from learner.trainer import Learner
+from services.units import GIB
 from services.weights.pack import unpack
 
 DLOGP = 0.05
@@ -34,7 +35,6 @@ PLAN = 0.2
 """Largest relative difference between measured and planned memory."""
 LEFT = 0.05
 """Largest share of the learner's memory that stays on the device while its states are in host memory."""
-GIB = 1 << 30
 Lines = Iterator[Line]
 
 

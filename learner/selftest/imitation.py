@@ -9,10 +9,11 @@ import numpy as np
 from learner.cold_start.rank_training import imitator, train_on_ranks
 from learner.cold_start.sft import Budget, SftProgress
 from learner.cold_start.sft_data import TokenRow
-from learner.selftest.checks import GIB, Checks, planned_bytes
+from learner.selftest.checks import Checks, planned_bytes
 from learner.selftest.scene import config
 from learner.selftest.table import Line
 from services.config.sft import SftSection
+from services.units import GIB
 
 UPDATES = 10
 

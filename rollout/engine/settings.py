@@ -12,8 +12,8 @@ from typing import Any, Literal
 from services.config.rollout import RolloutSection
 from services.errors import UserError
 from services.process.threads import wait_politely
+from services.units import GIB
 
-GIB = 1024**3
 BLOCK_TOKENS = 32
 """Tokens of a KV block on CPUs. vLLM's default is 128, but prompts share only whole blocks, and ours are short."""
 CUDA_BATCH_TOKENS = 16384

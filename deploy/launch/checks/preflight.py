@@ -33,6 +33,7 @@ from services.errors import UserError
 from services.files import read_json
 from services.object_folder import ObjectFolder
 from services.telemetry import tracing
+from services.units import GIB
 
 TAGGED = ("meta", "compact-meta")
 """The prompts of ours whose answers name their kind of reasoning."""
@@ -276,7 +277,7 @@ def _sessions(config: Config) -> None:
 
 
 def _machine(config: Config, plan: Plan) -> None:
-    cpus, free = machine.cpu_count(), machine.available_memory() / machine.GIB
+    cpus, free = machine.cpu_count(), machine.available_memory() / GIB
     if plan.cpus > cpus:
         raise UserError(f"the plan reserves {plan.cpus:g} CPUs, and this machine has {cpus:g}",
                         "lower rollout.workers, rollout.cpus, learner.ranks or learner.cpus")

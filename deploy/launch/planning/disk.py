@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shutil
 
-from deploy.launch.planning.machine import GIB
 from deploy.launch.planning.model_memory import model_shape, planned_training, sampler_bytes
 from services.config.tree import Config
+from services.units import GIB
 
 
 def checkpoint_bytes(config: Config) -> int:

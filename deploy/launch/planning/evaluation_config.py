@@ -8,6 +8,7 @@ from deploy.launch.planning import gpu_pool, machine
 from deploy.launch.planning.gpu_plan import gpus_needed
 from deploy.launch.planning.plan import make_plan, uses_private_ray
 from services.config.tree import Config
+from services.units import GIB
 
 
 def evaluation_config(config: Config, tell: Callable[[str], object]) -> Config:
@@ -41,5 +42,5 @@ def _with_workers(config: Config, count: int) -> Config:
 
 def _fits(config: Config) -> bool:
     plan, pool = make_plan(config, learner=False), gpu_pool.visible()
-    return (plan.cpus <= machine.cpu_count() and plan.memory_gib * machine.GIB <= machine.available_memory()
+    return (plan.cpus <= machine.cpu_count() and plan.memory_gib * GIB <= machine.available_memory()
             and gpus_needed(config) <= (pool.count if pool else 0))

@@ -14,12 +14,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from deploy.launch.planning.gpu_pool import GpuPool
-from deploy.launch.planning.machine import GIB
 from deploy.launch.planning.model_memory import model_shape, planned_training, received_bytes, sampler_bytes
 from learner.model.memory import DeviceMemory, Shape, Training, memory, parked, saved_per_token
 from rollout.engine.settings import ENGINE_GIB, kv_bytes
 from services.config.tree import Config
 from services.errors import UserError
+from services.units import GIB
 
 CONTEXT_GIB = 1.0
 """CUDA context and NCCL buffers of a learner rank. vLLM's own are in ENGINE_GIB. An estimate, not yet measured."""

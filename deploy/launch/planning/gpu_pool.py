@@ -7,9 +7,9 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 
-from deploy.launch.planning.machine import GIB
 from deploy.launch.ray_address import ray_address
 from services.config.tree import Config
+from services.units import GIB
 
 ASK_S = 20.0
 

@@ -16,7 +16,6 @@ from services.files import FULL
 from services.process.addresses import family_of
 
 CGROUP = Path("/sys/fs/cgroup")
-GIB = 1024**3
 
 
 def cpu_count() -> float:

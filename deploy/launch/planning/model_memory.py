@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from deploy.launch.planning.machine import GIB
 from learner.credit.registry import estimator
 from learner.model.memory import Shape, Training, adapter_parameters, settled, shape_of, training_of
 from services.config.tree import Config, ModelSection
 from services.errors import UserError
 from services.files import read_json
+from services.units import GIB
 from services.weights.headers import folder_parameters
 from services.weights.links import BUCKET
 from services.weights.rounds import Way

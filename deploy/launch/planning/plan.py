@@ -9,7 +9,6 @@ from typing import Any
 from deploy.launch.planning.gpu_plan import describe as describe_gpus
 from deploy.launch.planning.gpu_plan import gpu_plan
 from deploy.launch.planning.gpu_pool import pool_of
-from deploy.launch.planning.machine import GIB
 from deploy.launch.planning.model_memory import model_shape, planned_training, sampler_bytes
 from deploy.launch.planning.warnings import warnings
 from deploy.launch.ray_address import ray_address
@@ -20,6 +19,7 @@ from learner.model.memory import checkpoint_copy, host_moments, memory, parked
 from services.config.tree import Config
 from services.plural import number_of
 from services.process.own_code import as_user_error
+from services.units import GIB
 
 FORMAT = 1
 

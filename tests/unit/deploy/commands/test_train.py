@@ -15,6 +15,7 @@ from deploy.runs.folder import open_run
 from deploy.training.paper_tables import ABLATIONS
 from deploy.training.sweep import configs
 from learner.checkpoints.checkpoint import Checkpoints, Position
+from services.units import GIB
 
 RESUMED = pytest.mark.parametrize("given", ["runs/mine", "mine"])
 
@@ -25,7 +26,7 @@ def roomy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
     monkeypatch.setattr(machine, "cpu_count", lambda: 8.0)
-    monkeypatch.setattr(machine, "available_memory", lambda: 64 * machine.GIB)
+    monkeypatch.setattr(machine, "available_memory", lambda: 64 * GIB)
     monkeypatch.chdir(tmp_path)
 
 

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from deploy.launch.planning import gpu_pool, machine
+from services.units import GIB
 
 TOKENIZER = Path(__file__).parents[3] / "integration/deploy/explorer/walk/model/tokenizer.json"
 QWEN = {
@@ -53,7 +54,7 @@ def sparse_model(folder: Path, size: str) -> Path:
 def two_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Provides a machine of two CPUs and 16 GiB, without GPUs and without a Ray cluster."""
     monkeypatch.setattr(machine, "cpu_count", lambda: 2.0)
-    monkeypatch.setattr(machine, "available_memory", lambda: 16 * machine.GIB)
+    monkeypatch.setattr(machine, "available_memory", lambda: 16 * GIB)
     monkeypatch.setattr(gpu_pool, "visible", lambda: None)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
 

@@ -22,6 +22,7 @@ from envservice.wire.schemas import Info
 from services.config.file import dump_config
 from services.config.secrets import ENV_TOKEN_VARIABLE
 from services.errors import UserError
+from services.units import GIB
 
 CONTAINERFILE = Path(preflight.__file__).parents[2] / "docker" / "Containerfile"
 
@@ -80,7 +81,7 @@ def test_a_server_at_an_address_of_ipv6_is_started_and_found(tmp_path: Path, mon
 
 def test_preflight_finds_a_server_past_the_proxy(port: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(machine, "cpu_count", lambda: 2.0)
-    monkeypatch.setattr(machine, "available_memory", lambda: 16 * machine.GIB)
+    monkeypatch.setattr(machine, "available_memory", lambda: 16 * GIB)
     preflight.check_parts(load_config("alfworld-tiny", [f"env.urls=[http://127.0.0.1:{port}]", "redis.url=null"]))
 
 

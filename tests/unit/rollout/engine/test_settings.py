@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from rollout.engine.settings import GIB, engine_arguments, environment, kv_bytes
+from rollout.engine.settings import engine_arguments, environment, kv_bytes
 from services.config.rollout import RolloutSection
 from services.errors import UserError
+from services.units import GIB
 
 
 def arguments(**keys: Any) -> dict[str, Any]:

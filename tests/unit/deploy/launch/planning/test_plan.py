@@ -9,6 +9,7 @@ from deploy.launch.planning.model_memory import SCRATCH_VOCABULARY, model_shape
 from deploy.runs.configs import load_config
 from services.config.tree import Config, ModelSection
 from services.errors import UserError
+from services.units import GIB
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +47,7 @@ def test_a_critic_takes_memory_of_its_own():
     plain, critic = (next(process.memory_gib for process in plan.make_plan(made).processes
                           if process.name == "learner rank")
                      for made in (config(), config("learner.credit.estimator=ppo")))
-    assert (critic - plain) * plan.GIB == pytest.approx(52 * model_shape(config().model).parameters)
+    assert (critic - plain) * GIB == pytest.approx(52 * model_shape(config().model).parameters)
 
 
 def test_parameters_of_a_model_from_scratch_are_those_of_the_real_one():
