@@ -14,6 +14,8 @@ from services.statistics import paired_gain
 from services.telemetry.curve import curve_of
 
 Evaluations = Sequence[dict[str, Any]]
+NARROW = 0.05
+"""Width of an interval below which whole points would hide on which side of 0 it lies."""
 ALIGNED = 60
 """Characters up to which commands are aligned. One that plays a game of ALFWorld has twice as many."""
 
@@ -39,20 +41,23 @@ class Verdict:
     def text(self) -> str:
         """Returns the sentence: `51% -> 70% at T=1, +19 points [12, 26]; more cold start 38% (256 held-out games)`."""
         shown = "" if self.low > 0 or self.high < 0 else ", no difference shown"
-        more = "" if self.more is None else f"; more cold start {self.more:.0%}"
-        return (f"{self.before:.0%} -> {self.after:.0%} at T={self.temperature:g}, "
-                f"{points(self.gain)} points {interval(self.low, self.high)}{shown}{more} ({self.games})")
+        digits = 1 if self.high - self.low < NARROW else 0
+        before, after = (f"{success:.{digits}%}" for success in (self.before, self.after))
+        more = "" if self.more is None else f"; more cold start {self.more:.{digits}%}"
+        return (f"{before} -> {after} at T={self.temperature:g}, {points(self.gain, digits)} points "
+                f"{interval(self.low, self.high, digits)}{shown}{more} ({self.games})")
 
 
-def points(gain: float) -> str:
-    """Returns a difference of two success rates in percentage points, with its sign: `+19`, `-4`, `0`."""
-    whole = round(100 * gain)
-    return f"{whole:+d}" if whole else "0"
+def points(gain: float, digits: int = 0) -> str:
+    """Returns a difference of two success rates in percentage points, with its sign: `+19`, `-4`, `0`, `+0.5`."""
+    rounded = round(100 * gain, digits)
+    return f"{rounded:+.{digits}f}" if rounded else "0"
 
 
-def interval(low: float, high: float) -> str:
-    """Returns an interval of a difference in percentage points: `[12, 26]`."""
-    return f"[{round(100 * low)}, {round(100 * high)}]"
+def interval(low: float, high: float, digits: int = 0) -> str:
+    """Returns an interval of a difference in percentage points: `[12, 26]`, `[-0.2, 1.2]`."""
+    ends = (round(100 * end, digits) + 0.0 for end in (low, high))  # + 0.0: no minus before a zero
+    return f"[{', '.join(f'{end:.{digits}f}' for end in ends)}]"
 
 
 def verdicts(evaluations: Evaluations) -> list[Verdict]:

@@ -26,6 +26,13 @@ def test_the_heldout_games_decide_and_more_cold_start_stands_beside() -> None:
     assert found.text == "25% -> 75% at T=1, +50 points [34, 66]; more cold start 38% (40 held-out games)"
 
 
+def test_a_narrow_interval_has_a_decimal_so_that_its_side_of_zero_is_seen() -> None:
+    """961 and 966 of 978 games, of which 5 changed: 5/978 points, sample sd .0714, half-width .0045."""
+    rows = [row(COLD, "1" * 961 + "0" * 17), row(TRAINED, "1" * 966 + "0" * 12), row(MORE, "1" * 970 + "0" * 8)]
+    (found,) = verdicts(rows)
+    assert found.text == ("98.3% -> 98.8% at T=1, +0.5 points [0.1, 1.0]; more cold start 99.2% (978 held-out games)")
+
+
 def test_each_temperature_has_a_verdict_in_the_order_of_play() -> None:
     rows = [row(label, wins, temperature=t) for label, wins in ((COLD, "00"), (TRAINED, "11")) for t in (1.0, 0.4)]
     assert [one.temperature for one in verdicts(rows)] == [1.0, 0.4]
@@ -63,6 +70,8 @@ def test_without_evaluations_to_compare_there_are_no_verdicts(rows: list[dict[st
 def test_gains_are_in_points() -> None:
     assert (points(0.1949), points(-0.04), points(0.001)) == ("+19", "-4", "0")
     assert interval(-0.051, 0.26) == "[-5, 26]"
+    assert (points(0.0049, 1), points(0.0001, 1)) == ("+0.5", "0")
+    assert (interval(-0.002, 0.012, 1), interval(-0.001, 0.26)) == ("[-0.2, 1.2]", "[0, 26]")
 
 
 def test_a_long_command_does_not_move_the_notes_of_the_others() -> None:
