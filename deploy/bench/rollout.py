@@ -29,6 +29,7 @@ from services.records import Episode, Step, Ticket, Version
 from services.seeds import seed_for
 from services.store.redis_server import private_redis
 from services.store.store import Store
+from services.units import GIB
 from services.weights.folder import pack_folder
 from services.weights.pack import Packed
 
@@ -177,7 +178,7 @@ def _generate(model: Path, rows: Sequence[Step]) -> float:
     llm = LLM(
         model=str(model), skip_tokenizer_init=True, dtype="float32", enforce_eager=True, max_model_len=length,
         max_num_seqs=rollout.slots, enable_chunked_prefill=False, max_num_batched_tokens=4096, block_size=32,
-        kv_cache_memory_bytes=int(rollout.kv_cache_gb * 2**30), logprobs_mode="processed_logprobs",
+        kv_cache_memory_bytes=int(rollout.kv_cache_gb * GIB), logprobs_mode="processed_logprobs",
     )  # fmt: skip
     prompts = [TokensPrompt(prompt_token_ids=row.prompt_ids.tolist()) for row in rows]
     params = [

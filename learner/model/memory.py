@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from services.config.tree import Config
+from services.units import GIB
 
 LOGITS_AT_ONCE = 1 << 26
 """Elements of [T, V] logits held at once (256 MB in float32). Larger logits are recomputed in slices backwards."""
@@ -18,7 +19,7 @@ LOGIT_TENSORS = 6
 """Float32 tensors of that size at once: logits, their log-softmax, its exponential, the product, two gradients."""
 WHOLE = 12 << 30
 """A model stays whole between packs if its weights and gradients take at most this (learner/model/sharding.py)."""
-WRITTEN_AT_ONCE = 1 << 30
+WRITTEN_AT_ONCE = GIB
 """Bytes of one file of a checkpoint, unless a single tensor is larger. safetensors holds a file twice to write it."""
 SCORE = 8
 """Bytes of a capped score that a layer saves: 2 + 4 + 2 in bfloat16, 4 + 4 in float32."""

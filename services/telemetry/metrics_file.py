@@ -16,6 +16,7 @@ from services.files import NOT_JSON, read_bounded, write_whole
 from services.patience import while_folder_away
 from services.telemetry.metric_keys import METRIC_KEYS
 from services.telemetry.overhead import counted
+from services.units import GIB
 
 FORMAT = 1
 
@@ -35,7 +36,7 @@ class _Row(MetricsRow):
 _BLANK: Mapping[str, Any] = {
     "step": 0, "time": 0.0, "version": "", "split": "", "tasks": 0, "episodes": 0, "success_low": 0.0,
     "success_high": 1.0, "success_by_task": {}, "success_by_type": {}}
-FILE_BYTES = 1 << 30
+FILE_BYTES = GIB
 """Largest file that is read. A line has one or two kilobytes, so this is half a million learner steps."""
 EVALUATED = ("label", "temperature", "success_rate")
 """Values that each line of evaluations.jsonl has."""

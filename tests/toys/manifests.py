@@ -13,6 +13,8 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2] / "deploy" / "kubernetes"
+PAGE = ROOT.parents[1] / "docs" / "tasks" / "kubernetes.md"
+"""Has the commands by which a user applies them."""
 OVERLAYS = ("kind-cpu", "1x8", "4x8", "large")
 Resource = dict[str, Any]
 

@@ -10,10 +10,9 @@ import pytest
 import yaml
 
 from tests.toys.api_server import Kubectl, api_server, needs_api_server
-from tests.toys.manifests import OVERLAYS, ROOT, Resource, overlay, pods
+from tests.toys.manifests import OVERLAYS, PAGE, ROOT, Resource, overlay, pods
 
 CRDS = os.environ.get("KUBERAY_CRDS", "")
-PAGE = ROOT.parents[1] / "docs" / "tasks" / "kubernetes.md"
 POD_MONITOR: Resource = {
     "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
     "metadata": {"name": "podmonitors.monitoring.coreos.com"},

@@ -6,11 +6,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from manifests import OVERLAYS, ROOT, needs_kubectl, only, overlay, pods, rendered
+from manifests import OVERLAYS, PAGE, ROOT, needs_kubectl, only, overlay, pods, rendered
 
 from deploy.runs.configs import load_config
-
-PAGE = ROOT.parents[1] / "docs" / "tasks" / "kubernetes.md"
 
 pytestmark = needs_kubectl
 
