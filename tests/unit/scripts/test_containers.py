@@ -86,8 +86,8 @@ def test_the_trainers_image_builds_the_package_with_what_its_lock_has(lock: str,
         assert locked[needed.name] in needed.specifier
     python = NAME.partition(":")[2].partition("-")[0]
     assert python in SpecifierSet(project["project"]["requires-python"])
-    assert f"# Written by scripts/lock for Python {python} on Linux x86-64." in (
-        ROOT / f"scripts/lock-{lock}.txt").read_text()
+    written = (ROOT / f"scripts/lock-{lock}.txt").read_text().partition("\n")[0]
+    assert python in re.findall(r"[0-9]+[.][0-9]+", written)
 
 
 def test_the_trainers_image_starts_a_command_of_the_package(project: dict, trainer: str):

@@ -39,6 +39,14 @@ def test_a_lock_that_differs_is_named(lock, old: str, new: str, said: str):
     assert any(said in line for line in lock.check("cpu"))
 
 
+@pytest.mark.parametrize(("extra", "compiled"), [
+    ("cpu", {"aiohttp", "msgspec", "numpy", "pydantic-core", "ray"}), ("cuda", {"torch", "numpy", "ray"}), ("dev", {"grimp", "hypothesis"})])
+def test_compiled_packages_have_a_hash_for_both_pythons(lock, extra: str, compiled: set[str]):
+    """Ubuntu 24.04 has Python 3.12, whose files set-up took without a hash."""
+    lines = [lock.LINE.fullmatch(line) for line in (ROOT / f"scripts/lock-{extra}.txt").read_text().splitlines()[1:]]
+    assert compiled <= {line[1] for line in lines if line[3].count("--hash") == 2}
+
+
 def test_the_versions_for_gpus_also_fit_python_3_12(lock):
     """vllm 0.32.0 asks for setuptools<81,>=78.1.1 if python_version > 3.11, so with 84.2.1 pip found no solution."""
     file = lock.path("cuda")
