@@ -145,15 +145,20 @@ class OpenEnvServer:
                            max_size=MAX_MESSAGE, max_queue=2, server_header=None)
 
     async def run(self, listener: socket.socket, ready: Callable[[], object]) -> None:
-        """Serves until SIGTERM or SIGINT. `ready` is called once clients can connect."""
-        stop = asyncio.Event()
+        """Serves until SIGINT, or until SIGTERM, for which it raises SystemExit of 143 as our other servers do.
+
+        `ready` is called once clients can connect.
+        """
+        heard = asyncio.Queue[int]()
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+            asyncio.get_running_loop().add_signal_handler(number, heard.put_nowait, number)
         with self._watched():  # to the end, because the end waits for the call that is under way
             async with await self.start(listener):
                 ready()
-                await stop.wait()
+                first = await heard.get()
             self._thread.shutdown(cancel_futures=True)
+        if first == signal.SIGTERM:
+            raise SystemExit(128 + first)
 
     def _watched(self) -> contextlib.AbstractContextManager[None]:
         if self.call_s is None:

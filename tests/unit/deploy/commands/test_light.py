@@ -57,12 +57,14 @@ def test_a_server_answers_and_asks_for_the_token_of_its_config(tmp_path: Path):
             process.kill()
 
 
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("options", [[], ["--openenv"]])
-def test_ctrl_c_ends_a_server_without_an_error(options: list[str]):
-    """It said `error: interrupted` and left with status 130, as a command does that is ended before its end."""
+def test_a_signal_ends_a_server_without_an_error(options: list[str], number: int, status: int):
+    """Ctrl-C made it say `error: interrupted`, as a command does that is ended before its end, and leave with 130. For
+    SIGTERM the two protocols had different statuses."""
     with started("serve-env", "--env", "alfworld", "--port", "0", *options) as process:
         assert process.stdout.readline().startswith("serving ")
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         out, err = process.communicate(timeout=READY_S)
-    assert (process.returncode, out) == (0, "")
+    assert (process.returncode, out) == (status, "")
     assert "error" not in err
