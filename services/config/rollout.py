@@ -9,7 +9,9 @@ from pydantic import Field, model_validator
 
 from services.config.env import Section
 
-Temperature = Annotated[float, Field(gt=0, le=100)]
+COLDEST = 0.01
+"""Lowest temperature. vLLM would sample at this one for any lower one, and only its own log would say so."""
+Temperature = Annotated[float, Field(ge=COLDEST, le=100)]
 
 
 class RolloutSection(Section):

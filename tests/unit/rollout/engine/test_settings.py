@@ -12,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from rollout.engine.settings import engine_arguments, environment, kv_bytes
-from services.config.rollout import RolloutSection
+from services.config.rollout import COLDEST, RolloutSection
 from services.errors import UserError
 from services.units import GIB
 
@@ -81,6 +81,14 @@ def test_vllm_knows_every_argument(keys: dict[str, Any]):
     args = AsyncEngineArgs(**made, trust_remote_code=False)
     assert (args.load_format, args.kv_cache_memory_bytes) == ("dummy", GIB)
     assert args.logprobs_mode == "processed_logprobs"
+
+
+def test_the_lowest_temperature_of_a_config_is_the_lowest_that_vllm_samples_at():
+    """The learner's logprobs and the tables of evaluations are of the temperature in the config."""
+    from vllm.sampling_params import SamplingParams
+
+    assert SamplingParams(temperature=COLDEST).temperature == COLDEST
+    assert SamplingParams(temperature=COLDEST / 2).temperature == COLDEST
 
 
 @pytest.mark.parametrize(("keys", "expected"), [

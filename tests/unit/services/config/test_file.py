@@ -117,6 +117,7 @@ def test_values_that_no_run_can_use_are_refused_in_one_line(file: Path, override
 @pytest.mark.parametrize(("override", "expected"), [
     ("seed=-1", "seed cannot be -1; it should be greater than or equal to 0"),
     ("rollout.slots=0", "rollout.slots cannot be 0; it should be greater than or equal to 1"),
+    ("eval.temperature=0.005", "eval.temperature cannot be 0.005; it should be greater than or equal to 0.01"),
     ("learner.lr=fast", "learner.lr cannot be 'fast'; it should be a valid number, unable to parse string as a number"),
     ("learner.staleness=yes", "learner.staleness: it should be a number, not true; give another value"),
     ("sft.minutes=1:30",
