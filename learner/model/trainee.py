@@ -58,8 +58,12 @@ class Trainee(Generic[Model]):
 
     def state(self) -> dict[str, Any]:
         """Returns the trained sharded weights and their moments for a checkpoint, with tied weights only once."""
+        fresh = not self.optimizer.state
         model, optimizer = get_state_dict(
             self.model, self.optimizer, options=StateDictOptions(ignore_frozen_params=True))
+        if fresh:  # torch has made the moments by a step at rate 0, which may not count in the bias correction
+            for moments in self.optimizer.state.values():
+                moments["step"].zero_()
         every, once = ({name for name, _ in self.model.named_parameters(remove_duplicate=alone)}
                        for alone in (False, True))
         return {"model": {name: value for name, value in model.items() if name not in every - once},

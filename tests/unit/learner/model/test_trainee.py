@@ -1,6 +1,7 @@
 """Updates that are taken, and updates that are skipped."""
 
 import math
+from copy import deepcopy
 
 import pytest
 import torch
@@ -44,3 +45,16 @@ def test_a_gradient_that_is_not_finite_moves_nothing_and_three_in_a_row_are_a_fa
     backward(made, [math.inf, 1.0])
     with pytest.raises(LearnerFault, match="not finite in 3 updates in a row"):
         made.update()
+
+
+def test_a_checkpoint_before_the_first_update_that_is_not_skipped_changes_none_of_the_next():
+    plain, saved, resumed = trainee(), trainee(), trainee()
+    for made in (saved, resumed):
+        made.model.load_state_dict(plain.model.state_dict())
+    resumed.load(deepcopy(saved.state()))
+    for made in (plain, saved, resumed):
+        for gradient in ([3.0, 4.0], [0.1, -0.2]):
+            backward(made, gradient)
+            made.update()
+    assert torch.equal(saved.model.weight, plain.model.weight)
+    assert torch.equal(resumed.model.weight, plain.model.weight)
