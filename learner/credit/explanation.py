@@ -16,6 +16,8 @@ from learner.credit.options import CreditOptions, RecursionOptions, StatisticsOp
 from learner.credit.types import Credit, CreditStep, Group
 
 VALUE, DELTA, RAW, ADVANTAGE = "V̄", "δ", "Â", "A"
+NEARLY_ZERO, SMALL = 1e-6, 0.1
+"""A number between them is shown with significant digits: of decimals it would have too few."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +41,12 @@ Explanation = list[list[CalculationLine]]
 
 
 def plain(value: float, digits: int = 3) -> str:
-    """Formats a number with a true minus sign, and never as negative zero."""
-    text = f"{value:.{digits}f}"
+    """Formats a number with a true minus sign, and never as negative zero.
+
+    `digits`: decimals. A small number has as many significant digits instead: small rewards must not look like zeros,
+    and a reader who works a line out must find its result.
+    """
+    text = f"{value:.{digits}{'g' if NEARLY_ZERO <= abs(value) < SMALL else 'f'}}"
     return text.replace("-", "−") if float(text) else text.replace("-", "")
 
 

@@ -15,7 +15,7 @@ HOLDING = {
     "prompt": ({"state_key": "prompt", "gamma": 1.0, "lam": 0.0}, ALL),
     "loo": ({"estimator": "gagpo_loo", "prior": 1.0}, ALL), "boot": ({"estimator": "gagpo_boot"}, ALL),
     "batch": ({"normalize": "batch"}, "V̄ δ Â"), "broadcast": ({"broadcast": 0.5}, ALL),
-    "reward": ({"penalty_mode": "reward", "penalty": 0.5}, ALL),
+    "reward": ({"penalty_mode": "reward", "penalty": 0.5}, ALL), "small": ({"penalty": 3e-3}, ALL),
     "grpo": ({"estimator": "grpo"}, "Â A"), "episodes": ({"estimator": "grpo", "statistics": "trajectories"}, "Â A"),
     "undivided": ({"estimator": "grpo", "mode": "mean_norm"}, "Â A"),
     "gigpo": ({"estimator": "gigpo"}, "V̄ Â A"), "rloo": ({"estimator": "rloo"}, "Â A"),
