@@ -10,6 +10,8 @@ from services.plural import number_of
 
 SHADES = 5
 """Shades of each colour of the diverging scale. The sequential scale of values has 8."""
+EMPTY = "(empty)"
+"""In the place of an answer, action or observation without a letter."""
 SURPRISE = (0.1, 0.5, 1.5, 3.0)
 """Bounds of -logprob between the five shades of a token."""
 
@@ -59,8 +61,8 @@ def segment(text: str) -> str:
 
 
 def one_line(text: str, length: int = 140) -> str:
-    """Returns a text on one line, cut with an ellipsis if it is too long."""
-    line = " ".join(text.split())
+    """Returns a text on one line, cut with an ellipsis if it is too long. A link without any text could not be seen."""
+    line = " ".join(text.split()) or EMPTY
     return line if len(line) <= length else line[: length - 1] + "…"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from deploy.explorer.filters import number, signed
+from deploy.explorer.filters import number, one_line, signed
 from deploy.explorer.groups import Alternative, Group, ShownEpisode, StepView, alternatives
 from services.plural import number_of
 
@@ -18,7 +18,7 @@ SEEN = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A part of a sentence: plain text, an action, or a link to turn `t` of episode `k` (None: this episode)."""
+    """Plain text of a sentence, an action on one line, or a link to turn `t` of episode `k` (None: this episode)."""
 
     text: str
     action: bool = False
@@ -75,7 +75,7 @@ def heading(found: EpisodeVerdict, episode: ShownEpisode) -> Sentence:
         return []
     return [Part(text=f"Where it {'lost most' if episode.won else 'was lost'}: "),
             Part(text=f"step {found.worst.t}", t=found.worst.t), Part(text=", "),
-            Part(text=found.worst.action, action=True)]
+            Part(text=one_line(found.worst.action), action=True)]
 
 
 def sentences(found: EpisodeVerdict, episode: ShownEpisode) -> list[Sentence]:
@@ -117,7 +117,7 @@ def _choice(found: EpisodeVerdict, worst: StepView) -> Sentence:
     if better is None:
         return _plain("No other action from that state did better in this group.")
     count = len(better.visits)
-    said = [Part(text="From the same state "), Part(text=better.action, action=True), Part(
+    said = [Part(text="From the same state "), Part(text=one_line(better.action), action=True), Part(
         text=f" went on to earn {number(better.mean_return, 2)} on average ({number_of(count, 'step')}, "
              f"here {number(worst.ret, 2)}): see ")]
     links = [Part(text=f"episode {visit.k}, step {visit.step.t}", k=visit.k, t=visit.step.t)

@@ -67,6 +67,17 @@ def test_a_page_names_the_spread_of_returns_and_one_file_is_no_files(client, tmp
     assert re.search(r"<dd>1 group, \d+ steps in 1 file</dd>", client.get("/").text)
 
 
+def test_what_is_empty_can_be_seen_and_one_is_not_several(tmp_path, monkeypatch):
+    monkeypatch.setattr("explorer_run.ACTIONS", ("", "look", "go"))
+    monkeypatch.setattr("explorer_run.ROOMS", ("", "You see a desk 1.", "Nothing happens.", "A hall."))
+    client = TestClient(create_app(open_runs([make_run(tmp_path / "bare")]), None), base_url="http://localhost:8400")
+    pages = [client.get(f"/bare/{path}").text for path in (
+        f"group/{GROUP}", f"episode/{EPISODE}", "../task?id=toy/train/a-100")]
+    assert [page for page in pages if re.search(r"<(a|code|li|bdi|summary)\b[^>]*>\s*</", page)] == []
+    assert all("(empty)" in page for page in pages)
+    assert [found for page in pages for found in re.findall(r"\b1 (?:actions|visits|states)\b", page)] == []
+
+
 def test_a_step_that_is_alone_in_its_state_has_the_value_that_its_estimator_gave_it(client):
     """With gagpo_loo that is the value of the step before, and not the step's own return."""
     pages = [unescape(client.get(f"/other/episode/step-00000001/{k}/train/00000100").text) for k in range(4)]

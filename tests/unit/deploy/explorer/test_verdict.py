@@ -100,3 +100,11 @@ def test_a_group_that_earned_the_same_is_not_said_to_have_played_as_well_as_it_s
     assert said(*lost)[0] == ["", FLAT]
     level = episode(1, [step(0, "a", "win", delta=1.0, advantage=0.5)], won=True)
     assert said(lost[0], level)[0] == ["", NOTHING]
+
+
+def test_an_action_of_any_length_leaves_the_sentences_readable():
+    """An agent's action is its whole answer, and one that could not be read is an empty text."""
+    steps = [step(0, "a", "I think\n" * 500, value=4.0, delta=-3.0, advantage=-1.0)]
+    text, _ = said(episode(0, steps, end="lost"), episode(1, [step(0, "a", "", ret=9.0, value=4.0)], won=True))
+    assert text[0] == f"Where it was lost: step 0, {'I think ' * 17}I t…"
+    assert text[2].startswith("From the same state (empty) went on to earn 9.00")
