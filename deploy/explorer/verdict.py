@@ -50,15 +50,17 @@ class EpisodeVerdict:
 def judge(group: Group, episode: ShownEpisode) -> EpisodeVerdict:
     """Returns the verdict on an episode. Without credit, no field is set."""
     worst, last = episode.costliest, episode.steps[-1]
+    lowest = min((step for step in episode.steps if step.advantage is not None),
+                 key=lambda step: step.advantage or 0.0, default=None)
     if worst is None:
         return EpisodeVerdict(
-            worst=None, flat=all(step.advantage == 0 for member in group.episodes for step in member.steps))
+            worst=None, lowest=lowest,
+            flat=all(step.advantage == 0 for member in group.episodes for step in member.steps))
     return EpisodeVerdict(
         worst=worst, better=_better(group, worst),
         then=next((step for step in episode.steps if step.t == worst.t + 1), None),
         cut=last if episode.cut_off and last.cost < worst.cost else None,
-        lowest=min((step for step in episode.steps if step.advantage is not None),
-                   key=lambda step: step.advantage or 0.0, default=None))
+        lowest=lowest)
 
 
 def _better(group: Group, step: StepView) -> Alternative | None:
@@ -79,21 +81,28 @@ def heading(found: EpisodeVerdict, episode: ShownEpisode) -> Sentence:
 
 
 def sentences(found: EpisodeVerdict, episode: ShownEpisode) -> list[Sentence]:
-    """Returns the sentences after the heading, which the first one continues. One sentence if nothing was lost."""
+    """Returns the sentences after the heading, which the first one continues, or which say that nothing was lost."""
     worst, cut, lowest = found.worst, found.cut, found.lowest
     if found.flat:
         return [_plain("All episodes of this group earned the same, so A = 0 everywhere: they taught nothing.")]
     if worst is None:
-        return [_plain("No step of this episode lost anything: each was at least as good as its state is on average.")]
+        nothing = _plain("No step of this episode lost anything: each was at least as good as its state is on average.")
+        if lowest is None or (lowest.advantage or 0.0) >= 0:
+            return [nothing]
+        return [nothing, _lowest(lowest, "its Â is below the mean" if lowest.valid else "its answer was malformed")]
     said = [_plain(_cost(found, worst, episode)), _choice(found, worst)]
     if cut is not None:
         said.append([Part(text="At "), Part(text=f"step {cut.t}", t=cut.t), Part(
             text=f" the episode was cut off in a state worth {number(cut.value, 2)}, whatever was done there: "
                  f"δ = {signed(cut.delta, 2)}.")])
     if lowest is not None and lowest.t not in (worst.t, cut.t if cut else None):
-        said.append([Part(text="The lowest advantage is that of "), Part(text=f"step {lowest.t}", t=lowest.t), Part(
-            text=f", A = {signed(lowest.advantage, 2)}: it also answers for what came after it.")])
+        said.append(_lowest(lowest, "it also answers for what came after it"))
     return said
+
+
+def _lowest(step: StepView, why: str) -> Sentence:
+    return [Part(text="The lowest advantage is that of "), Part(text=f"step {step.t}", t=step.t),
+            Part(text=f", A = {signed(step.advantage, 2)}: {why}.")]
 
 
 def _plain(text: str) -> Sentence:

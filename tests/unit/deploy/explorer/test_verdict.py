@@ -1,5 +1,7 @@
 """The sentences above an episode, from groups worked out by hand: γ = 1, V̄ the mean return of a state's visits."""
 
+from dataclasses import replace
+
 import pytest
 
 from deploy.explorer.groups import Group, ShownEpisode, StepView
@@ -108,3 +110,14 @@ def test_an_action_of_any_length_leaves_the_sentences_readable():
     text, _ = said(episode(0, steps, end="lost"), episode(1, [step(0, "a", "", ret=9.0, value=4.0)], won=True))
     assert text[0] == f"Where it was lost: step 0, {'I think ' * 17}I t…"
     assert text[2].startswith("From the same state (empty) went on to earn 9.00")
+
+
+def test_where_nothing_was_lost_the_step_with_the_lowest_advantage_is_named_with_the_reason():
+    """As in a group whose episodes are all lost: δ is 0 everywhere, and malformed answers have a penalty."""
+    steps = [step(0, "a", "wait", advantage=0.5), replace(step(1, "a", "", advantage=-1.5), valid=False)]
+    assert said(episode(0, steps)) == (
+        ["", NOTHING, "The lowest advantage is that of step 1, A = −1.50: its answer was malformed."],
+        [("step 1", None, 1)])
+    steps = [step(0, "a", "wait", advantage=-0.5), step(1, "b", "win", delta=1.0, advantage=0.5)]
+    assert said(episode(0, steps, won=True))[0][2] == (
+        "The lowest advantage is that of step 0, A = −0.50: its Â is below the mean.")
