@@ -23,6 +23,7 @@ from learner.credit.group_operations import average, discounted, penalized, plus
 from learner.credit.grpo import episode_keys, episode_term
 from learner.credit.options import EpisodeOptions
 from learner.credit.types import Credit, Group, Nested
+from services.plural import number_of
 
 
 class Adastep(WithinGroup):
@@ -59,8 +60,9 @@ class Adastep(WithinGroup):
         q = penalized(credit.returns, group, options)
         values, raw_s, _ = step_term(group, q, options)
         weight, (raw_e, _) = _weights(group, q), episode_term(group, options)
-        return [[CalculationLine(formula=f"ŵ = 1 − (variance within actions) / variance, over the "
-                                         f"{values[step.state][1]} steps in this state", result=weight[step.state]),
+        return [[CalculationLine(formula="ŵ = 1 − (variance within actions) / variance, over the "
+                                         f"{number_of(values[step.state][1], 'step')} in this state",
+                                 result=weight[step.state]),
                  CalculationLine(formula=f"Â = (S − mean S) + ŵ (Q − V̄) = {signed(e)} + {plain(weight[step.state])} · "
                                          f"({signed(s)})", result=e + weight[step.state] * s)]
                 for step, e, s in zip(group[episode], raw_e[episode], raw_s[episode], strict=True)]

@@ -32,6 +32,7 @@ from learner.credit.group_operations import (
 )
 from learner.credit.grpo import episode_keys, episode_term
 from learner.credit.types import Credit, Group, Nested, flat, nested
+from services.plural import number_of
 
 
 class G2po(WithinGroup):
@@ -74,8 +75,8 @@ class G2po(WithinGroup):
         for step, then in zip(group[episode], after[episode], strict=True):
             value, count = values[step.state]
             lines.append([
-                CalculationLine(formula=f"V̄ = mean of γ^(steps left) R over the {count} steps in this state",
-                                result=value),
+                CalculationLine(formula="V̄ = mean of γ^(steps left) R over the "
+                                        f"{number_of(count, 'step')} in this state", result=value),
                 CalculationLine(formula=f"δ = V̄(next) − V̄ = {plain(then)} − ({signed(value)})", result=then - value)])
         return lines
 

@@ -125,12 +125,12 @@ class Gagpo(GagpoFamily):
         return lines
 
 
-def family_legend(value: str, options: RecursionOptions) -> dict[str, str]:
-    """Returns the legend of GAGPO and its variants. `value`: the meaning of V̄."""
+def family_legend(value: str, options: RecursionOptions, *, elsewhere: str = "") -> dict[str, str]:
+    """Returns the legend of GAGPO and its variants. `value`: the meaning of V̄. `elsewhere`: where Â fades less."""
     scaled = {"group": "Â on the scale of its group", "batch": "Â on the scale of all groups of the learner step",
               "none": "Â, not rescaled"}
     return {VALUE: value, DELTA: "what the action changed, r + γ V̄(next) − V̄: below 0 it led to a state worth less",
-            RAW: f"advantage: δ, and what followed, fading by γλ = {options.gamma * options.lam:g} a step",
+            RAW: f"advantage: δ, and what followed, fading by γλ = {options.gamma * options.lam:g} a step{elsewhere}",
             ADVANTAGE: scaled[options.normalize]}
 
 

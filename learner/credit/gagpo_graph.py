@@ -79,7 +79,8 @@ class GagpoGraph(GagpoFamily):
     def legend(self, options: GraphOptions) -> dict[str, str]:
         """Says where V̄ comes from."""
         whose = "the other episodes" if options.leave_out else "the group"
-        return family_legend(f"the value that solves V̄ = r + γ V̄(next) over all steps of {whose}", options)
+        return family_legend(f"the value that solves V̄ = r + γ V̄(next) over all steps of {whose}", options,
+                             elsewhere=", with λ nearer to 1 the rarer the next state is")
 
     def explain(self, group: Group, credit: Credit, options: GraphOptions, episode: int) -> Explanation:
         """Shows one equation of the system for each step; the penalty comes off A."""

@@ -78,7 +78,7 @@ class GagpoLeaveOneOut(GagpoFamily):
     def legend(self, options: LeaveOneOutOptions) -> dict[str, str]:
         """Returns the legend. V̄ leaves out the episode itself."""
         return family_legend("the mean R̂ of the other episodes' steps in that state, drawn towards V̄ of the step "
-                             "before", options)
+                             "before", options, elsewhere=", by γ where no other episode was in the next state")
 
     def explain(self, group: Group, credit: Credit, options: LeaveOneOutOptions, episode: int) -> Explanation:
         """Explains the numbers. The penalty is subtracted from A; λ = 1 at a state that no other episode was in."""

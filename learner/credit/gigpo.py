@@ -20,6 +20,7 @@ from learner.credit.group_operations import by_state, center, discounted, penali
 from learner.credit.grpo import episode_keys, episode_term
 from learner.credit.options import EpisodeOptions
 from learner.credit.types import Credit, Group, Nested
+from services.plural import number_of
 
 
 class GigpoOptions(EpisodeOptions):
@@ -65,7 +66,8 @@ class Gigpo(WithinGroup):
             mean, spread = center(sample, options.ddof) if len(sample) > 1 else (x, 1.0)
             term = (x - mean) / (1.0 if options.mode == "mean_norm" else spread)
             lines.append([
-                CalculationLine(formula=f"V̄ = mean Q of the {len(sample)} steps in this state", result=mean),
+                CalculationLine(formula=f"V̄ = mean Q of the {number_of(len(sample), 'step')} in this state",
+                                result=mean),
                 _sum_line("Â = (S − mean S) + ω (Q − V̄)", raw_e[episode][t], options.omega, x - mean),
                 _sum_line("A = A_E + ω A_S", advantages_e[episode][t], options.omega, term)])
         return lines

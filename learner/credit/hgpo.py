@@ -30,6 +30,7 @@ from learner.credit.group_operations import (
 )
 from learner.credit.options import CreditOptions
 from learner.credit.types import ZERO, Array, Credit, Group, Nested, flat, nested
+from services.plural import number_of
 
 _LARGEST = 2**62
 """Bound of the numbers that stand for histories. Beyond it they are numbered anew, since int64 ends at twice it."""
@@ -72,7 +73,7 @@ class Hgpo(WithinGroup):
         q = penalized(credit.returns, group, options)
         values, terms = state_values(group, q), _terms(group, q, options)
         first = sum(len(row) for row in q[:episode])
-        return [[CalculationLine(formula=f"V̄ = mean Q of the {values[step.state][1]} steps in this state",
+        return [[CalculationLine(formula=f"V̄ = mean Q of the {number_of(values[step.state][1], 'step')} in this state",
                                  result=values[step.state][0]),
                  _line("Â", [float(term.deviations[first + t]) for term in terms], options),
                  _line("A", [float(term.advantages[first + t]) for term in terms], options)]

@@ -8,6 +8,7 @@ from explorer_run import make_run
 
 from deploy.explorer.calculation import calculation
 from deploy.explorer.runs import open_runs
+from learner.credit.returned_texts import legend_of
 
 ALL = "V̄ δ Â A"
 HOLDING = {
@@ -70,3 +71,21 @@ def test_an_episode_that_was_not_trained_on_has_none(run_folder):
     entry = next(entry for entry in run.groups() if entry.outcome == "evaluated")
     group = run.group(entry.file, entry.group)
     assert calculation(group, group.episodes[0], run.credit) == [[] for _ in group.episodes[0].steps]
+
+
+@pytest.mark.parametrize(("name", "fades"), [
+    ("gagpo", "fading by γλ = 0.76 a step"),
+    ("gagpo_loo", "fading by γλ = 0.76 a step, by γ where no other episode was in the next state"),
+    ("gagpo_graph", "fading by γλ = 0.76 a step, with λ nearer to 1 the rarer the next state is")])
+def test_the_legend_says_where_an_advantage_fades_as_the_lines_do(name, fades, tmp_path):
+    run, = open_runs([make_run(tmp_path / name, estimator=name)])
+    assert legend_of(run.credit)["Â"] == f"advantage: δ, and what followed, {fades}"
+
+
+@pytest.mark.parametrize("name", ["gigpo", "hgpo", "adastep", "g2po"])
+def test_a_step_alone_in_its_state_is_no_steps(name, tmp_path):
+    run, = open_runs([make_run(tmp_path / name, estimator=name, state_key="prompt")])
+    group = next(run.group(entry.file, entry.group) for entry in run.groups() if entry.outcome == "trained")
+    lines = " ".join(line for step in calculation(group, group.episodes[0], run.credit) for line in step)
+    assert "1 step in this state" in lines
+    assert "1 steps" not in lines
