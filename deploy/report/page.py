@@ -177,7 +177,7 @@ def _numbers(compared: Compared, design: tables.Design) -> list[str]:
     by_key = tables.Grid(head=state_sizes.HEAD, rows=state_sizes.rows(compared.paths), note=(
         f"Shares of the turns of the last {state_sizes.FILES} learner steps, by the size that their state group has or "
         "would have under another key."))
-    grids = {"Results": tables.means_grid(compared.records, design),
+    grids = {"Results": tables.explained(tables.means_grid(compared.records, design)),
              "Differences": tables.differences_grid(compared.records, design),
              "Steps by the size of their state group": sizes if any(any(row[2:]) for row in sizes.rows) else None,
              "States by key": by_key}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import groupby, pairwise
 from operator import itemgetter
@@ -121,6 +121,27 @@ def measures(records: Sequence[Record]) -> list[Measure]:
         Measure(name="singletons", title="singletons", form=".1%", of=_curve("credit/singleton_share", mean_of)),
         Measure(name="minutes", title="minutes", form=".1f", of=lambda record: record.minutes),
     ]
+
+
+MEANINGS = {
+    f"last {LAST}": f"mean success of the last {LAST} evaluations during training",
+    "training area": "mean success of the training episodes over all learner steps",
+    "late length": "mean turns of an episode over the last quarter of the steps",
+    "late inadmissible": "share of turns with an inadmissible action over that quarter",
+    "gradient volatility": "standard deviation of the gradient norm's change from step to step, divided by its mean",
+    "advantage IQR": "interquartile range of the advantages of a step, mean over the steps",
+    "beyond 1": "share of turns whose advantage is above 1 or below -1",
+    "singletons": "share of turns whose state no other turn of the group has",
+    "minutes": "of the learner steps, with the waits for episodes",
+}
+"""Title of a column -> its meaning, where the title does not say it."""
+
+
+def explained(grid: Grid) -> Grid:
+    """Returns a table of `measures` whose note says what its columns mean."""
+    meant = [f"{title}: {meaning}" for title, meaning in MEANINGS.items()
+             if any(cell.partition(" (")[0] == title for cell in grid.head)]
+    return replace(grid, note=f"{grid.note}\n{'; '.join(meant)}.") if meant else grid
 
 
 SIZES = (

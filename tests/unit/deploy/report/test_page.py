@@ -98,6 +98,16 @@ def test_state_groups_and_advantages_are_tables(run):
     assert advantages[5:10] == ["one", "1.75", "50.0%", "2.75", "50.0%"]
 
 
+def test_every_column_of_the_results_is_explained_or_says_itself_what_it_is(run):
+    folder = run("one")
+    results = write_report([folder], folder)[0].read_text().partition("<h2>Results")[2].partition("</table>")[0]
+    note, said = results.partition("</p>")[0], {"arm", "seeds", "one", "1", "held-out", "heldout at 0"}
+    titles = [title for title in re.findall(r"<th>(.*?)</th>", results) if title not in said]
+    assert len(titles) == 8
+    assert [title for title in titles if f"{title}: " not in note] == []
+    assert "last 3" not in note  # it has no such column
+
+
 def test_state_groups_by_key_are_read_from_the_archive(run):
     """Four turns of one group: "N" is said twice, with unlike lists. Older archives have no row."""
     folder = run("one")
