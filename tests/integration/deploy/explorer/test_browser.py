@@ -125,6 +125,17 @@ def test_a_state_graph_is_never_drawn_smaller_than_its_labels_need(browser, addr
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
+def test_the_cells_of_a_long_episode_are_narrow_on_a_phone_and_not_low(browser, address):
+    browser.get(f"{address}/toy/group/step-00000001/train/00000100")
+    width, height = browser.execute_script("""
+const strip = document.querySelector(".strip");
+strip.style.width = "20px";
+const cell = strip.querySelector("rect").getBoundingClientRect();
+return [cell.width, cell.height]""")
+    assert width < 2
+    assert height == 14
+
+
 def test_the_box_of_an_end_holds_its_text(browser, address):
     browser.get(f"{address}/toy/group/step-00000001/train/00000100")
     text, box = browser.execute_script("""
