@@ -41,10 +41,11 @@ class Verdict:
     def text(self) -> str:
         """Returns the sentence: `51% -> 70% at T=1, +19 points [12, 26]; more cold start 38% (256 held-out games)`."""
         shown = "" if self.low > 0 or self.high < 0 else ", no difference shown"
-        digits = 1 if self.high - self.low < NARROW else 0
-        before, after = (f"{success:.{digits}%}" for success in (self.before, self.after))
+        before, after, gain = (round(100 * each) for each in (self.before, self.after, self.gain))
+        # 52.4 -> 52.6 would read 52% -> 53%, 0 points.
+        digits = 1 if self.high - self.low < NARROW or after - before != gain else 0
         more = "" if self.more is None else f"; more cold start {self.more:.{digits}%}"
-        return (f"{before} -> {after} at T={self.temperature:g}, {points(self.gain, digits)} points "
+        return (f"{self.before:.{digits}%} -> {self.after:.{digits}%} at T={self.temperature:g}, {points(self.gain, digits)} points "
                 f"{interval(self.low, self.high, digits)}{shown}{more} ({self.games})")
 
 
