@@ -7,9 +7,10 @@ import inspect
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, SupportsFloat, cast
 
 from envservice.client.client import EnvClient
+from envservice.client.results import Result
 from envservice.tool_calls import Tool
 from rollout.agents.program import AgentProgram
 from rollout.agents.session import AgentSession, EpisodeOver
@@ -123,7 +124,7 @@ class AgentRunner:
             if signal_of(error) is not None:
                 raise
             raise AgentFault(described(error)) from error
-        if isinstance(returned, int | float):
+        if isinstance(returned, SupportsFloat):  # numbers of numpy and torch as well
             raise AgentFault(f"it returned {returned}, and what an agent returns is not read: give rewards by llm.earn")
 
 
@@ -132,7 +133,7 @@ def episode_of(llm: AgentSession, world: AgentWorld | None, *, worker: str, atte
     """The record of an episode that has ended. `world`: its environment, if it has one. Calls that are answered later
     are no steps of it."""
     last = None if world is None else world.last
-    won = llm.won if llm.won is not None else last.won if last is not None else llm.total_reward > 0
+    won = _won(llm, last)
     end: EpisodeEnd = llm.over.end if llm.over is not None else "won" if won else "lost"
     if last is not None:
         end = replace(last, won=won).ended(end)
@@ -142,6 +143,16 @@ def episode_of(llm: AgentSession, world: AgentWorld | None, *, worker: str, atte
         final_observation="" if last is None else last.observation,
         final_choices="" if last is None else choices_digest(last.admissible_actions),
         final_state="" if last is None else last.state, task_score=None if last is None else score_of(last))
+
+
+def _won(llm: AgentSession, last: Result | None) -> bool:
+    """Returns whether the episode was won. Raises AgentFault if the agent says neither yes nor no: a text such as "no"
+    would count as true."""
+    if llm.won is None:
+        return llm.total_reward > 0 if last is None else last.won
+    if llm.won not in (True, False):  # booleans of numpy are equal to them, and a record has Python's
+        raise AgentFault(f"the agent set llm.won to {llm.won!r:.60}, and not to True or False")
+    return bool(llm.won)
 
 
 def find_agent(name: str, *, starts: bool = True) -> Agent:

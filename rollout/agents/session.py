@@ -8,10 +8,11 @@ recorded step.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsFloat, cast
 
 import msgspec
 import numpy as np
@@ -103,22 +104,25 @@ class AgentSession:
     _opening: str | None = field(init=False, default=None)
 
     async def chat(self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None,
-                   state: str | None = None, max_tokens: int | None = None, stop: Sequence[str] = (),
+                   state: str | None = None, max_tokens: int | None = None, stop: str | Sequence[str] = (),
                    calls: bool = True) -> ChatAnswer:
         """Asks the model for the next message of a conversation, and records the call.
 
         `state` names the state that the call is made in, for the credit; without it, it is the state of the episode's
         environment, and without that the conversation itself. The answer ends before the first of the texts `stop`.
         Its calls of `tools` are parsed unless `calls` is false. The temperature is the run's. Raises EpisodeOver when a
-        budget of the episode is used up, ChatRefused if the chat template cannot write the messages, and EngineFault.
+        budget of the episode is used up, ChatRefused if the chat template cannot write the messages, EngineFault, and
+        TypeError for a state that is no text.
         """
         assert self.text.chat is not None
+        if not isinstance(cast("object", state), str | None):
+            raise TypeError(f"the state of a call is {state!r:.60}, and it should be a text")
         written = self.text.chat.text(messages, tools)
         prompt = self._admitted(await self._tokens(written), written)
         seen = self.seen or Outcome(observation=_written(messages), admissible_actions=[])
         number, self._begun = self._begun, self._begun + 1
         sample = await self._sample(prompt, number, min(max_tokens or self.response_tokens, self.response_tokens))
-        sample, said = cut_at(sample, stop, self.text.decode)
+        sample, said = cut_at(sample, [stop] if isinstance(stop, str) else stop, self.text.decode)
         if self._opening is None:
             self._opening = self.text.chat.opening()  # whatever env.prompt is: agents always chat
         text = self._opening + said
@@ -180,17 +184,18 @@ class AgentSession:
         self._given_up += 1
         self.steps = without(self.steps, [step.response_ids is answer.sample.ids for step in self.steps].index(True))
 
-    def earn(self, reward: float) -> None:
-        """Gives the newest step a reward, in the environment's units.
+    def earn(self, reward: SupportsFloat) -> None:
+        """Gives the newest step a reward, in the environment's units. Numbers of numpy and torch count as their values.
 
         Raises ValueError before the first call, and for a reward that would leave the group without an advantage.
         """
         if not self.steps:
             raise ValueError("a reward came before the first call of the model")
-        if not abs(reward) <= LARGEST_REWARD:
-            raise ValueError(f"the reward is {reward}, and it should be a number of at most {LARGEST_REWARD:g}")
+        number = float(reward) if isinstance(reward, SupportsFloat) else math.nan  # a record has Python's numbers
+        if not abs(number) <= LARGEST_REWARD:
+            raise ValueError(f"the reward is {reward!r:.60}, and it should be a number of at most {LARGEST_REWARD:g}")
         last = self.steps[-1]
-        self.steps[-1] = msgspec.structs.replace(last, reward=last.reward + reward * self.reward_scale)
+        self.steps[-1] = msgspec.structs.replace(last, reward=last.reward + number * self.reward_scale)
 
     def acted(self, action: str, *, admissible: bool, unchanged: bool = False) -> None:
         """Notes the action that the newest step led to, and whether it changed nothing."""

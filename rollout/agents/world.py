@@ -6,13 +6,13 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from envservice.client.client import EpisodeHandle
 from envservice.client.results import Result
 from envservice.tool_calls import Tool, ToolCall, written_call
 from rollout.agents.session import AgentSession, EpisodeOver
-from services.errors import EnvFault
+from services.errors import EnvFault, utf8
 
 FRESH_S = 60.0
 """Seconds for which the first reset may return the outcome of `begin`. A server may lose its session meanwhile, and a
@@ -70,11 +70,13 @@ class AgentWorld:
     async def step(self, action: str) -> Result:
         """Takes an action; its reward goes to the newest call of the model.
 
-        Raises EpisodeOver when the episode's turns are used up, EnvFault, and ValueError before a reset or after the
-        end.
+        Raises EpisodeOver when the episode's turns are used up, EnvFault, ValueError before a reset or after the
+        end, and TypeError for an action that is no text.
         """
+        if not isinstance(cast("object", action), str):
+            raise TypeError(f"the action is {action!r:.60}, and env.step takes a text")
         async with self._calling:
-            return await self._step(action)
+            return await self._step(utf8(str.__str__(action)))  # numpy's texts are none of Python's
 
     async def _step(self, action: str) -> Result:
         before = self.last
