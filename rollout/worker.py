@@ -31,7 +31,7 @@ from rollout.transfer.receiver import Receiver
 from rollout.turn_log import TurnLog
 from rollout.version_policy import Missing, may_start, next_version, usable, wanted_elsewhere
 from services.config.rollout import RolloutSection
-from services.errors import AgentFault, DeadlineExceeded, EnvFault, Fault, GagpoError, described
+from services.errors import AgentFault, DeadlineExceeded, EnvFault, Fault, GagpoError, described, first_of
 from services.records import Episode, PlayedTurn, Ticket, Version
 from services.store.store import Claim, Store, WithoutSteps
 from services.telemetry.heartbeat import BEAT_S
@@ -105,7 +105,7 @@ class RolloutWorker:
         except BaseExceptionGroup as failures:
             faults, others = failures.split(Fault)
             if others is None and faults is not None:
-                raise _first(faults) from failures
+                raise first_of(faults) from failures
             raise
 
     @property
@@ -285,9 +285,3 @@ class RolloutWorker:
 
     def _at_pointer(self) -> bool:
         return self._pointer is not None and self._engine.version == self._pointer[0]
-
-
-def _first(group: BaseExceptionGroup) -> BaseException:
-    """Returns one fault of a group. They share a cause, and the caller wants one line."""
-    head = group.exceptions[0]
-    return _first(head) if isinstance(head, BaseExceptionGroup) else head

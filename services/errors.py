@@ -21,6 +21,7 @@ anything else exits with 1 and leaves its traceback in the run's log, or on stde
 from __future__ import annotations
 
 import traceback
+from typing import cast
 
 
 class GagpoError(Exception):
@@ -116,9 +117,18 @@ def in_short(error: BaseException) -> str:
     return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
 
 
+def first_of(error: BaseException) -> BaseException:
+    """Returns the first exception of a group, as task groups raise them, and any other exception as it is. Those of a
+    group mostly share a cause, and the text of the group tells only how many they are."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    return first_of(cast("BaseExceptionGroup[BaseException]", error).exceptions[0])
+
+
 def described(error: BaseException) -> str:
     """Returns an unexpected exception as one line: its type, its text, and the line of code that raised it, or that
-    called the installed package which did."""
+    called the installed package which did. Of a group, that is its first exception."""
+    error = first_of(error)
     text = " ".join(str(error).split()) or "no text"
     frames = traceback.extract_tb(error.__traceback__)
     at = next((frame for frame in reversed(frames) if "/site-packages/" not in frame.filename), None)

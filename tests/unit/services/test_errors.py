@@ -27,6 +27,12 @@ def test_an_unforeseen_exception_is_one_line_with_its_place():
     assert described(KeyError()) == "KeyError: no text"
 
 
+def test_a_group_of_exceptions_is_told_by_its_first():
+    """As an agent's task group raises it. Its own text is `unhandled errors in a TaskGroup (1 sub-exception)`."""
+    group = ExceptionGroup("outer", [ExceptionGroup("inner", [ValueError("the cause")]), KeyError("beside")])
+    assert described(group) == "ValueError: the cause"
+
+
 @pytest.mark.parametrize(("error", "said"), [
     (ValueError("bad\nindeed"), "ValueError: bad"), (ValueError("\n bad"), "ValueError: bad"),
     (KeyError(), "KeyError")])
