@@ -163,6 +163,13 @@ def test_a_game_that_runs_an_event_loop_is_refused_unless_its_spec_says_threaded
     preflight.check(load_config("parts/tiny-model", (*RUN, "env.name=threaded_games:SPEC", "env.prompt=full")))
 
 
+async def test_games_are_checked_where_an_event_loop_runs_already(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As in a notebook. The error blamed the game: it could not be played in the event loop of a server."""
+    (tmp_path / "plain_games.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    preflight.check(load_config("parts/tiny-model", (*RUN, "env.name=plain_games:SPEC")))
+
+
 def test_a_threaded_game_that_needs_the_main_thread_is_refused(refused):
     said = refused("import signal\n\ndef step(self, action):\n    signal.signal(signal.SIGUSR1, signal.SIG_DFL)\n"
                    "    return 'Done.', 1.0, True, False, {}\n\nGame.step = step\n"
