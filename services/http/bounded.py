@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
 import httpx
 
 from services.files import JSON_BYTES
+from services.process.event_loops import in_loop
 
 PLAIN = {"accept-encoding": "identity"}
 """The header of requests whose answers are read here."""
@@ -70,7 +72,8 @@ def get(url: str, *, seconds: float, headers: Mapping[str, str] | None = None,
         most: int = JSON_BYTES) -> httpx.Response:
     """Returns the answer to a GET, whose body has at most `most` bytes and which comes whole within `seconds`.
 
-    Call it outside of event loops. Ignores proxies in environment variables, which do not know a run's addresses.
+    It holds the event loop that it is called in, such as a notebook's. Ignores proxies in environment variables, which
+    do not know a run's addresses.
     Raises httpx.HTTPError.
     """
     async def asked() -> httpx.Response:
@@ -79,6 +82,9 @@ def get(url: str, *, seconds: float, headers: Mapping[str, str] | None = None,
             return await whole(http.stream("GET", url, headers={**PLAIN, **(headers or {})}), most)
 
     try:
-        return asyncio.run(asked())
+        if not in_loop():
+            return asyncio.run(asked())
+        with ThreadPoolExecutor(1) as apart:
+            return apart.submit(lambda: asyncio.run(asked())).result()
     except TimeoutError:
         raise httpx.ReadTimeout(f"no whole answer within {seconds:g} s") from None

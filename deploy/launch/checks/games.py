@@ -25,6 +25,7 @@ from services.config.file import as_yaml, flatten
 from services.config.tree import Config
 from services.errors import EnvFault, UserError, described
 from services.process.daemon_thread import DaemonThread
+from services.process.event_loops import in_loop
 from services.process.own_code import as_user_error
 from services.records import Episode, Step, Ticket, choices_digest
 
@@ -45,21 +46,12 @@ def check_games(config: Config, tell: Callable[[str], object]) -> TaskSets:
     that fails on one. `tell` takes a line if not all games were tried, and for one that takes long."""
     task_sets = open_task_sets(config)
     check_ends(config, task_sets.environment)
-    if find_spec(config.env.name).threaded(config.env) or _in_loop():
+    if find_spec(config.env.name).threaded(config.env) or in_loop():
         # As a server plays them. The thread stays: a game's process may end with the thread that started it.
         DaemonThread("games").submit(_try_games, config, task_sets, tell).result()
     else:
         _try_games(config, task_sets, tell)
     return task_sets
-
-
-def _in_loop() -> bool:
-    """Returns whether an event loop runs in this thread, as in a notebook, so that no other one can run here."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 def _try_games(config: Config, task_sets: TaskSets, tell: Callable[[str], object]) -> None:

@@ -51,6 +51,11 @@ def test_a_whole_answer_has_its_status_its_headers_and_its_body(url: str):
         reply.raise_for_status()
 
 
+async def test_an_answer_is_read_where_an_event_loop_runs_already(url: str):
+    """As in a notebook, in which a run with `env.urls` could not be started."""
+    assert get(url, seconds=60).content == b"x" * 10
+
+
 @pytest.mark.attack
 def test_an_answer_beyond_its_bytes_or_its_time_is_refused(url: str):
     with pytest.raises(Unbounded, match=r"^its answer has more than"):
