@@ -203,14 +203,18 @@ def _try_teacher(config: Config, environment: Environment, task: str) -> None:
 
 
 def _try_key(config: Config, environment: Environment, task: str) -> None:
-    """Raises UserError if a state key of the user's own fails on a game of this environment."""
+    """Raises UserError if a state key of the user's own fails on a game of this environment, or returns other keys each
+    time: a learner step that is taken again after a death would give other credit."""
     from learner.credit.registry import options_of
     from learner.credit.state_keys import keys_of_group
 
     name, options = config.learner.credit.state_key, options_of(config.learner.credit)
     played = _played(environment, task)
     with as_user_error(f"the state key {name} failed on {task}", f"fix {name.partition(':')[0]}"):
-        keys_of_group([played, played], options)
+        once, again = (keys_of_group([played, played], options) for _ in range(2))
+    if once != again:
+        raise UserError(f"the state key {name} returned other keys for the same episodes",
+                        "keep nothing between calls, and seed what is random")
 
 
 def _played(environment: Environment, task: str) -> Episode:
