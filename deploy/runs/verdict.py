@@ -45,8 +45,9 @@ class Verdict:
         # 52.4 -> 52.6 would read 52% -> 53%, 0 points.
         digits = 1 if self.high - self.low < NARROW or after - before != gain else 0
         more = "" if self.more is None else f"; more cold start {self.more:.{digits}%}"
-        return (f"{self.before:.{digits}%} -> {self.after:.{digits}%} at T={self.temperature:g}, {points(self.gain, digits)} points "
-                f"{interval(self.low, self.high, digits)}{shown}{more} ({self.games})")
+        return (f"{self.before:.{digits}%} -> {self.after:.{digits}%} at T={self.temperature:g}, "
+                f"{points(self.gain, digits)} points {interval(self.low, self.high, digits)}{shown}{more} "
+                f"({self.games})")
 
 
 def points(gain: float, digits: int = 0) -> str:

@@ -33,6 +33,13 @@ def test_a_narrow_interval_has_a_decimal_so_that_its_side_of_zero_is_seen() -> N
     assert found.text == ("98.3% -> 98.8% at T=1, +0.5 points [0.1, 1.0]; more cold start 99.2% (978 held-out games)")
 
 
+def test_whole_points_that_disagree_have_a_decimal() -> None:
+    """95 and 96 of 183 games, which read 52% -> 52%, +1 points."""
+    before, after = "1" * 95 + "0" * 88, "0" * 20 + "1" * 96 + "0" * 67
+    (found,) = verdicts([row(COLD, before), row(TRAINED, after)])
+    assert found.text.startswith("51.9% -> 52.5% at T=1, +0.5 points [")
+
+
 def test_each_temperature_has_a_verdict_in_the_order_of_play() -> None:
     rows = [row(label, wins, temperature=t) for label, wins in ((COLD, "00"), (TRAINED, "11")) for t in (1.0, 0.4)]
     assert [one.temperature for one in verdicts(rows)] == [1.0, 0.4]
