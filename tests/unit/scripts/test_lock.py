@@ -40,7 +40,8 @@ def test_a_lock_that_differs_is_named(lock, old: str, new: str, said: str):
 
 
 @pytest.mark.parametrize(("extra", "compiled"), [
-    ("cpu", {"aiohttp", "msgspec", "numpy", "pydantic-core", "ray"}), ("cuda", {"torch", "numpy", "ray"}), ("dev", {"grimp", "hypothesis"})])
+    ("cpu", {"aiohttp", "msgspec", "numpy", "pydantic-core", "ray"}), ("cuda", {"torch", "numpy", "ray"}),
+    ("dev", {"grimp", "hypothesis"})])
 def test_compiled_packages_have_a_hash_for_both_pythons(lock, extra: str, compiled: set[str]):
     """Ubuntu 24.04 has Python 3.12, whose files set-up took without a hash."""
     lines = [lock.LINE.fullmatch(line) for line in (ROOT / f"scripts/lock-{extra}.txt").read_text().splitlines()[1:]]
