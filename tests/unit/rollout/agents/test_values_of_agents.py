@@ -1,4 +1,4 @@
-"""What an agent hands over reaches the learner, or fails its episode by a line that names it."""
+"""Values that an agent hands over reach the learner, or fail its episode by a line that names them."""
 
 import numpy as np
 import pytest
