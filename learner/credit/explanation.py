@@ -16,8 +16,9 @@ from learner.credit.options import CreditOptions, RecursionOptions, StatisticsOp
 from learner.credit.types import Credit, CreditStep, Group
 
 VALUE, DELTA, RAW, ADVANTAGE = "V̄", "δ", "Â", "A"
-NEARLY_ZERO, SMALL = 1e-6, 0.1
-"""A number between them is shown with significant digits: of decimals it would have too few."""
+NEARLY_ZERO, SMALL = 1e-4, 0.1
+"""A number between them is shown with significant digits: of decimals it would have too few. A smaller one would need
+an exponent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

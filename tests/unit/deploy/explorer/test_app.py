@@ -67,7 +67,7 @@ def test_a_page_names_the_spread_of_returns_and_one_file_is_no_files(client, tmp
     assert re.search(r"<dd>1 group, \d+ steps in 1 file</dd>", client.get("/").text)
 
 
-def test_what_is_empty_can_be_seen_and_one_is_not_several(tmp_path, monkeypatch):
+def test_empty_texts_can_be_seen_and_one_is_not_several(tmp_path, monkeypatch):
     monkeypatch.setattr("explorer_run.ACTIONS", ("", "look", "go"))
     monkeypatch.setattr("explorer_run.ROOMS", ("", "You see a desk 1.", "Nothing happens.", "A hall."))
     client = TestClient(create_app(open_runs([make_run(tmp_path / "bare")]), None), base_url="http://localhost:8400")
