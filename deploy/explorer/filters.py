@@ -23,6 +23,13 @@ def number(value: float | None, digits: int = 3) -> str:
     return "–" if value is None else plain(value, digits)
 
 
+def decimals(value: float, digits: int) -> str:
+    """Returns a number with so many decimals, also a small one, as in a column of logprobs."""
+    from learner.credit.explanation import decimals as with_decimals
+
+    return with_decimals(value, digits)
+
+
 def signed(value: float | None, digits: int = 3) -> str:
     """Returns a number as `number` does, with + if it is above zero."""
     from learner.credit.explanation import signed as with_sign
@@ -60,9 +67,14 @@ def segment(text: str) -> str:
     return quote(text, safe="/")
 
 
+def visible(text: str) -> str:
+    """Returns a text, or EMPTY in place of one without a letter: a link without any text could not be seen."""
+    return text if text.strip() else EMPTY
+
+
 def one_line(text: str, length: int = 140) -> str:
-    """Returns a text on one line, cut with an ellipsis if it is too long. A link without any text could not be seen."""
-    line = " ".join(text.split()) or EMPTY
+    """Returns a visible text on one line, cut with an ellipsis if it is too long."""
+    line = visible(" ".join(text.split()))
     return line if len(line) <= length else line[: length - 1] + "…"
 
 
@@ -73,5 +85,6 @@ def short(task: str) -> str:
 
 
 FILTERS: dict[str, Callable[..., Any]] = {
-    "number": number, "signed": signed, "percent": percent, "interval": interval, "shade": shade, "surprise": surprise,
-    "segment": segment, "one_line": one_line, "short": short, "number_of": number_of}
+    "number": number, "decimals": decimals, "signed": signed, "percent": percent, "interval": interval, "shade": shade,
+    "surprise": surprise, "segment": segment, "visible": visible, "one_line": one_line, "short": short,
+    "number_of": number_of}

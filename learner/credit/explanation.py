@@ -41,14 +41,18 @@ Explanation = list[list[CalculationLine]]
 """[step][line] of one episode."""
 
 
-def plain(value: float, digits: int = 3) -> str:
-    """Formats a number with a true minus sign, and never as negative zero.
-
-    `digits`: decimals. A small number has as many significant digits instead: small rewards must not look like zeros,
-    and a reader who works a line out must find its result.
-    """
-    text = f"{value:.{digits}{'g' if NEARLY_ZERO <= abs(value) < SMALL else 'f'}}"
+def decimals(value: float, digits: int) -> str:
+    """Formats a number with so many decimals, a true minus sign, and never as negative zero."""
+    text = f"{value:.{digits}f}"
     return text.replace("-", "−") if float(text) else text.replace("-", "")
+
+
+def plain(value: float, digits: int = 3) -> str:
+    """Formats a number with so many decimals, or a small one with as many significant digits: small rewards must not
+    look like zeros, and a reader who works a line out must find its result."""
+    if NEARLY_ZERO <= abs(value) < SMALL:
+        return f"{value:.{digits}g}".replace("-", "−")
+    return decimals(value, digits)
 
 
 def signed(value: float, digits: int = 3) -> str:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
 import httpx
 
 from services.files import JSON_BYTES
+from services.process.daemon_thread import DaemonThread
 from services.process.event_loops import in_loop
 
 PLAIN = {"accept-encoding": "identity"}
@@ -84,7 +84,7 @@ def get(url: str, *, seconds: float, headers: Mapping[str, str] | None = None,
     try:
         if not in_loop():
             return asyncio.run(asked())
-        with ThreadPoolExecutor(1) as apart:
-            return apart.submit(lambda: asyncio.run(asked())).result()
+        with DaemonThread("request") as apart:
+            return apart.submit(asyncio.run, asked()).result()
     except TimeoutError:
         raise httpx.ReadTimeout(f"no whole answer within {seconds:g} s") from None

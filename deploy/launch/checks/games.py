@@ -47,7 +47,8 @@ def check_games(config: Config, tell: Callable[[str], object]) -> TaskSets:
     task_sets = open_task_sets(config)
     check_ends(config, task_sets.environment)
     if find_spec(config.env.name).threaded(config.env) or in_loop():
-        # As a server plays them. The thread stays: a game's process may end with the thread that started it.
+        # As a server plays them, or because no loop runs inside another, such as a notebook's.
+        # The thread stays: a game's process may end with the thread that started it.
         DaemonThread("games").submit(_try_games, config, task_sets, tell).result()
     else:
         _try_games(config, task_sets, tell)

@@ -65,7 +65,7 @@ def test_the_tokens_of_an_answer_are_text_each_with_its_logprob_and_ratio(browse
     assert [token.get_attribute("textContent") for token in tokens] == [
         "<think>find", " alarmclock", "</think><action>go to", " sidetable", " 1", "</action>"]
     for token in tokens:
-        logprob, ratio = re.fullmatch(r"logprob −?(\d\.\d+), learner/sampler (\d\.\d{4})",
+        logprob, ratio = re.fullmatch(r"logprob −?(\d\.\d{4}), learner/sampler (\d\.\d{4})",
                                       token.get_attribute("title")).groups()
         assert float(logprob) >= 0
         assert float(ratio) == pytest.approx(1, abs=0.05)
