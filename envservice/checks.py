@@ -9,8 +9,8 @@ from typing import Any, cast, get_args
 
 from envservice.base import Environment, Replay, is_utf8
 from envservice.wire.schemas import MAX_TASK
+from services.amounts import number_of
 from services.errors import UserError
-from services.plural import number_of
 
 _TEXTS = ("name", "engine", "version")
 _METHODS = ("splits", "training_splits", "tasks", "task_type", "digest", "task_digest", "open")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from deploy.console.printable import printable
 from deploy.runs.policies import find_begun, run_path
+from services.amounts import number_of
 from services.errors import StoreFault
-from services.plural import number_of
 
 if TYPE_CHECKING:
     from deploy.runs.audit import Audit, Fate

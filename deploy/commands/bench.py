@@ -15,6 +15,7 @@ from deploy.bench.figures import Figure
 from deploy.commands.arguments import above_zero
 from deploy.console.plain import EVERY_S, Parts, StatusLines
 from deploy.training.child_runs import ChildFailed, failed
+from services.amounts import rounded
 from services.errors import UserError
 
 BENCHES = {
@@ -93,7 +94,7 @@ def table(name: str, figures: Sequence[Figure]) -> Table:
     for head in ("value", "unit", "reference", "ratio"):
         out.add_column(head, justify="left" if head == "unit" else "right")
     for figure in figures:
-        reference = "" if figure.reference is None else f"{figure.reference:,.4g}"
+        reference = "" if figure.reference is None else rounded(figure.reference, 4)
         ratio = "" if figure.ratio is None else f"{figure.ratio:,.2f}x"
-        out.add_row(figure.name, f"{figure.value:,.4g}", figure.unit, reference, ratio)
+        out.add_row(figure.name, rounded(figure.value, 4), figure.unit, reference, ratio)
     return out

@@ -12,9 +12,9 @@ from deploy.commands.arguments import above_zero, counted, is_setting, optional_
 from deploy.console.printable import printable
 from deploy.runs.configs import lay_over
 from deploy.runs.policies import resolve, run_path
+from services.amounts import number_of
 from services.config.tree import Config
 from services.errors import UserError
-from services.plural import number_of
 
 POLICIES = ("direct", "react", "reflexion")
 ASKED = Path("prompting")

@@ -14,7 +14,7 @@ from deploy.console.printable import printable
 from deploy.runs.configs import config_to_play
 from deploy.runs.policies import run_path
 from envservice.base import Outcome, Session
-from services.plural import number_of
+from services.amounts import number_of
 
 if TYPE_CHECKING:
     from rich.console import Console

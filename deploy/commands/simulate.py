@@ -9,8 +9,8 @@ from pathlib import Path
 
 from deploy.commands.arguments import above_zero, add_config_arguments, config_from
 from deploy.runs.policies import check_distinct, find_run, run_path
+from services.amounts import number_of, rounded
 from services.errors import UserError
-from services.plural import number_of
 
 STEPS = 10
 
@@ -57,10 +57,10 @@ def run(args: argparse.Namespace) -> int:
     print(f"{number_of(rollout.workers, 'rollout worker')} of {number_of(rollout.slots, 'slot')}, "
           f"{number_of(learner.ranks, 'learner rank')}, {found.gpus:g} {'GPU' if found.gpus == 1 else 'GPUs'}, "
           f"staleness {learner.staleness}\n"
-          f"steps per hour   {found.steps_per_hour:.4g}\n"
+          f"steps per hour   {rounded(found.steps_per_hour, 4)}\n"
           f"idle             learner {found.learner_idle:.0%}, rollout workers {found.workers_idle:.0%}\n"
           f"busy             environment servers {found.servers_busy:.0%}, Redis {found.store_busy:.0%}, "
           f"controller {found.controller_busy:.0%}\n"
-          f"{f'{config.steps} steps':<17}{found.hours:.4g} hours, {found.gpu_hours:.4g} GPU hours"
-          + (f", cost {found.cost:.4g}" if args.price else ""))
+          f"{f'{config.steps} steps':<17}{rounded(found.hours, 4)} hours, {rounded(found.gpu_hours, 4)} GPU hours"
+          + (f", cost {rounded(found.cost, 4)}" if args.price else ""))
     return 0

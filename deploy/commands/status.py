@@ -25,8 +25,8 @@ from deploy.runs.live_status import Seen, look, silent, value
 from deploy.runs.policies import find_run, run_path
 from deploy.runs.stage import ENDED_WELL, read_stage
 from deploy.runs.verdict import next_commands, verdicts
+from services.amounts import number_of, rounded
 from services.controller.watched import STATES
-from services.plural import number_of
 from services.telemetry.curve import on_curve
 from services.telemetry.heartbeat import BEAT_S, Beat
 
@@ -207,7 +207,7 @@ def table(seen: Seen, *, ranks: int = 1) -> list[str]:
 def speed(seen: Seen, name: str) -> str:
     """Returns `123 tokens/s`, `45 steps/s` or `6.7 s a step`; a dash if none is known."""
     found = seen.rate(name)
-    return "-" if found is None else f"{found[0]:,.3g} {found[1]}" if found[0] < 1000 else f"{found[0]:,.0f} {found[1]}"
+    return "-" if found is None else f"{rounded(found[0])} {found[1]}"
 
 
 def _roles(driver: Beat | None) -> list[str]:

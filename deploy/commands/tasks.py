@@ -7,7 +7,7 @@ import json
 import sys
 
 from deploy.commands.arguments import add_env_arguments, env_from
-from services.plural import number_of
+from services.amounts import number_of
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]

@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.status import Status
 
 from deploy.console.printable import printable
+from services.amounts import rounded
 
 LOST = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 """Errors of a disk that is full, and of a terminal that is gone."""
@@ -65,14 +66,14 @@ class Pace:
             self._work, self._from, self._moved = (what, total, unit), (now, done), False
         elif not self._moved and done > self._from[1]:
             self._from, self._moved = (now, done), True
-        return f"{what} {done:,.4g}/{total:,.4g} {unit}{self._rate(now, done, total, unit)}"
+        return f"{what} {rounded(done, 4)}/{rounded(total, 4)} {unit}{self._rate(now, done, total, unit)}"
 
     def _rate(self, now: float, done: float, total: float, unit: str) -> str:
         first, seconds = self._from[1], now - self._from[0]
         if done <= first or seconds <= 0:
             return ""
         rate = (done - first) / seconds
-        shown = f"{rate:,.3g} {unit}/s" if rate >= 1 else f"{1 / rate:,.3g} s each"
+        shown = f"{rounded(rate)} {unit}/s" if rate >= 1 else f"{rounded(1 / rate)} s each"
         return f"  {shown}  about {span((total - done) / rate)} left" if done < total else f"  {shown}  {span(seconds)}"
 
 
@@ -159,7 +160,7 @@ class Parts:
     def at(self, doing: str, done: float, total: float) -> None:
         """Shows the part that begins now."""
         with self._lock:
-            self._text = f"{self._what} {done:,.4g}/{total:,.4g} parts  {doing}"
+            self._text = f"{self._what} {rounded(done, 4)}/{rounded(total, 4)} parts  {doing}"
             self._say()
 
     def _tick(self) -> None:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from deploy.console.plain import EVERY_S, Pace, going_on, print_line, span
 from deploy.console.printable import printable
-from services.plural import number_of
+from services.amounts import number_of, rounded
 
 BARS = "▁▂▃▄▅▆▇█"
 KEEP_NOTES = 6
@@ -33,7 +33,7 @@ def shown(value: float | None, form: str) -> str:
 def as_score(summary: Mapping[str, Any]) -> str:
     """Returns `, score 0.62` if the environment has a score of its own."""
     score = summary.get("task_score")
-    return "" if score is None else f", score {score:.3g}"
+    return "" if score is None else f", score {rounded(score)}"
 
 
 def left_out(summary: Mapping[str, Any]) -> str:
@@ -197,7 +197,7 @@ class ProgressView:
                              f"({span(self._clock() - self._stage_at)})")
         table = Table.grid(padding=(0, 2))
         pace = self._pace_of_steps()
-        rate = f"   {pace:.3g} s each{self._left()}" if pace else ""
+        rate = f"   {rounded(pace)} s each{self._left()}" if pace else ""
         table.add_row("step", f"{self._step} / {self._steps}{rate}")
         if self._passing:
             table.add_row("now", Text(printable(self._passing)))

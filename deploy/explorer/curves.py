@@ -10,6 +10,7 @@ from typing import Any
 
 from deploy.report.figures import FIGURES, moving_average
 from deploy.runs.comparison import evaluation_kind
+from services.amounts import rounded
 from services.telemetry.curve import curve_of
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 420, 170, 44, 20, 8
@@ -110,7 +111,7 @@ def _chart(name: str, title: str, lines: list[CurveLine], bounds: list[list[tupl
         drawn.append(replace(line, steps=steps, values=values, band=band,
                              thin=" ".join(map(at, steps, values)) if smooth else "",
                              thick=_line(list(map(at, steps, [mean[k] for k in kept])))))
-    ticks = [(y_of(value), f"{value:.3g}") for value in (low, (low + high) / 2, high)]
+    ticks = [(y_of(value), rounded(value)) for value in (low, (low + high) / 2, high)]
     marks = [(float(at(step, low).split(",")[0]), str(step)) for step in sorted({first, (first + last) // 2, last})]
     return Chart(name=name, title=title, lines=drawn, ticks=ticks, marks=marks)
 

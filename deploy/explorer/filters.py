@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
-from services.plural import number_of
+from services.amounts import number_of
 
 SHADES = 5
 """Shades of each colour of the diverging scale. The sequential scale of values has 8."""

@@ -30,8 +30,8 @@ from deploy.explorer.verdict import heading, judge, sentences
 from deploy.runs.comparison import TITLES, TRAINED, judged_by
 from deploy.runs.health import warnings
 from deploy.runs.verdict import verdicts
+from services.amounts import number_of
 from services.errors import UserError
-from services.plural import number_of
 
 SHOWN = 8
 """Most actions listed at a state. If there are more, their number is shown."""

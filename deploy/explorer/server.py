@@ -9,10 +9,10 @@ import uvicorn
 
 from deploy.explorer.app import create_app
 from deploy.explorer.runs import ExploredRun
+from services.amounts import number_of
 from services.config.secrets import EXPLORE_TOKEN_VARIABLE
 from services.errors import UserError
 from services.http.server import Server, bind, server_config
-from services.plural import number_of
 from services.process.addresses import host_port, is_local
 
 DRAIN_S = 2

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from deploy.explorer.filters import number, one_line, signed
 from deploy.explorer.groups import Alternative, Group, ShownEpisode, StepView, alternatives
-from services.plural import number_of
+from services.amounts import number_of
 
 SEEN = 3
 """Most links to turns that took the better action."""

@@ -17,6 +17,7 @@ from deploy.reference.markdown import code, document, table
 from envservice.registry import BUILT_IN
 from learner.credit.registry import ESTIMATORS, OptionTable, option_tables
 from learner.credit.state_keys import KEYS
+from services.amounts import rounded
 from services.config.credit import CreditSection
 from services.config.tree import Config
 
@@ -110,7 +111,7 @@ def _values(key: str, field: FieldInfo) -> str:
     """Returns the type in words, with the bounds that pydantic checks."""
     if key in OPEN:
         return ", ".join(map(code, OPEN[key]))
-    bounds = [f"{sign} {value:g}" for one in field.metadata for name, sign in BOUNDS.items()
+    bounds = [f"{sign} {rounded(value, 6)}" for one in field.metadata for name, sign in BOUNDS.items()
               if (value := getattr(one, name, None)) is not None]
     return " ".join((_words(field.annotation), ", ".join(bounds))).strip()
 

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from deploy.report import advantages, lost_episodes, state_sizes, tables
+from deploy.report.cost import cost
 from deploy.report.figures import FIGURES, PAPER, count_in_whole_steps, pyplot, save, write_figures
 from deploy.report.runs import Compared, ReportedRun, applicable, compare_runs, in_common, read_run
 from deploy.runs.comparison import TITLES, Comparison, Kind, compare, evaluation_kind
@@ -102,7 +103,7 @@ def _facts(run: ReportedRun) -> str:
         "credit": run.config.get("learner.credit.estimator", ""),
         "seed": run.config.get("seed", ""),
         "learner steps": f"{run.metrics[-1]['step'] if run.metrics else 0} of {run.config.get('steps', '?')}",
-        **_cost(run),
+        **cost(run),
         **_cold_start(run.config),
         "held-out games": (f"{heldout['games']} of {heldout['split']}, digest {heldout['digest'][:16]}" if heldout
                            else ""),
@@ -118,33 +119,12 @@ def _cold_start(config: Mapping[str, Any]) -> dict[str, str]:
     return {"cold-start minutes": f"{config['sft.minutes']:g}"}
 
 
-def _cost(run: ReportedRun) -> dict[str, str]:
-    """Returns the cost of a run by name. A figure that the run does not have is empty."""
-    return {
-        "RL minutes": f"{run.seconds / 60:.1f}",
-        "GPU hours of RL": f"{gpus * run.seconds / 3600:.2f}" if (gpus := _gpus(run.config)) else "",
-        "tokens": f"{_total(run, 'tokens_sampled'):,.0f} sampled, {_total(run, 'tokens_trained'):,.0f} trained",
-        "energy of RL": f"{joules / 3.6e6:.3g} kWh" if (joules := _total(run, "energy_joules")) else "",
-    }
-
-
 def _costs(runs: Sequence[ReportedRun]) -> str:
     """Returns the cost of each run, without the columns that no run has."""
-    costs = [_cost(run) for run in runs]
-    titles = [title for title in costs[0] if any(cost[title] for cost in costs)]
-    rows = [[run.name, *(cost[title] for title in titles)] for run, cost in zip(runs, costs, strict=True)]
+    costs = [cost(run) for run in runs]
+    titles = [title for title in costs[0] if any(one[title] for one in costs)]
+    rows = [[run.name, *(one[title] for title in titles)] for run, one in zip(runs, costs, strict=True)]
     return "<h2>Cost of each run</h2>" + _grid(["run", *titles], rows)
-
-
-def _gpus(config: Mapping[str, Any]) -> float:
-    """Returns the number of GPUs that a run held, from its dotted config. Each part of an engine holds `gpus`."""
-    worker = (config.get("rollout.gpus") or 0) * (config.get("rollout.tensor_parallel") or 1)
-    rank = config.get("learner.gpus") or 0
-    return worker * (config.get("rollout.workers") or 0) + rank * (config.get("learner.ranks") or 0)
-
-
-def _total(run: ReportedRun, key: str) -> float:
-    return sum(row[key] or 0 for row in run.metrics)
 
 
 def _overview(compared: Compared) -> str:

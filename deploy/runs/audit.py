@@ -15,10 +15,10 @@ import msgspec
 
 from deploy.runs.folder import RunFolder
 from deploy.runs.history import RunHistory
+from services.amounts import number_of
 from services.config.tree import Config
 from services.errors import described
 from services.files import Damaged
-from services.plural import number_of
 from services.records import Manifest
 from services.store.archive import FILE_NAME, evaluation_part
 from services.store.step_log import Journal

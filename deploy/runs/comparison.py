@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from services.plural import number_of
+from services.amounts import number_of
 from services.statistics import paired_gain
 from services.telemetry.curve import curve_of
 

@@ -23,11 +23,11 @@ from deploy.runs.hub import origin
 from deploy.runs.policies import EXPORTED_CONFIG
 from learner.checkpoints.export import GENERATION, special_tokens
 from learner.checkpoints.lora_export import write_adapter
+from services.amounts import number_of
 from services.config.file import dump_config
 from services.config.tree import Config
 from services.errors import UserError
 from services.files import write_whole
-from services.plural import number_of
 from services.telemetry.curve import on_curve
 from services.telemetry.metrics_file import read_evaluations
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.runs.comparison import COLD, MORE, TRAINED, compare
-from services.plural import number_of
+from services.amounts import number_of
 from services.statistics import paired_gain
 from services.telemetry.curve import curve_of
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from deploy.console.plain import span
 from deploy.training.demonstrations import Report, shown_to
+from services.amounts import number_of
 from services.chat import chat_format
 from services.config.tree import Config
 from services.errors import UserError
 from services.files import open_as_folder, sync_tree, write_whole
 from services.patience import while_folder_away
-from services.plural import number_of
 from services.seeds import seed_for
 from services.tokenizer import load_tokenizer
 

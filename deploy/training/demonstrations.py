@@ -9,10 +9,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from deploy.console.plain import Pace
+from services.amounts import number_of
 from services.config.tree import Config
 from services.errors import EnvFault, UserError, described
 from services.patience import until_answered
-from services.plural import number_of
 from services.seeds import seed_for
 
 if TYPE_CHECKING:

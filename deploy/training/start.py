@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deploy.training.child_runs import GO_ON
+from services.amounts import number_of
 from services.config.tree import Config
-from services.plural import number_of
 from services.telemetry.logs import say
 
 if TYPE_CHECKING:

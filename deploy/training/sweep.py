@@ -23,13 +23,13 @@ from deploy.runs.configs import lay_over, load_config
 from deploy.runs.differences import compared
 from deploy.runs.folder import RunFolder, check_run
 from deploy.training.child_runs import FAILURES_IN_A_ROW, ChildFailed, run_child
+from services.amounts import number_of
 from services.config.file import dump_config
 from services.config.secrets import child_secrets
 from services.config.tree import Config
 from services.errors import UserError
 from services.files import write_whole
 from services.patience import while_folder_away
-from services.plural import number_of
 from services.statistics import paired_gain, success_interval
 from services.telemetry.metrics_file import GIVEN, append_row, read_evaluations
 

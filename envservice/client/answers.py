@@ -9,6 +9,8 @@ from typing import Any
 
 import httpx
 
+from services.amounts import rounded
+
 AGAIN_S = 5.0
 """Seconds without an answer after which a request is sent once more. The pauses before further copies double."""
 
@@ -35,7 +37,7 @@ async def first_answer(
                     return answer
                 pause = 2 * pause if pause else None
     except TimeoutError:
-        raise httpx.ReadTimeout(f"no answer within {within_s:.3g} s") from None
+        raise httpx.ReadTimeout(f"no answer within {rounded(within_s)} s") from None
     finally:
         for copy in copies:
             copy.cancel()

@@ -42,9 +42,9 @@ from envservice.client.request_batching import (
 )
 from envservice.client.results import Result, result_of
 from envservice.wire.schemas import MAX_ACTION, Info, TaskList
+from services.amounts import number_of, rounded
 from services.errors import EnvFault
 from services.http.bounded import PLAIN, UNLIMITED
-from services.plural import number_of
 from services.telemetry.tracing import span, traceparent
 
 CONNECT_S = 5.0
@@ -179,7 +179,7 @@ class EnvClient:
         have waited for others alone."""
         key, others = ("env.outage_seconds", 0) if outage else ("env.call_seconds", self._under_way - 1)
         line = f"; {number_of(others, 'other call')} waited too: give more env.servers or fewer rollout.slots"
-        said = f"no answer within {waited:.3g} s ({key}); last: {last or 'no failure'}"
+        said = f"no answer within {rounded(waited)} s ({key}); last: {last or 'no failure'}"
         return EnvFault(said + line if others else said)
 
     def _answers(self) -> int:

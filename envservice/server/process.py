@@ -36,10 +36,10 @@ from envservice.server.app import Settings, create_app
 from envservice.server.batches import Batches
 from envservice.server.capacity import own_memory_bytes
 from envservice.server.watchdog import Activity, Watchdog
+from services.amounts import number_of
 from services.config.secrets import ENV_TOKEN_VARIABLE
 from services.errors import UserError
 from services.http.server import Server, listen, reserve, server_config
-from services.plural import number_of
 from services.process.addresses import check_exposure, host_port
 from services.process.forks import forks_apart
 from services.telemetry import tracing

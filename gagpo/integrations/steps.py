@@ -25,9 +25,9 @@ from learner.logged_groups.form import (
     credit_of,
     credit_options,
 )
+from services.amounts import number_of
 from services.config.credit import CreditSection
 from services.errors import UserError
-from services.plural import number_of
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -32,7 +32,7 @@ from learner.credit.group_operations import (
 )
 from learner.credit.grpo import episode_keys, episode_term
 from learner.credit.types import Credit, Group, Nested, flat, nested
-from services.plural import number_of
+from services.amounts import number_of
 
 
 class G2po(WithinGroup):

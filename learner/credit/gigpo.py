@@ -20,7 +20,7 @@ from learner.credit.group_operations import by_state, center, discounted, penali
 from learner.credit.grpo import episode_keys, episode_term
 from learner.credit.options import EpisodeOptions
 from learner.credit.types import Credit, Group, Nested
-from services.plural import number_of
+from services.amounts import number_of
 
 
 class GigpoOptions(EpisodeOptions):

@@ -30,7 +30,7 @@ from learner.credit.group_operations import (
 )
 from learner.credit.options import CreditOptions
 from learner.credit.types import ZERO, Array, Credit, Group, Nested, flat, nested
-from services.plural import number_of
+from services.amounts import number_of
 
 _LARGEST = 2**62
 """Bound of the numbers that stand for histories. Beyond it they are numbered anew, since int64 ends at twice it."""

@@ -10,8 +10,8 @@ from math import isfinite
 from typing import Any, cast
 
 from learner.credit.types import Credit
+from services.amounts import number_of
 from services.errors import UserError
-from services.plural import number_of
 
 _OF_STEPS = ("advantages", "raw_advantages", "returns", "states", "deltas", "baselines", "tokens")
 """The fields of a Credit with one value for each step."""

@@ -10,9 +10,9 @@ from typing import Any, cast
 from learner.credit.explanation import CalculationLine, Explanation
 from learner.credit.registry import estimator
 from learner.credit.types import Credit, Group
+from services.amounts import number_of
 from services.config.credit import CreditSection
 from services.errors import UserError
-from services.plural import number_of
 from services.process.own_code import as_user_error
 
 

@@ -22,6 +22,7 @@ from learner.rows.packing import Pack, Rows, pack_rows
 from learner.selftest.scene import Gauge, Scene, config, groups
 from learner.selftest.table import Line
 from learner.trainer import Learner
+from services.amounts import rounded
 from services.units import GIB
 from services.weights.pack import unpack
 
@@ -73,7 +74,7 @@ class Checks:
         name = torch.cuda.get_device_name(self.gang.device) if cuda else "CPU"
         stated = peak(name)
         yield Line(name="device", found=f"{name}, torch {torch.__version__}")
-        yield Line(name="bfloat16 matrix product", found=f"{self.rate / 1e12:.3g} TFLOP/s",
+        yield Line(name="bfloat16 matrix product", found=f"{rounded(self.rate / 1e12)} TFLOP/s",
                    aim=f"data sheet: {stated / 1e12:.0f}" if stated else "")
 
     def steps(self) -> Lines:
@@ -107,7 +108,7 @@ class Checks:
                    found=f"{rows * self.scene.row / seconds:,.0f} tokens/s, {100 * mfu:.1f}% of the product's FLOPs",
                    aim=f">= {100 * aim:.0f}%" if aim else "")
         yield Line(name=f"{name}: three steps", passed=finite, aim="finite gradients",
-                   found=f"gradient norm {metrics['grad_norm']:.3g}, "
+                   found=f"gradient norm {rounded(metrics['grad_norm'])}, "
                          f"update in {1e3 * metrics['seconds/optimizer']:.0f} ms")
         found = self.gauge.peak()
         if found is not None:

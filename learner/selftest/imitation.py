@@ -12,6 +12,7 @@ from learner.cold_start.sft_data import TokenRow
 from learner.selftest.checks import Checks, planned_bytes
 from learner.selftest.scene import config
 from learner.selftest.table import Line
+from services.amounts import rounded
 from services.config.sft import SftSection
 from services.units import GIB
 
@@ -34,5 +35,5 @@ def imitation(checks: Checks) -> Iterator[Line]:
     last = UPDATES * told[-1].loss_response / scene.response - (UPDATES - 1) * told[-2].loss_response / scene.response
     held = checks.gauge.peak()
     yield Line(name="cold start on a rank", aim="a lower loss", passed=last < first,
-               found=f"{first:.2f} -> {last:.2f} nats a token, {count * UPDATES / told[-1].seconds:.3g} rows/s"
+               found=f"{first:.2f} -> {last:.2f} nats a token, {rounded(count * UPDATES / told[-1].seconds)} rows/s"
                + (f", {held / GIB:.1f} GiB (plan {planned_bytes(learner) / GIB:.1f})" if held is not None else ""))

@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 
 import structlog
 
+from services.amounts import rounded
 from services.files import follow_folder
 from services.process.addresses import is_local
 from services.telemetry.overhead import counted
@@ -195,7 +196,7 @@ def short_line(event: Event) -> str:
 
 
 def _short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return rounded(value, 4) if isinstance(value, float) else str(value)
 
 
 def _append(path: Path, line: str) -> None:

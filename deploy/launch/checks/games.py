@@ -21,6 +21,7 @@ from envservice.base import Environment, ParsedAction, PromptTemplate, outcome_o
 from envservice.client.request_batching import SHARE
 from envservice.registry import BUILT_IN, find_spec, find_teacher, make_template
 from rollout.demonstrations import demonstrate
+from services.amounts import rounded
 from services.config.file import as_yaml, flatten
 from services.config.tree import Config
 from services.errors import EnvFault, UserError, described
@@ -166,10 +167,10 @@ def _time_steps(config: Config, environment: Environment, task: str, tell: Calla
             step_s = min(step_s, time.monotonic() - start)
     if answer_s < games * step_s < math.inf:
         inline = not find_spec(name).threaded(config.env)
-        tell(f"a step of {name} takes {step_s:.2g} s, so the {games} games of a server wait for "
-             f"{games * step_s:.3g} s, and an answer has {answer_s:g} s; give more env.servers, fewer rollout.slots or "
-             "a larger env.call_seconds" + inline * ", and say threaded=True in its spec: without it a server answers "
-             "nothing else during a step")
+        tell(f"a step of {name} takes {rounded(step_s, 2)} s, so the {games} games of a server wait for "
+             f"{rounded(games * step_s)} s, and an answer has {answer_s:g} s; give more env.servers, fewer "
+             "rollout.slots or a larger env.call_seconds" + inline * ", and say threaded=True in its spec: without it "
+             "a server answers nothing else during a step")
 
 
 def _try_parser(config: Config) -> None:

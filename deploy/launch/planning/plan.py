@@ -16,8 +16,8 @@ from deploy.runs.folder import RunFolder, standing
 from deploy.runs.hub import origin
 from envservice.registry import find_spec
 from learner.model.memory import checkpoint_copy, host_moments, memory, parked
+from services.amounts import number_of
 from services.config.tree import Config
-from services.plural import number_of
 from services.process.own_code import as_user_error
 from services.units import GIB
 

@@ -14,9 +14,9 @@ from envservice.base import PromptTemplate
 from envservice.registry import make_template
 from learner.cold_start.trajectories import read_trajectories
 from learner.credit.registry import estimator
+from services.amounts import number_of
 from services.chat import THINK
 from services.config.tree import Config
-from services.plural import number_of
 from services.process.own_code import as_user_error, file_of
 
 LARGE_MODEL = 50_000_000

@@ -1,0 +1,17 @@
+"""Numbers and amounts in lines that people read."""
+
+from __future__ import annotations
+
+
+def number_of(count: int, noun: str) -> str:
+    """Returns `1 game` or `1,024 games`: the noun takes an s unless the number is one."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def rounded(value: float, digits: int = 3) -> str:
+    """Returns a number with so many significant digits, and all digits of a whole number: `0.123`, `12.3`, `30,900`.
+
+    `format(value, ".3g")` would write 3.09e+04.
+    """
+    shown = f"{value:.{digits}g}"
+    return shown if abs(float(shown)) < 10 ** (digits - 1) else f"{value:,.0f}"
