@@ -27,7 +27,7 @@ from deploy.runs.stage import ENDED_WELL, read_stage
 from deploy.runs.verdict import next_commands, verdicts
 from services.amounts import number_of, rounded
 from services.controller.watched import STATES
-from services.telemetry.curve import on_curve
+from services.telemetry.evaluation_labels import on_curve, title_of
 from services.telemetry.heartbeat import BEAT_S, Beat
 
 WATCH_S = 2.0
@@ -118,7 +118,7 @@ def _evaluations(rows: Sequence[Mapping[str, Any]], run_folder: str) -> list[str
     shown = {index for index, row in enumerate(rows) if not on_curve(row["label"])}
     for curve in kinds.values():
         shown |= {curve[0], max(curve, key=lambda index: rows[index]["success_rate"]), *curve[-LAST:]}
-    lines = [f"  {row['label']} T={row['temperature']:g}: {row['success_rate']:.1%} "
+    lines = [f"  {title_of(row['label'])}, T={row['temperature']:g}: {row['success_rate']:.1%} "
              f"[{row['success_low']:.1%}, {row['success_high']:.1%}] on {number_of(row['tasks'], 'game')}"
              for index, row in enumerate(rows) if index in shown]
     return lines if len(shown) == len(rows) else [

@@ -15,6 +15,7 @@ from rich.text import Text
 from deploy.console.plain import EVERY_S, Pace, going_on, print_line, span
 from deploy.console.printable import printable
 from services.amounts import number_of, rounded
+from services.telemetry.evaluation_labels import title_of
 
 BARS = "▁▂▃▄▅▆▇█"
 KEEP_NOTES = 6
@@ -142,7 +143,7 @@ class ProgressView:
 
     def playing(self, label: str, done: int, total: int) -> None:
         """Shows how far an evaluation is, without a terminal every ten seconds. The result replaces the last line."""
-        text, now = self._pace.at(f"evaluation {label}", done, total, "games"), self._clock()
+        text, now = self._pace.at(title_of(label) + ":", done, total, "games"), self._clock()
         if self._live is not None or (done < total and now - self._said_at >= EVERY_S):
             self.passing(text)
 
@@ -179,7 +180,7 @@ class ProgressView:
         self._evaluations.append((summary["step"], summary["success_rate"],
                                   summary["success_low"], summary["success_high"]))
         self._say(
-            f"evaluation {summary['label']}  T={summary['temperature']:g}  {summary['success_rate']:6.1%} "
+            f"{title_of(summary['label'])}  T={summary['temperature']:g}  {summary['success_rate']:6.1%} "
             f"[{summary['success_low']:.1%}, {summary['success_high']:.1%}] "
             f"on {number_of(summary['tasks'], 'game')} of {summary['split']}{as_score(summary)}{left_out(summary)}"
         )

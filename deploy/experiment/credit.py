@@ -34,7 +34,6 @@ from deploy.experiment.progress import RunsProgress
 from deploy.experiment.runs import Runner, RunsFailed, left, only_one
 from deploy.experiment.tables import as_lines, parts_of, planned, starts_lines
 from deploy.report.tables import by_seed, finite, measures, summary_of
-from deploy.runs.comparison import COLD
 from deploy.runs.configs import lay_over, load_config
 from deploy.runs.hub import with_local_model
 from deploy.runs.records import Record, read_records
@@ -42,6 +41,7 @@ from deploy.training.child_runs import ChildFailed, failed
 from services.config.tree import Config
 from services.errors import UserError
 from services.files import write_whole
+from services.telemetry.evaluation_labels import COLD
 
 CONFIG = "credit-experiment"
 FORMAT = 1

@@ -11,7 +11,7 @@ from typing import Any
 from deploy.report.figures import FIGURES, moving_average
 from deploy.runs.comparison import evaluation_kind
 from services.amounts import rounded
-from services.telemetry.curve import curve_of
+from services.telemetry.evaluation_labels import curve_of
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 420, 170, 44, 20, 8
 MOST_POINTS = 600

@@ -8,9 +8,8 @@ from itertools import pairwise
 from typing import Any
 
 from deploy.explorer.index import GroupEntry, kind_of
-from deploy.runs.comparison import TITLES
 from services.store.archive import evaluation_part, file_name
-from services.telemetry.curve import on_curve
+from services.telemetry.evaluation_labels import TITLES, on_curve
 
 PAGE = 50
 ORDERS: dict[str, Callable[[GroupEntry], Any]] = {

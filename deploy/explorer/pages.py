@@ -27,11 +27,12 @@ from deploy.explorer.index import GroupEntry
 from deploy.explorer.lists import Choice, choose, matrix
 from deploy.explorer.runs import ExploredRun, Piece
 from deploy.explorer.verdict import heading, judge, sentences
-from deploy.runs.comparison import TITLES, TRAINED, judged_by
+from deploy.runs.comparison import judged_by
 from deploy.runs.health import warnings
 from deploy.runs.verdict import verdicts
 from services.amounts import number_of
 from services.errors import UserError
+from services.telemetry.evaluation_labels import title_of
 
 SHOWN = 8
 """Most actions listed at a state. If there are more, their number is shown."""
@@ -83,8 +84,8 @@ def trained_policy(evaluations: Sequence[dict[str, Any]]) -> dict[str, str] | No
     evaluation. It leaves out the rows of the control (more cold start) and of the policy before RL."""
     if not (rows := judged_by(evaluations)):
         return None
-    row, after = rows[0], f"{TITLES[TRAINED]}, held-out games"
-    return {"name": after if row["label"] == TRAINED else f"evaluation at step {row['step']}",
+    row = rows[0]
+    return {"name": title_of(row["label"]),
             "text": f"{percent(row['success_rate'])} {interval(row['success_low'], row['success_high'])} of "
                     f"{number_of(row['tasks'], 'task')}, T={row['temperature']:g}"}
 

@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from deploy.report.tables import Grid
-from deploy.runs.comparison import TRAINED
 from deploy.runs.history import read_columns
 from envservice.registry import find_spec
 from envservice.spec import Explain, LostEpisode, LostTurn
 from services.errors import UserError
 from services.store.archive import evaluation_part, file_name
-from services.telemetry.curve import on_curve
+from services.telemetry.evaluation_labels import TRAINED, on_curve, title_of
 
 _COLUMNS = ("group", "k", "step", "task_type", "won", "end", "observation", "action", "admissible", "unchanged",
             "final_observation")
@@ -139,7 +138,8 @@ def grids(report: LostEpisodesReport) -> dict[str, Grid]:
     types = {name: found for name, found in report.by_type.items() if found.lost}
     if not types:
         return {}
-    where = f"Evaluation {report.label} at T = {report.temperature:g}."
+    title = title_of(report.label)
+    where = f"{title[:1].upper()}{title[1:]}, T = {report.temperature:g}."
     shares = Grid(
         note=f"{where} Shares of the turns of lost episodes: actions that were not admissible, turns that repeat an "
              "earlier one of their episode (the same observation and action), turns that changed nothing. In a loop: "

@@ -15,14 +15,14 @@ from deploy.report import advantages, lost_episodes, state_sizes, tables
 from deploy.report.cost import cost
 from deploy.report.figures import FIGURES, PAPER, count_in_whole_steps, pyplot, save, write_figures
 from deploy.report.runs import Compared, ReportedRun, applicable, compare_runs, in_common, read_run
-from deploy.runs.comparison import TITLES, Comparison, Kind, compare, evaluation_kind
+from deploy.runs.comparison import Comparison, Kind, compare, evaluation_kind
 from deploy.runs.health import warnings
 from deploy.runs.history import RunHistory
 from deploy.runs.verdict import verdicts
 from envservice.registry import stands_in_for
 from services.files import write_whole
 from services.statistics import seed_interval
-from services.telemetry.curve import on_curve
+from services.telemetry.evaluation_labels import TITLES, on_curve
 
 FORMAT = 2
 STYLE = (

@@ -20,7 +20,7 @@ from deploy.report.arms import Arm
 from deploy.runs.comparison import Kind, after_rl, evaluation_kind
 from deploy.runs.records import Record
 from services.statistics import detectable, paired_test, seed_interval, spread
-from services.telemetry.curve import on_curve
+from services.telemetry.evaluation_labels import on_curve
 
 LAST = 3
 """Number of evaluations at the end of a run whose mean is a measure. One policy's score moves from step to step."""

@@ -22,6 +22,7 @@ from services.files import Damaged
 from services.records import Manifest
 from services.store.archive import FILE_NAME, evaluation_part
 from services.store.step_log import Journal
+from services.telemetry.evaluation_labels import title_of
 from services.telemetry.metrics_file import GIVEN, MetricsRow, read_evaluations, read_metrics, read_rows
 
 COLUMNS = ["group", "k", "outcome", "reason", "version"]
@@ -215,5 +216,5 @@ def _evaluations(rows: Sequence[MetricsRow], evaluated: Mapping[str, int]) -> It
     for row in rows:
         found = evaluated.get(evaluation_part(row["label"], row["temperature"]), 0)
         if found < row["episodes"]:
-            yield (f"evaluation {row['label']} at temperature {row['temperature']:g}: {found} of {row['episodes']} "
+            yield (f"{title_of(row['label'])}, T={row['temperature']:g}: {found} of {row['episodes']} "
                    "episodes are in the archive")

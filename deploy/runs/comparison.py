@@ -8,15 +8,7 @@ from typing import Any
 
 from services.amounts import number_of
 from services.statistics import paired_gain
-from services.telemetry.curve import curve_of
-
-COLD, TRAINED, MORE = "panel-cold", "panel-trained", "panel-more-cold-start"
-TITLES = {
-    COLD: "before (cold start)",
-    TRAINED: "after RL",
-    MORE: "same minutes of more cold start",
-}
-
+from services.telemetry.evaluation_labels import COLD, TITLES, TRAINED, curve_of
 
 Kind = tuple[str, float]
 """Split and temperature of an evaluation. Success at two of them is not one measure, even at one step."""

@@ -16,7 +16,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from deploy.runs.comparison import TRAINED
 from deploy.runs.configs import light_config
 from deploy.runs.folder import RunFolder
 from deploy.runs.hub import origin
@@ -28,7 +27,7 @@ from services.config.file import dump_config
 from services.config.tree import Config
 from services.errors import UserError
 from services.files import write_whole
-from services.telemetry.curve import on_curve
+from services.telemetry.evaluation_labels import TRAINED, on_curve
 from services.telemetry.metrics_file import read_evaluations
 
 ADAPTER = "adapter"

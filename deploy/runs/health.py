@@ -14,7 +14,7 @@ from typing import Any
 
 from deploy.runs.comparison import evaluation_kind
 from services.statistics import paired_gain
-from services.telemetry.curve import curve_of
+from services.telemetry.evaluation_labels import curve_of
 
 Row = Mapping[str, Any]
 WINDOW = 3

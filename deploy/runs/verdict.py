@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deploy.runs.comparison import COLD, MORE, TRAINED, compare
+from deploy.runs.comparison import compare
 from services.amounts import number_of
 from services.statistics import paired_gain
-from services.telemetry.curve import curve_of
+from services.telemetry.evaluation_labels import COLD, MORE, TRAINED, curve_of
 
 Evaluations = Sequence[dict[str, Any]]
 NARROW = 0.05

@@ -24,7 +24,7 @@ from deploy.launch.scaling import Scaling
 from deploy.launch.topology import Topology, topology
 from deploy.members.private_ray import RayLost
 from deploy.report.page import write_report
-from deploy.runs.comparison import COLD, MORE, TITLES, TRAINED, as_lines, compare, evaluation_kind
+from deploy.runs.comparison import as_lines, compare, evaluation_kind
 from deploy.runs.folder import RunFolder
 from deploy.runs.health import warnings
 from deploy.runs.history import RunHistory
@@ -45,7 +45,7 @@ from services.patience import while_folder_away
 from services.records import Episode, Version
 from services.store.archive import ArchiveRow, EpisodeArchive, evaluation_part
 from services.store.lease import Lease
-from services.telemetry.curve import curve_label, on_curve
+from services.telemetry.evaluation_labels import COLD, MORE, TITLES, TRAINED, curve_label, on_curve, title_of
 from services.telemetry.metrics_file import MetricsRow, append_row, drop_rows, read_evaluations, read_metrics, read_rows
 
 CONTROLLER_LEASE_S = 30.0
@@ -259,7 +259,7 @@ class TrainingRun:
         Nothing was tuned on these games.
         """
         for label, temperatures in self.unplayed().items():
-            controller.telemetry.state("starting", f"prepares {label}")
+            controller.telemetry.state("starting", f"prepares {title_of(label)}")
             model = self._policy(label, cold)
             loading.then(partial(self.progress.stage, f"held-out games: {TITLES[label]}"))
             version = publish_folder(parts, model, holder=self.run, step=self._steps_of(label))

@@ -29,7 +29,7 @@ from services.errors import Fault
 from services.records import Drop, Episode, Version
 from services.store.lease import Lease
 from services.store.store import Store
-from services.telemetry.curve import on_curve
+from services.telemetry.evaluation_labels import on_curve, title_of
 from services.telemetry.heartbeat import NO_SERVERS
 from services.telemetry.tickets import trace_drop, trace_issue
 
@@ -190,7 +190,7 @@ class Controller:
         """
         if self._evaluation is not None and (why := self._lost_weights(self._evaluation)):
             self._evaluation.give_up()
-            self.hooks.note(f"evaluation {self._evaluation.request.label} begins anew: {why}")
+            self.hooks.note(f"{title_of(self._evaluation.request.label)} begins anew: {why}")
             self._evaluation = None
         if self._evaluation is None:
             request = self._evaluate_due()
@@ -218,7 +218,7 @@ class Controller:
     def finish_evaluation(self, evaluation: Evaluation, episodes: list[Episode]) -> dict[str, Any]:
         """Reports the summary and returns it. Raises Fault if not a single episode was finished."""
         if not episodes:
-            raise Fault(f"evaluation {evaluation.request.label}: every one of its groups was dropped")
+            raise Fault(f"{title_of(evaluation.request.label)}: every one of its groups was dropped")
         summary = summarise(evaluation.request, episodes, dropped=evaluation.dropped, task_type=self.hooks.task_type)
         self.hooks.evaluated(summary, episodes)
         self.telemetry.evaluated(summary)
@@ -267,7 +267,7 @@ class Controller:
             left, label = self._evaluation.remaining, self._evaluation.request.label
             total = len(self._evaluation.request.tasks)
             self.hooks.playing(label, total - left, total)
-            self.telemetry.state("evaluating", f"evaluates {label}: waits for {left} groups")
+            self.telemetry.state("evaluating", f"{title_of(label)}: waits for {left} groups")
 
     def evaluate_now(self, requests: list[EvalRequest]) -> list[dict[str, Any]]:
         """Runs `requests` one after the other, outside training. Returns their summaries in order."""

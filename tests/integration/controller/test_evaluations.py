@@ -88,7 +88,7 @@ def test_an_evaluation_whose_games_all_failed_stops_the_run(world):
     controller.tick()
     for _ in range(3):
         run.play(broken=lambda ticket: ticket.kind == "eval")
-    with pytest.raises(Fault, match="step-0: every one of its groups was dropped"):
+    with pytest.raises(Fault, match="evaluation at step 0: every one of its groups was dropped"):
         controller.tick()
 
 
@@ -146,7 +146,7 @@ def test_an_evaluation_begins_anew_if_nobody_has_its_weights_any_more(world):
     ((summary, episodes),) = run.results
     assert (summary["version"], summary["tasks"], summary["dropped"]) == ("2.0", 2, 0)
     assert [e.ticket.exact_version for e in episodes] == [version] * 4
-    assert f"evaluation step-0 begins anew: {gone}" in run.notes
+    assert f"evaluation at step 0 begins anew: {gone}" in run.notes
 
 
 def test_an_evaluation_that_redis_has_lost_is_issued_again_and_its_mark_is_set_again(world):

@@ -44,4 +44,5 @@ def test_an_unfinished_evaluation_of_lost_weights_is_given_up(world):
         run.train()
         controller.tick()
     assert [summary["version"] for summary, _ in run.results] == ["1.0", "2.2"]
-    assert run.notes == ["evaluation step-2 begins anew: the learner went back to a step before 2, and takes it again"]
+    assert run.notes == [
+        "evaluation at step 2 begins anew: the learner went back to a step before 2, and takes it again"]

@@ -45,7 +45,7 @@ def test_without_a_terminal_every_event_is_one_plain_line():
         "[01:15] rollout worker 0 died [exit 9]; starting it again",
         "[01:15] step    2/4  success  25.0%  length  12.5  inadmissible 10.0%  cut  5.0%  loss -0.0123  "
         "grad 0.50    4.5 s",
-        "[01:15] evaluation step-000002  T=0.4   50.0% [40.0%, 60.0%] on 8 games of valid",
+        "[01:15] evaluation at step 2  T=0.4   50.0% [40.0%, 60.0%] on 8 games of valid",
     ]
 
 
@@ -134,11 +134,11 @@ def test_an_evaluation_tells_its_rate_and_the_time_left():
                 progress.playing("step-000002", done, 20)
         if terminal:
             out.print(progress.render())
-            assert "step-000002 20/20 games  1.43 games/s  7 s" in out.file.getvalue()
+            assert "evaluation at step 2: 20/20 games  1.43 games/s  7 s" in out.file.getvalue()
         else:
             assert out.file.getvalue().splitlines() == [
-                "[00:01] evaluation step-000002 0/20 games",
-                "[00:12] evaluation step-000002 15/20 games  1.2 s each  about 6 s left"]
+                "[00:01] evaluation at step 2: 0/20 games",
+                "[00:12] evaluation at step 2: 15/20 games  1.2 s each  about 6 s left"]
 
 
 def test_the_time_left_counts_from_the_end_of_the_first_step_with_all_that_lies_between_steps():
@@ -198,7 +198,7 @@ def test_an_activity_that_has_ended_is_told_no_longer():
     told: list[tuple[str, str]] = []
     progress = ProgressView("run", 30, console=console(terminal=False), tell=lambda *one: told.append(one))
     for end in (lambda: progress.evaluation(EVALUATION), lambda: progress.step(STEP)):
-        progress.passing("evaluation step-000000 34/48 games")
+        progress.passing("evaluation at step 0: 34/48 games")
         end()
         assert told[-1] == ("starting", "")
 

@@ -233,7 +233,7 @@ def test_the_box_shows_the_trained_policy_and_not_the_control():
     assert pages.trained_policy(curve + final[:1]) == {
         "name": "evaluation at step 5", "text": "60% [10%, 90%] of 10 tasks, T=1"}
     assert pages.trained_policy(curve + final) == {
-        "name": "after RL, held-out games", "text": "70% [10%, 90%] of 10 tasks, T=1"}
+        "name": "held-out games, after RL", "text": "70% [10%, 90%] of 10 tasks, T=1"}
     later = row | {"label": "step-000010", "step": 10, "success_rate": 0.8}  # the run went on with more steps
     assert pages.trained_policy([*curve, *final, later]) == {
         "name": "evaluation at step 10", "text": "80% [10%, 90%] of 10 tasks, T=1"}

@@ -115,7 +115,7 @@ def test_an_evaluation_that_is_not_in_the_archive(tmp_path: Path):
     folder = run_folder(tmp_path, two_steps())
     append_row(folder.evaluations, {"label": "step-000002", "temperature": 0.4, "episodes": 3, "success_rate": 0.5})
     result = audit(folder, CONFIG, None)
-    assert result.findings == ["evaluation step-000002 at temperature 0.4: 0 of 3 episodes are in the archive"]
+    assert result.findings == ["evaluation at step 2, T=0.4: 0 of 3 episodes are in the archive"]
     assert result.evaluations == 0
 
 

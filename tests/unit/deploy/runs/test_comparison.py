@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from deploy.runs.comparison import COLD, TRAINED, as_lines, compare, heldout
+from deploy.runs.comparison import as_lines, compare, heldout
+from services.telemetry.evaluation_labels import COLD, TRAINED
 
 
 def line(label: str, wins: dict[str, float]) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from deploy.runs.comparison import COLD, MORE, TRAINED
 from deploy.runs.verdict import interval, next_commands, points, verdicts
+from services.telemetry.evaluation_labels import COLD, MORE, TRAINED
 
 
 def row(label: str, wins: str, *, step: int = 0, temperature: float = 1.0) -> dict[str, Any]:

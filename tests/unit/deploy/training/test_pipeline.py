@@ -12,7 +12,6 @@ from counter import SPEC
 
 from deploy.console.progress import ProgressView
 from deploy.launch.planning.task_sets import TaskSets
-from deploy.runs.comparison import COLD, MORE, TRAINED
 from deploy.runs.folder import RunFolder
 from deploy.runs.history import RunHistory
 from deploy.training.pipeline import TrainingRun
@@ -22,6 +21,7 @@ from services.controller.telemetry import Telemetry
 from services.errors import DeadlineExceeded
 from services.records import Version
 from services.store.archive import EpisodeArchive
+from services.telemetry.evaluation_labels import COLD, MORE, TRAINED
 from services.telemetry.metrics_file import append_row, read_evaluations
 
 

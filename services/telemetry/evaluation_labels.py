@@ -1,4 +1,4 @@
-"""Labels of the evaluations that are made during training, and so make a curve. Light."""
+"""Labels of evaluations. Those that are made during training make a curve; others stand in the final table. Light."""
 
 from __future__ import annotations
 
@@ -6,6 +6,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 Row = TypeVar("Row", bound=Mapping[str, Any])
+COLD, TRAINED, MORE = "panel-cold", "panel-trained", "panel-more-cold-start"
+TITLES = {
+    COLD: "before (cold start)",
+    TRAINED: "after RL",
+    MORE: "same minutes of more cold start",
+}
 _PREFIX = "step-"
 
 
@@ -22,3 +28,10 @@ def on_curve(label: str) -> bool:
 def curve_of(evaluations: Iterable[Row]) -> list[Row]:
     """Returns the evaluations that were made during training, by step."""
     return sorted((row for row in evaluations if on_curve(row["label"])), key=lambda row: row["step"])
+
+
+def title_of(label: str) -> str:
+    """Returns what people read in place of a label: `evaluation at step 20`, `held-out games, after RL`."""
+    if on_curve(label):
+        return f"evaluation at step {int(label.removeprefix(_PREFIX))}"
+    return f"held-out games, {TITLES[label]}" if label in TITLES else "evaluation"
