@@ -44,7 +44,7 @@ def mean_of(curve: Iterable[float | None]) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """One column. `form` is its format; differences use the same format with a sign."""
+    """One column. `form` is its format. Differences have it with a sign, those of percentages in points."""
 
     name: str
     title: str
@@ -261,8 +261,8 @@ def differences_grid(records: Sequence[Record], design: Design) -> Grid:
              *(_difference(cells.get(m.name), m.form, most) for m in shown),
              _detectable(cells.get(shown[0].name), shown[0].form)]
             for (a, b), cells in differences(records, design).items() if (most := max(c.n for c in cells.values()))]
-    return Grid(note="Differences, paired by seed; * where the interval excludes zero. Detectable: the smallest true "
-                "difference on held-out games\nthat this many pairs find with 80% power.",
+    return Grid(note="Differences, paired by seed, those of percentages in points; * where the interval excludes zero. "
+                "Detectable: the smallest true\ndifference on held-out games that this many pairs find with 80% power.",
                 head=["difference", "pairs", *(m.title for m in shown), "detectable"], rows=rows)
 
 
@@ -279,7 +279,7 @@ def _difference(cell: Cell | None, form: str, most: int) -> str:
         return ""
     mark = "*" if cell.low > 0 or cell.high < 0 else ""
     fewer = f" (n={cell.n})" if cell.n < most else ""
-    return f"{format(cell.mean, '+' + form)}{half_width(cell.mean, cell.high, form)}{mark}{fewer}"
+    return f"{format(cell.mean, '+' + form).rstrip('%')}{half_width(cell.mean, cell.high, form)}{mark}{fewer}"
 
 
 def half_width(mean: float, high: float, form: str) -> str:
@@ -290,4 +290,4 @@ def half_width(mean: float, high: float, form: str) -> str:
 def _detectable(cell: Cell | None, form: str) -> str:
     if cell is None or cell.detectable is None:
         return ""
-    return "∞" if math.isinf(cell.detectable) else format(cell.detectable, form)
+    return "∞" if math.isinf(cell.detectable) else format(cell.detectable, form).rstrip("%")
