@@ -6,6 +6,7 @@ Prometheus and our boards, so that nothing must be set up by hand.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -50,7 +51,10 @@ def configuration(runs_dir: Path, *, rules: Path, ray: Path | None, token: Path 
 
 @contextmanager
 def prometheus(runs_dir: Path, *, port: int, ray: Path | None = None) -> Iterator[str]:
-    """Runs Prometheus until the block ends. Yields its URL. Raises UserError if it is missing or the port is taken."""
+    """Runs Prometheus until the block ends. Yields its URL.
+
+    Raises UserError if it is missing, the port is taken, or another `gagpo monitor` watches the folder.
+    """
     port = _port(port, "--port")
     binary = shutil.which("prometheus")
     if binary is None:
@@ -58,6 +62,11 @@ def prometheus(runs_dir: Path, *, port: int, ray: Path | None = None) -> Iterato
     home = runs_dir / ".monitor"
     for folder in (targets_folder(runs_dir), home / "prometheus"):
         folder.mkdir(parents=True, exist_ok=True)
+    with _only_one(home):
+        yield from _prometheus(binary, home, runs_dir, port=port, ray=ray)
+
+
+def _prometheus(binary: str, home: Path, runs_dir: Path, *, port: int, ray: Path | None) -> Iterator[str]:
     token = _secret(home / "token", token_from(ENV_TOKEN_VARIABLE))
     config = home / "prometheus.yml"
     config.write_text(configuration(runs_dir, rules=RULES / "rules.yml", ray=ray, token=token))
@@ -65,6 +74,21 @@ def prometheus(runs_dir: Path, *, port: int, ray: Path | None = None) -> Iterato
                  f"--web.listen-address={HOST}:{port}", "--log.level=warn"]
     with _child("Prometheus", arguments, home / "prometheus.log", ready=f"http://{HOST}:{port}/-/ready"):
         yield f"http://{HOST}:{port}"
+
+
+@contextmanager
+def _only_one(home: Path) -> Iterator[None]:
+    """Holds the folder of the monitor's data until the block or the process ends. Two Prometheus in one folder spoil
+    its data, and Debian's does not lock it."""
+    with (home / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"another gagpo monitor watches {home.parent}", "use that one, or end it first") from None
+        except OSError as error:
+            raise UserError(f"{home} cannot be locked ({error.strerror})", "watch a folder on storage with flock") \
+                from None
+        yield
 
 
 @contextmanager

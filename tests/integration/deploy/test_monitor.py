@@ -86,6 +86,23 @@ def test_a_port_that_is_taken_is_the_users_to_change(tmp_path: Path):
     assert re.fullmatch(r"error: port \d+ is taken; choose another --port, or 0 for a free one\n", done.stderr)
 
 
+@needs_prometheus
+def test_a_folder_has_one_monitor_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("GAGPO_ENV_TOKEN", "secret")
+    runs_dir = tmp_path / "runs"
+    with prometheus(runs_dir, port=0) as first:
+        kept = {path.name: path.read_bytes() for path in (runs_dir / ".monitor").glob("[!.]*") if path.is_file()}
+        monkeypatch.delenv("GAGPO_ENV_TOKEN")
+        done = subprocess.run([sys.executable, "-m", "deploy.cli", "monitor", str(runs_dir), "--port", "0"],
+                              capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == f"error: another gagpo monitor watches {runs_dir}; use that one, or end it first\n"
+        assert {name: (runs_dir / ".monitor" / name).read_bytes() for name in kept} == kept
+        assert httpx.get(f"{first}/-/ready", timeout=60).is_success
+    with prometheus(runs_dir, port=0):
+        assert not (runs_dir / ".monitor" / "token").exists()
+
+
 GRAFANA = """#!{python}
 import json, os, sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
