@@ -12,19 +12,22 @@ from typing import Any
 import yaml
 
 from deploy.report import advantages, lost_episodes, state_sizes, tables
-from deploy.report.cost import cost
+from deploy.report.costs import cost, costs
 from deploy.report.figures import FIGURES, PAPER, count_in_whole_steps, pyplot, save, write_figures
-from deploy.report.runs import Compared, ReportedRun, applicable, compare_runs, in_common, read_run
+from deploy.report.runs import Compared, ReportedRun, applicable, compare_runs, in_common, read_run, seed_ranges
 from deploy.runs.comparison import Comparison, Kind, compare, evaluation_kind
 from deploy.runs.health import warnings
 from deploy.runs.history import RunHistory
 from deploy.runs.verdict import verdicts
 from envservice.registry import stands_in_for
+from services.amounts import number_of
 from services.files import write_whole
 from services.statistics import seed_interval
 from services.telemetry.evaluation_labels import TITLES, on_curve
 
 FORMAT = 2
+FEW_PLACES = 4
+"""Number of runs up to which the first table names the folder of each."""
 STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;max-width:84rem;margin:2rem auto;padding:0 1rem;color:#222}"
     "table{border-collapse:collapse;margin:1rem 0}td,th{border:1px solid #ccc;padding:.3rem .7rem;text-align:left}"
@@ -57,15 +60,12 @@ def write_report(paths: Sequence[Path], out: Path, steps: Sequence[int] = ()) ->
     if single and (comparison := compare(single.evaluations)):
         figure = _comparison(out / "figures" / "comparison.png", comparison)
         sections.append(f"<h2>Before and after</h2>{_images([figure])}{_before_and_after(comparison)}")
-    sections.append(_facts(single) if single else _overview(compared) + _costs(runs))
+    sections.append(_facts(single) if single else _overview(compared))
     sections += [_marked([cut] if cut else []), *_numbers(compared, design)]
     lost, gone = _lost(single)
     pictures, unread = _pictures(compared, out / "figures", steps)
     sections += [_tables(lost_episodes.grids(lost)) if lost else "", _marked([*gone, *unread]), *pictures]
-    if single:
-        shown = yaml.safe_dump(applicable(single.config), sort_keys=True, allow_unicode=True)
-        sections.append("<h2>Config</h2><p>The keys that this run used; config.yaml in its folder has all.</p>"
-                        f"<pre>{html.escape(shown)}</pre>")
+    sections.append(_config(single) if single else _costs(compared, runs))
     page = (f"<!doctype html><meta charset=utf-8><meta name=format content={FORMAT}>"
             "<meta name=viewport content='width=device-width'>"
             f"<title>{html.escape(title)}</title><style>{STYLE}</style><h1>{html.escape(title)}</h1>"
@@ -119,22 +119,33 @@ def _cold_start(config: Mapping[str, Any]) -> dict[str, str]:
     return {"cold-start minutes": f"{config['sft.minutes']:g}"}
 
 
-def _costs(runs: Sequence[ReportedRun]) -> str:
-    """Returns the cost of each run, without the columns that no run has."""
-    costs = [cost(run) for run in runs]
-    titles = [title for title in costs[0] if any(one[title] for one in costs)]
-    rows = [[run.name, *(one[title] for title in titles)] for run, one in zip(runs, costs, strict=True)]
-    return "<h2>Cost of each run</h2>" + _grid(["run", *titles], rows)
+def _config(run: ReportedRun) -> str:
+    shown = yaml.safe_dump(applicable(run.config), sort_keys=True, allow_unicode=True)
+    return ("<h2>Config</h2><p>The keys that this run used; config.yaml in its folder has all.</p>"
+            f"<pre>{html.escape(shown)}</pre>")
+
+
+def _costs(compared: Compared, runs: Sequence[ReportedRun]) -> str:
+    """Returns the cost of each run, by arm and seed."""
+    members = {run.folder.path: run for run in runs}
+    head, rows = costs([members[path] for paths in compared.paths.values() for path in paths])
+    return "<h2>Cost of each run</h2>" + _grid(head, rows)
 
 
 def _overview(compared: Compared) -> str:
     """Returns the runs of each arm, and the keys in which arms differ."""
-    seeds = {arm: ", ".join(str(record.seed) for record in compared.records if record.arm == arm)
-             for arm in compared.arms}
-    rows = [[arm, seeds[arm], ", ".join(map(str, paths))] for arm, paths in compared.paths.items()]
+    seeds = {arm: [record.seed for record in compared.records if record.arm == arm] for arm in compared.arms}
+    rows = [[arm, seed_ranges(seeds[arm]), _places(paths)] for arm, paths in compared.paths.items()]
     differing = [[key, *values] for key, values in compared.differing.items()]
     return _grid(["arm", "seeds", "runs"], rows) + (
         "<h2>What differs</h2>" + _grid(["key", *compared.arms], differing) if differing else "")
+
+
+def _places(paths: Sequence[Path]) -> str:
+    """Returns folders of runs in a line: of many the first and the last. The table of costs has all."""
+    if len(paths) <= FEW_PLACES:
+        return ", ".join(map(str, paths))
+    return f"{paths[0]} … {paths[-1]} ({number_of(len(paths), 'run')})"
 
 
 def _points(share: float) -> str:

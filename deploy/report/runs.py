@@ -50,6 +50,11 @@ class ReportedRun:
         return self.folder.path.resolve().name
 
     @property
+    def seed(self) -> int:
+        """Returns the seed of its config, 0 where an older version wrote none."""
+        return int(self.config.get("seed", 0))
+
+    @property
     def env(self) -> str:
         """Returns the environment's own name, with its variant."""
         named = (row["env"] for row in self.evaluations if "env" in row)
@@ -108,12 +113,17 @@ def applicable(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def compare_runs(runs: Sequence[ReportedRun]) -> Compared:
-    """Groups runs into arms, in the order of their first runs. Raises UserError for two runs of one arm and seed."""
+    """Groups runs into arms, in the order of their first runs, and each arm's runs by seed.
+
+    Raises UserError for two runs of one arm and seed.
+    """
     groups: dict[str, list[ReportedRun]] = {}
     cold = {run.folder.cold_model.resolve(): run for run in runs}
     for run in runs:
         settings = sorted(_settings(run, cold).items())
         groups.setdefault(json.dumps([run.games, settings], default=str), []).append(run)
+    for members in groups.values():  # a shell gives seed 10 before seed 2
+        members.sort(key=lambda run: run.seed)
     titles = _titles(list(groups.values()))
     records: list[Record] = []
     for title, members in zip(titles, groups.values(), strict=True):
@@ -151,6 +161,16 @@ def in_common(compared: Compared) -> tuple[Compared, str]:
     return replace(compared, records=records), (
         "The runs do not have the same learner steps. Curves and the columns made from them are of the "
         f"{len(common)} that all have; evaluations and costs are of the whole runs.")
+
+
+def seed_ranges(seeds: Sequence[int]) -> str:
+    """Returns sorted seeds in a line, those that follow each other as one range: `0-49, 60`."""
+    ends: list[tuple[int, int]] = []
+    for seed in seeds:
+        first = ends.pop()[0] if ends and ends[-1][1] + 1 == seed else seed
+        ends.append((first, seed))
+    return ", ".join(f"{first}" if first == last else f"{first}, {last}" if first + 1 == last else f"{first}-{last}"
+                     for first, last in ends)
 
 
 def _settings(run: ReportedRun, cold: Mapping[Path, ReportedRun]) -> dict[str, Any]:
@@ -191,5 +211,5 @@ def _record(run: ReportedRun, arm: str) -> Record:
     last = run.metrics[-1] if run.metrics else {}
     curves = {key: [row.get(key) for row in run.metrics] for key, value in last.items()
               if isinstance(value, int | float | None) and key not in ("format", "time")}
-    return Record(arm=arm, seed=int(run.config.get("seed", 0)), settings={}, cold_start="", code="", packages={},
+    return Record(arm=arm, seed=run.seed, settings={}, cold_start="", code="", packages={},
                   machine="", minutes=run.seconds / 60, seconds={}, curves=curves, evaluations=run.evaluations)

@@ -279,7 +279,7 @@ def _difference(cell: Cell | None, form: str, most: int) -> str:
         return ""
     mark = "*" if cell.low > 0 or cell.high < 0 else ""
     fewer = f" (n={cell.n})" if cell.n < most else ""
-    return f"{format(cell.mean, '+' + form).rstrip('%')}{half_width(cell.mean, cell.high, form)}{mark}{fewer}"
+    return f"{format(cell.mean, '+z' + form).rstrip('%')}{half_width(cell.mean, cell.high, form)}{mark}{fewer}"
 
 
 def half_width(mean: float, high: float, form: str) -> str:

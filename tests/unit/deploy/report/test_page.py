@@ -174,6 +174,26 @@ def test_several_runs_are_arms_with_intervals_over_seeds(run, tmp_path, capsys):
     assert {path.stem for path in (out / "figures").glob("*.png")} == PICTURES | {"heldout"}
 
 
+def test_of_many_runs_the_results_come_first_and_seeds_are_in_order(run, tmp_path):
+    """150 runs had two screens of folders and 150 lines of costs before their results, with seed 10 before seed 2."""
+    given = sorted([run(f"mine-seed{seed}", seed=seed, steps=1) for seed in (*range(12), 20)])
+    page, numbers = write_report(given, tmp_path / "compared")
+    text = page.read_text()
+    assert re.findall("<h2>([^<]*)", text)[0] == "Results"
+    assert re.findall("<h2>([^<]*)", text)[-1] == "Cost of each run"
+    assert cells(text)[3:6] == ["mine", "0-11, 20", f"{tmp_path}/mine-seed0 … {tmp_path}/mine-seed20 (13 runs)"]
+    assert re.findall("mine-seed[0-9]+", text.partition("Cost of each run")[2]) == [
+        f"mine-seed{seed}" for seed in (*range(12), 20)]
+    assert [path.rpartition("seed")[2] for path in numbers["runs"]["mine"]] == [*map(str, range(12)), "20"]
+
+
+def test_runs_of_one_name_are_told_by_their_folders_in_the_costs(run, tmp_path):
+    folders = [run("here/mine", seed=0), run("there/mine", seed=1), run("other", seed=2)]
+    text = write_report(folders, tmp_path / "compared")[0].read_text()
+    names = cells(text.partition("Cost of each run")[2])[4::4]
+    assert names == [*map(str, folders[:2]), "other"]
+
+
 def test_curves_of_runs_of_unlike_length_are_compared_over_the_steps_that_all_have(run, tmp_path):
     """One run has a fourth step in which it won everything. Over three steps both have .2: a whole curve had .4."""
     short, long = run("mine-seed0", seed=0, success=0.2), run("mine-seed1", seed=1, success=0.2)

@@ -1,8 +1,9 @@
-"""The cost of runs: minutes, GPU hours, tokens and energy."""
+"""What runs cost: minutes, GPU hours, tokens, energy."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from deploy.report.runs import ReportedRun
@@ -17,6 +18,16 @@ def cost(run: ReportedRun) -> dict[str, str]:
         "tokens": f"{_total(run, 'tokens_sampled'):,.0f} sampled, {_total(run, 'tokens_trained'):,.0f} trained",
         "energy of RL": f"{rounded(joules / 3.6e6)} kWh" if (joules := _total(run, "energy_joules")) else "",
     }
+
+
+def costs(runs: Sequence[ReportedRun]) -> tuple[list[str], list[list[str]]]:
+    """Returns head and rows of a table of runs, without the columns that no run has. Runs of one name are told by their
+    folders."""
+    found, names = [cost(run) for run in runs], Counter(run.name for run in runs)
+    titles = [title for title in found[0] if any(one[title] for one in found)]
+    return ["run", *titles], [
+        [run.name if names[run.name] == 1 else str(run.folder.path), *(one[title] for title in titles)]
+        for run, one in zip(runs, found, strict=True)]
 
 
 def _gpus(config: Mapping[str, Any]) -> float:
