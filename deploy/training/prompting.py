@@ -10,8 +10,8 @@ import asyncio
 import fcntl
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,12 @@ from typing import Any
 import msgspec
 
 from deploy.launch.planning.task_sets import asked_for, engine_name
-from deploy.runs.policies import PlayablePolicy
 from envservice.base import Environment
 from envservice.registry import find_spec, make_template, open_environment
 from envservice.response_format import without_thought
-from rollout.prompting.endpoint import EndpointModel, endpoint_client
-from rollout.prompting.model import AskedModel
+from rollout.prompting.model import AskedModel, ContextFull
 from rollout.prompting.policies import make_policy
 from rollout.prompting.trials import PlayedTrial, TaskPlayer
-from services.config.secrets import endpoint_key
 from services.config.tree import Config
 from services.errors import EnvFault, UserError
 from services.files import NOT_JSON, open_plain, read_bounded
@@ -176,20 +173,27 @@ async def play(plan: PromptingPlan, model: AskedModel, name: str, file: Path, pr
         failed = await _all(plan.tasks, player, by_task, keep, progress, tell=tell)
     whole = {task: by_task[task] for task in plan.tasks
              if task not in failed and any(trial.steps for trial in by_task[task])}
-    if not whole and failed:
-        raise EnvFault(f"none of the {len(plan.tasks)} games could be played: {next(iter(failed.values()))}")
     if not whole:
-        raise UserError("the first prompt of every game is longer than the model reads",
-                        "choose a model that reads more" if plan.prompt_tokens is None else
-                        f"raise rollout.max_prompt_tokens above {plan.prompt_tokens}")
+        raise _nothing_played(plan, failed.values())
     return summarise(plan, settings, whole, dropped=len(plan.tasks) - len(whole))
+
+
+def _nothing_played(plan: PromptingPlan, reasons: Collection[EnvFault | ContextFull]) -> EnvFault | UserError:
+    faults = [reason for reason in reasons if isinstance(reason, EnvFault)]
+    if faults or not reasons:
+        return EnvFault(f"none of the {len(plan.tasks)} games could be played: "
+                        f"{faults[0] if faults else 'each is over before its first turn'}")
+    return UserError(f"the first prompt of every game is longer than the model reads: {next(iter(reasons))}",
+                     "choose a model that reads more, or lower rollout.max_response_tokens, whose room servers keep"
+                     if plan.prompt_tokens is None else f"raise rollout.max_prompt_tokens above {plan.prompt_tokens}")
 
 
 async def _all(tasks: Sequence[str], player: TaskPlayer, by_task: Mapping[str, Sequence[PlayedTrial]],
                keep: Callable[[PlayedTrial], object], progress: Progress, *,
-               tell: Callable[[str], object]) -> dict[str, str]:
-    """Plays all tasks, several at once. Returns the tasks that the environment could not play, with the reason."""
-    failed: dict[str, str] = {}
+               tell: Callable[[str], object]) -> dict[str, EnvFault | ContextFull]:
+    """Plays all tasks, several at once. Returns the tasks that are left out, with the reason: their environment failed,
+    or the model cannot read their first prompt."""
+    failed: dict[str, EnvFault | ContextFull] = {}
     left = [task for task in tasks if player.open_trial(by_task.get(task, ()))]
     queue, done = iter(left), len(tasks) - len(left)
 
@@ -198,10 +202,11 @@ async def _all(tasks: Sequence[str], player: TaskPlayer, by_task: Mapping[str, S
         for task in queue:
             try:
                 await player.play(task, by_task.get(task, ()), keep)
-            except EnvFault as fault:
+            except (EnvFault, ContextFull) as error:
                 if not failed:
-                    tell(f"{task} cannot be played and is left out: {fault}")
-                failed[task] = str(fault)
+                    why = "cannot be played" if isinstance(error, EnvFault) else "has too long a first prompt"
+                    tell(f"{task} {why} and is left out: {error}")
+                failed[task] = error
             done += 1
             progress(done, len(tasks))
 
@@ -251,43 +256,3 @@ def summarise(plan: PromptingPlan, settings: Mapping[str, Any], by_task: Mapping
         "empty_answers": sum(not without_thought(step.answer) for step in steps),
         "context_full": sum(trial.end == "context" for trial in played),
     }
-
-
-@asynccontextmanager
-async def asked_endpoint(config: Config, url: str, name: str | None,
-                         tell: Callable[[str], object]) -> AsyncIterator[tuple[AskedModel, str]]:
-    """Yields a model behind an endpoint and its name: the only one served, if `name` is None. `tell`: see there."""
-    async with endpoint_client(url, endpoint_key(config.prompting), config.prompting) as http:
-        model = EndpointModel(http=http, model=name or "", settings=config.prompting,
-                              temperature=config.eval.temperature, tell=tell,
-                              max_tokens=config.rollout.max_response_tokens)
-        if name is None:
-            await model.choose_model()
-        yield model, model.model
-
-
-@asynccontextmanager
-async def asked_sampler(config: Config, policy: PlayablePolicy) -> AsyncIterator[tuple[AskedModel, str]]:
-    """Yields a policy's model in an engine of this process, and the name of its weights.
-
-    Raises UserError if it has no chat template, or cannot be loaded.
-    """
-    from deploy.launch.checks.preflight import check_policy
-    from rollout.engine.engine import Engine
-    from rollout.prompt_renderer import load_text
-    from rollout.prompting.sampler import SampledModel
-    from services.chat import check_chat
-    from services.records import Version
-
-    check_policy(config)
-    folder, text = policy.folder, load_text(str(policy.folder), config.env, config.model)
-    assert text.chat is not None
-    check_chat(text.chat, folder)
-    engine = Engine(folder, Version(incarnation=0, step=0, digest="asked"), config=config.rollout,
-                    dtype=config.model.dtype, seed=config.seed)
-    await engine.start()
-    try:
-        yield SampledModel(engine=engine, text=text, limits=config.rollout,
-                           temperature=config.eval.temperature), policy.name
-    finally:
-        await engine.close()

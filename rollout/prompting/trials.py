@@ -90,7 +90,8 @@ class TaskPlayer:
     async def play(self, task: str, before: Sequence[PlayedTrial], keep: Callable[[PlayedTrial], object]) -> None:
         """Plays what is left of a task; `before` are its trials so far. `keep` gets each trial that is finished.
 
-        Raises EnvFault, EngineFault, UserError and DeadlineExceeded.
+        Raises ContextFull if the task's first prompt is too long, EnvFault, EngineFault, UserError and
+        DeadlineExceeded.
         """
         done = list(before)
         while self.open_trial(done):
@@ -115,6 +116,8 @@ class TaskPlayer:
             try:
                 said = await self._ask(self.policy.messages(trial, memory), cost, task, number, len(steps))
             except ContextFull:
+                if number == 1 and not steps:
+                    raise
                 end = "context"
                 break
             steps.append(self._take(trial, said))

@@ -155,12 +155,27 @@ async def test_a_first_prompt_that_no_model_reads_is_an_error_and_no_result(tmp_
     """Nothing is kept, so the same file serves once the prompts may be longer."""
     class Short:
         async def ask(self, messages, *, seed):
+            raise ContextFull("'max_tokens' is too large: 512. The maximum context length is 512 tokens")
+
+    file, said = tmp_path / "e.jsonl", []
+    with pytest.raises(UserError, match=r"the first prompt of every game is longer than the model reads: 'max_tokens' "
+                                        r"is too large: .*, or lower rollout.max_response_tokens"):
+        await play(plan("react"), Short(), "m", file, lambda *_: None, tell=said.append)
+    assert (len(said), "has too long a first prompt and is left out: 'max_tokens'" in said[0]) == (1, True)
+    assert (await play(plan("react"), Player(), "m", file, lambda *_: None))["success_rate"] == 1.0
+
+
+async def test_a_game_whose_first_prompt_is_too_long_costs_one_call_whatever_the_policy(tmp_path: Path):
+    """Reflexion had asked for a plan after no turn, and had sent the same prompt two more times."""
+    class Short(Player):
+        async def ask(self, messages, *, seed):
+            self.calls += 1
             raise ContextFull("too long")
 
-    file = tmp_path / "e.jsonl"
-    with pytest.raises(UserError, match="the first prompt of every game is longer than the model reads"):
-        await play(plan("react"), Short(), "m", file, lambda *_: None)
-    assert (await play(plan("react"), Player(), "m", file, lambda *_: None))["success_rate"] == 1.0
+    model = Short()
+    with pytest.raises(UserError):
+        await play(plan("reflexion"), model, "m", tmp_path / "e.jsonl", lambda *_: None)
+    assert model.calls == 3
 
 
 async def test_a_game_that_breaks_is_left_out_and_tried_again_later(tmp_path: Path):
