@@ -37,6 +37,14 @@ class PlayablePolicy:
     hold: BinaryIO | None = None
     """Keeps the checkpoint of a run that still trains from being deleted, as long as this object lives."""
 
+    @property
+    def weights(self) -> str:
+        """Returns the digest of the model's files, or "" for a learner step, whose name tells its weights. Any other
+        folder may have been made again."""
+        from deploy.runs.records import folder_digest
+
+        return folder_digest(self.folder) if self.step is None else ""
+
 
 def find_policy(path: Path, which: str | None = None) -> PlayablePolicy:
     """The policy at `path`: a Hugging Face folder, or a run's folder, which stands for its trained model.

@@ -49,6 +49,8 @@ class PromptingPlan:
     environment: Environment
     prompt_tokens: int | None = None
     """Longest prompt of our own sampler. None: an endpoint decides."""
+    weights: str = ""
+    """Digest of the model's files, if its name alone does not tell which weights it has."""
 
     def settings(self, model: str) -> dict[str, Any]:
         """Returns all that decides a trial. Trials of other settings are never mixed with these."""
@@ -67,12 +69,14 @@ class PromptingPlan:
         if self.prompt_tokens is None:
             return {}
         model = self.config.model
-        told = {"chat_template": None if model.chat_template is None else str(model.chat_template),
+        told = {"weights": self.weights,
+                "chat_template": None if model.chat_template is None else str(model.chat_template),
                 "chat_template_kwargs": model.chat_template_kwargs, "system_prompt": model.system_prompt}
         return {"prompt_tokens": self.prompt_tokens, **{key: value for key, value in told.items() if value}}
 
 
-def make_plan(config: Config, policy: str, split: str | None, *, own_sampler: bool = False) -> PromptingPlan:
+def make_plan(config: Config, policy: str, split: str | None, *, own_sampler: bool = False,
+              weights: str = "") -> PromptingPlan:
     """Returns the plan for a split, the held-out one without a name. Raises UserError for missing data, for a service
     of the environment that does not answer, and for a prompt without instructions that nothing would add to."""
     if policy == "direct" and not make_template(config.env).chat:
@@ -83,7 +87,7 @@ def make_plan(config: Config, policy: str, split: str | None, *, own_sampler: bo
     find_spec(config.env.name).reachable(config.env)
     chosen, tasks = asked_for(environment, split, config.eval.panel)
     return PromptingPlan(policy=policy, config=config, split=chosen, tasks=tasks, environment=environment,
-                         prompt_tokens=config.rollout.max_prompt_tokens if own_sampler else None)
+                         prompt_tokens=config.rollout.max_prompt_tokens if own_sampler else None, weights=weights)
 
 
 def episodes_file(results: Path) -> Path:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from deploy.runs.configs import load_config
+from deploy.runs.policies import find_policy
 from deploy.training.prompting import make_plan, open_trials
 from services.config.file import default_config, lay_over
 from services.errors import UserError
@@ -29,6 +30,22 @@ def test_the_chat_template_of_our_own_sampler_is_a_setting_of_its_trials(tmp_pat
         open_trials(tmp_path / "e.jsonl", now)
     assert make_plan(lay_over(config, {key: value}), "react", None).settings("m").keys() == before.keys() - {
         "prompt_tokens"}
+
+
+def test_trials_of_a_model_are_not_those_of_another_in_a_folder_of_the_same_name(tmp_path: Path):
+    """A folder that was exported again had the results of the model before, and nothing was played."""
+    config = default_config(["env.name=toy_environment:SPEC", "eval.panel=3"])
+    folder, settings = tmp_path / "exported", list[dict[str, object]]()
+    for weights in (b"one", b"two", b"two"):
+        folder.mkdir(exist_ok=True)
+        (folder / "config.json").write_text("{}")
+        (folder / "model.safetensors").write_bytes(weights)
+        found = find_policy(folder)
+        settings.append(make_plan(config, "react", None, own_sampler=True, weights=found.weights).settings(found.name))
+    open_trials(tmp_path / "e.jsonl", settings[1])
+    assert open_trials(tmp_path / "e.jsonl", settings[2]) == []
+    with pytest.raises(UserError, match=r"has trials with weights=.*, and this evaluation has weights="):
+        open_trials(tmp_path / "e.jsonl", settings[0])
 
 
 @pytest.mark.parametrize("own_sampler", [False, True])
