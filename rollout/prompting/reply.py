@@ -29,6 +29,9 @@ _TOO_LONG = (
     "context_length", "context length", "context size", "context window", "maximum context", "maximum model length",
     "prompt is too long", "too many tokens", "exceeds the maximum number of tokens", "`inputs` tokens +")
 """Words of refusals for a conversation that is too long: OpenAI, vLLM, llama.cpp, Anthropic, Gemini and TGI."""
+_FIXES = {"temperature": "choose a temperature that the model takes, such as --temperature 1",
+          "max_tokens": "set rollout.max_response_tokens to what the model takes"}
+"""Names of fields in refusals, with the setting that each comes from."""
 _Status = Annotated[int, msgspec.Meta(ge=400, lt=600)]
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
 
@@ -164,8 +167,7 @@ class EndpointReply(Generic[Form]):
         what = f"the endpoint answers with status {self.status}{wrong}: {said or 'nothing'}"
         fix = "check --endpoint (it often ends in /v1) and --model"
         if self.status in (400, 422):
-            raise RequestRefused(what, "choose a temperature that the model takes, such as --temperature 1"
-                                 if "temperature" in said else fix)
+            raise RequestRefused(what, next((how for word, how in _FIXES.items() if word in said), fix))
         raise UserError(what, fix)
 
     def _text(self) -> str:

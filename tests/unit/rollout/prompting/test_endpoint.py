@@ -172,6 +172,13 @@ async def test_a_temperature_that_is_refused_is_an_error_with_the_option_that_se
             "supported.")}}), Clock()).ask(ASKED, seed=0)
 
 
+async def test_a_limit_that_is_refused_is_an_error_with_the_key_that_sets_it():
+    """vLLM's words. The advice was to check the address."""
+    refusal = "max_tokens=512 cannot be greater than max_model_len=504. Please request fewer output tokens."
+    with pytest.raises(UserError, match=r"max_model_len=504.*; set rollout\.max_response_tokens to what"):
+        await model(in_turn(httpx.Response(400, text=refusal)), Clock()).ask(ASKED, seed=0)
+
+
 async def test_an_error_that_a_gateway_sends_with_status_200_is_shown():
     asked = model(lambda _: httpx.Response(200, json={"error": {"message": "no credits"}}), Clock())
     with pytest.raises(UserError, match=r"none of OpenAI's API .*no credits"):
