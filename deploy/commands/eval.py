@@ -114,13 +114,11 @@ def _asked(args: argparse.Namespace) -> tuple[dict[str, Any], Path]:
     if args.endpoint is None:
         path = run_path(args.model)
         config, policy = resolve(path, args.config, _laid(args), args.overrides, which=args.which)
-        beside = results_file(path)
-        default = beside.with_name(f"{args.policy}.{beside.name}")
+        default = (beside := results_file(path)).with_name(f"{args.policy}.{beside.name}")
     else:
         config, policy, default = _endpoint_config(args), None, None
     known = None if (place := args.out or default) is None else _place(place)
-    plan = make_plan(config, args.policy, args.split, own_sampler=policy is not None,
-                     weights="" if policy is None else policy.weights)
+    plan = make_plan(config, args.policy, args.split, weights=policy.weights if policy else None)
 
     async def played(lines: StatusLines) -> tuple[dict[str, Any], Path]:
         asking = asked_endpoint(config, args.endpoint, args.served, lines.passing) if policy is None else \

@@ -1,4 +1,4 @@
-"""What runs cost: minutes, GPU hours, tokens, energy."""
+"""The cost of runs: minutes, GPU hours, tokens and energy."""
 
 from __future__ import annotations
 

@@ -49,8 +49,8 @@ class PromptingPlan:
     environment: Environment
     prompt_tokens: int | None = None
     """Longest prompt of our own sampler. None: an endpoint decides."""
-    weights: str = ""
-    """Digest of the model's files, if its name alone does not tell which weights it has."""
+    weights: str | None = None
+    """Digest of the files of a model in our own sampler, "" if its name tells its weights. None: behind an endpoint."""
 
     def settings(self, model: str) -> dict[str, Any]:
         """Returns all that decides a trial. Trials of other settings are never mixed with these."""
@@ -75,19 +75,21 @@ class PromptingPlan:
         return {"prompt_tokens": self.prompt_tokens, **{key: value for key, value in told.items() if value}}
 
 
-def make_plan(config: Config, policy: str, split: str | None, *, own_sampler: bool = False,
-              weights: str = "") -> PromptingPlan:
-    """Returns the plan for a split, the held-out one without a name. Raises UserError for missing data, for a service
-    of the environment that does not answer, and for a prompt without instructions that nothing would add to."""
+def make_plan(config: Config, policy: str, split: str | None, *, weights: str | None = None) -> PromptingPlan:
+    """Returns the plan for a split, the held-out one without a name. `weights` are those of a model in our own sampler.
+
+    Raises UserError for missing data, for a service of the environment that does not answer, and for a prompt without
+    instructions that nothing would add to.
+    """
     if policy == "direct" and not make_template(config.env).chat:
         raise UserError(f"env.prompt={config.env.prompt} is raw text without instructions, for models trained on it",
                         "set env.prompt=full, or another prompt for chat models" + (
-                            ", or leave out --policy to play a model as it was trained" if own_sampler else ""))
+                            ", or leave out --policy to play a model as it was trained" if weights is not None else ""))
     environment = open_environment(config.env)
     find_spec(config.env.name).reachable(config.env)
     chosen, tasks = asked_for(environment, split, config.eval.panel)
     return PromptingPlan(policy=policy, config=config, split=chosen, tasks=tasks, environment=environment,
-                         prompt_tokens=config.rollout.max_prompt_tokens if own_sampler else None, weights=weights)
+                         prompt_tokens=None if weights is None else config.rollout.max_prompt_tokens, weights=weights)
 
 
 def episodes_file(results: Path) -> Path:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from toy_environment import ToyEnvironment, ToySession
 
-from deploy.training.prompting import episodes_file, make_plan, open_trials, play
+from deploy.training.prompting import make_plan, play
 from rollout.prompting.model import ContextFull, ModelAnswer
 from services.chat import Message
 from services.config.file import default_config
@@ -297,11 +297,3 @@ def test_a_step_that_hangs_ends_the_evaluation(tmp_path: Path, monkeypatch: pyte
     never.set()  # lets the thread of the environment end
     assert not kept
     assert "prompting.step_seconds" in str(ended[0])
-
-
-def test_a_file_that_is_something_else_is_named(tmp_path: Path):
-    file = tmp_path / "e.jsonl"
-    file.write_text('{"a": 1}\n')
-    with pytest.raises(UserError, match="does not begin with the settings"):
-        open_trials(file, {})
-    assert episodes_file(Path("x/react-m.eval.jsonl")) == Path("x/react-m.eval.episodes.jsonl")
