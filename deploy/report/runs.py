@@ -195,16 +195,19 @@ def _of_start(key: str) -> bool:
 
 def _titles(groups: Sequence[Sequence[ReportedRun]]) -> list[str]:
     """Returns a title per arm: the common part of its runs' names, or their first name if that is too short."""
-    common = [_shared_start([run.name for run in members]) for members in groups]
-    short = [text if len(members) == 1 else text.removesuffix("seed").rstrip("-_0123456789")
-             for text, members in zip(common, groups, strict=True)]
+    short = [members[0].name if len(members) == 1 else _shared_start([run.name for run in members])
+             for members in groups]
     return [text if text and short.count(text) == 1 else str(members[0].folder.path)
             for text, members in zip(short, groups, strict=True)]
 
 
 def _shared_start(names: Sequence[str]) -> str:
+    """Returns the common start of names, without what their seeds share."""
     columns = zip(*names, strict=False)
-    return "".join(letters[0] for letters in takewhile(lambda letters: len(set(letters)) == 1, columns))
+    start = "".join(letters[0] for letters in takewhile(lambda letters: len(set(letters)) == 1, columns))
+    if any(name[len(start):][:1].isdigit() for name in names):  # it ends within their numbers
+        start = start.rstrip("0123456789")
+    return start.rstrip("-_").removesuffix("seed").rstrip("-_")
 
 
 def _record(run: ReportedRun, arm: str) -> Record:

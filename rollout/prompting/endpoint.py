@@ -21,6 +21,7 @@ import httpx
 
 from rollout.prompting.model import ModelAnswer
 from rollout.prompting.reply import Completion, EndpointReply, Form, RequestRefused, ServedModels, read_reply
+from services.amounts import rounded
 from services.chat import Message
 from services.config.prompting import PromptingSection
 from services.errors import UserError
@@ -37,6 +38,8 @@ _OPTIONAL = {"max_tokens": re.compile(NEWER_LIMIT), "seed": re.compile(r"(?<![\w
 """Fields that some servers refuse, with the word that their refusal has then. Gemini and Mistral take no seed."""
 SAME_S = 0.5
 """Pauses that end within so many seconds of each other are told once."""
+NAMED = 8
+"""Number of served models that an error names."""
 MOST_BYTES = 16 << 20
 """Largest answer that is read. One of 100,000 tokens has less than one."""
 
@@ -86,8 +89,11 @@ class EndpointModel:
     async def choose_model(self) -> None:
         """Takes the only model that the endpoint serves. Raises UserError if it serves several or none."""
         names = (await self._request("GET", "models", None, ServedModels)).names
-        if len(names) != 1:
-            raise UserError(f"the endpoint serves {len(names)} models{': ' if names else ''}{', '.join(names[:8])}",
+        if not names:
+            raise UserError("the endpoint serves no model", "load one on its server, or name one with --model")
+        if len(names) > 1:
+            more = f" and {len(names) - NAMED} more" * (len(names) > NAMED)
+            raise UserError(f"the endpoint serves {len(names)} models: {', '.join(names[:NAMED])}{more}",
                             "choose one with --model")
         self.model = names[0]
 
@@ -111,7 +117,7 @@ class EndpointModel:
                     self._pauses, self._read = 0, True
                     return found
                 wait = retry_after(reply.headers, time.time())
-                why = why or f"status {reply.status}" + ("" if wait is None else f", Retry-After {wait:.0f} s") \
+                why = why or reply.named + ("" if wait is None else f", Retry-After {rounded(wait)} s") \
                     + (f": {said}" if (said := reply.said(key)) else "")
             failed_at = self.clock() if failed_at is None else failed_at
             first = pauses == self._pauses  # of the calls that failed at once
@@ -123,7 +129,7 @@ class EndpointModel:
                 raise UserError(f"{self._address} does not answer ({why}), and prompting.wait_seconds is "
                                 f"{self.settings.wait_seconds:g}", "check --endpoint; the same command continues later")
             if again > self._not_before + SAME_S:  # calls at once fail at once, and one line is enough for them
-                self.tell(f"{self._address} fails ({why}); the next call is in {again - self.clock():.0f} s")
+                self.tell(f"{self._address} fails ({why}); the next call is in {rounded(again - self.clock())} s")
             self._not_before = again
             self._pauses += first
 

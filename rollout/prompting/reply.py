@@ -145,6 +145,11 @@ class EndpointReply(Generic[Form]):
         """Returns whether the same request may have another status later."""
         return self.status in AGAIN and not self.too_long
 
+    @property
+    def named(self) -> str:
+        """Returns `status 429`, or the status of a body that is no JSON with its fault."""
+        return f"status {self.status}" + (f", and no JSON ({self.wrong})" if self.garbled else "")
+
     def said(self, key: str) -> str:
         """Returns the start of the text on one line, without the key."""
         text = " ".join(self._text().split())
@@ -163,8 +168,7 @@ class EndpointReply(Generic[Form]):
         if self.status in (401, 403):
             raise UserError(f"the endpoint refuses the key (status {self.status}: {said})",
                             "set prompting.key_file or $GAGPO_ENDPOINT_KEY")
-        wrong = f", and no JSON ({self.wrong})" if self.garbled else ""
-        what = f"the endpoint answers with status {self.status}{wrong}: {said or 'nothing'}"
+        what = f"the endpoint answers with {self.named}: {said or 'nothing'}"
         fix = "check --endpoint (it often ends in /v1) and --model"
         if self.status in (400, 422):
             raise RequestRefused(what, next((how for word, how in _FIXES.items() if word in said), fix))

@@ -28,6 +28,15 @@ def test_the_runs_of_a_sweep_are_arms_of_all_its_seeds(tmp_path, run, moved):
     assert set(map(tuple, seeds.values())) == {(0, 1, 2)}
 
 
+@pytest.mark.parametrize(("names", "title"), [
+    (["gagpo-seed0", "gagpo-seed1"], "gagpo"), (["gagpo-seed1", "gagpo-seed10"], "gagpo"),
+    (["gagpo-seed10", "gagpo-seed11"], "gagpo"), (["qwen7-seed0", "qwen7-seed1"], "qwen7"), (["7b-0", "7b-1"], "7b"),
+    (["run10", "run11"], "run")])
+def test_an_arm_is_named_by_its_runs_without_their_seeds(run, names, title):
+    """Seeds from 10 on alone were the arm `gagpo-seed`, and the 7 of a model's name counted as one."""
+    assert list(compare_runs([read_run(run(name, seed=seed)) for seed, name in enumerate(names)]).arms) == [title]
+
+
 def without_steps(folder, *lost):
     """Returns the folder of a run with damaged lines of metrics.jsonl in the place of these learner steps."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()

@@ -86,12 +86,19 @@ async def test_a_whole_answer_is_decoded_once(monkeypatch: pytest.MonkeyPatch):
 
 
 async def test_the_only_model_is_taken_and_several_are_listed():
+    """None has nothing to choose from, and of many the line said only eight, as if there were no more."""
     one = model(lambda _: httpx.Response(200, json={"data": [{"id": "tiny"}]}), Clock())
     await one.choose_model()
     assert one.model == "tiny"
     two = model(lambda _: httpx.Response(200, json={"data": [{"id": "a"}, {"id": "b"}]}), Clock())
     with pytest.raises(UserError, match=r"serves 2 models: a, b; choose one with --model"):
         await two.choose_model()
+    none = model(lambda _: httpx.Response(200, json={"data": []}), Clock())
+    with pytest.raises(UserError, match=r"serves no model; load one on its server"):
+        await none.choose_model()
+    many = model(lambda _: httpx.Response(200, json={"data": [{"id": f"m{k}"} for k in range(12)]}), Clock())
+    with pytest.raises(UserError, match=r"serves 12 models: m0, .*, m7 and 4 more; choose one with --model"):
+        await many.choose_model()
 
 
 @pytest.mark.parametrize(("url", "text"), [

@@ -27,6 +27,19 @@ async def test_a_rate_limit_is_waited_for_as_long_as_the_server_says():
     assert clock.slept == [7.0, 2.0, 4.0, 8.0, 16.0]
 
 
+async def test_a_wait_is_told_with_its_reason():
+    """The line about garbage after a good answer said only its status, 200, and a pause of 1.5 s was told as 2 s."""
+    clock, told = Clock(), list[str]()
+    asked = model(in_turn(httpx.Response(200, json=GOOD), httpx.Response(200, text="{"),
+                          httpx.Response(429, headers={"retry-after": "1.5"}), httpx.Response(200, json=GOOD)), clock)
+    asked.tell = told.append
+    for seed in range(2):
+        await asked.ask(ASKED, seed=seed)
+    assert len(told) == 2
+    assert "status 200, and no JSON (Input data was truncated): {); the next call is in 1 s" in told[0]
+    assert "status 429, Retry-After 1.5 s); the next call is in 1.5 s" in told[1]
+
+
 async def test_a_call_waits_for_the_limit_that_another_call_met():
     clock = Clock()
     asked = model(in_turn(httpx.Response(429, headers={"retry-after": "9"}), httpx.Response(200, json=GOOD),
