@@ -115,7 +115,7 @@ def as_lines(comparison: Comparison, *, env: str) -> list[str]:
         )
     for gain in comparison.gains:
         lines.append(
-            f"  RL - {TITLES[gain.over]:<31} T={gain.temperature:<4g} {gain.gain:+6.1%}  "
-            f"[{gain.low:+6.1%}, {gain.high:+6.1%}]  paired by game: {gain.verdict}"
+            f"  RL - {TITLES[gain.over]:<31} T={gain.temperature:<4g} {100 * gain.gain:+5.1f}   "
+            f"[{100 * gain.low:+6.1f}, {100 * gain.high:+6.1f}]  points, paired by game: {gain.verdict}"
         )
     return lines

@@ -26,7 +26,8 @@ def test_the_gain_is_paired_by_game() -> None:
     (gain,) = comparison.gains
     assert gain.gain == 0.25
     assert gain.low == pytest.approx(0.25 - 0.795612, abs=1e-4)
-    assert "paired by game: no difference shown" in "\n".join(as_lines(comparison, env="alfworld-gen"))
+    assert as_lines(comparison, env="alfworld-gen")[-1].endswith(
+        "+25.0   [ -54.6, +100.0]  points, paired by game: no difference shown")
 
 
 @pytest.mark.parametrize(("before", "after", "count", "verdict"), [
