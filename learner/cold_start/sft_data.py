@@ -27,6 +27,8 @@ ROWS = "rows.npz"
 """The rows that the learner's ranks train on, in a folder that they share with the driver."""
 PROGRESS = "progress.json"
 """Heartbeats and progress of rank 0, there too."""
+AT_ONCE = 4096
+"""Examples that are encoded at once. A tokenizer's result takes a hundred times the memory of its tokens."""
 _WINDOW = 32
 """Number of batches within which rows are sorted by length: enough for little padding, few enough to stay random."""
 
@@ -79,22 +81,23 @@ def encode(
     token, unless it ends in one of `stops` that is a token, at which sampling ends. Raises UserError for a conversation
     that the chat template refuses.
     """
-    prompts, responses = [_text(example, chat) for example in examples], [one.response for one in examples]
-    if chat is not None:
-        opening = chat.opening()
-        if opening and THINK_END not in opening:
-            responses = [response.removeprefix(THINK) for response in responses]
+    opening = "" if chat is None else chat.opening()
+    thinks = bool(opening) and THINK_END not in opening
     known = tokenizer.get_vocab()
     ends = tuple(stop for stop in stops if stop in known)
     first = first_tokens(tokenizer) if chat is None else []
-    prompt_ids = [[*first, *prompt] for prompt in _ids(tokenizer, prompts)]
-    response_ids = _ids(tokenizer, responses)
-    endings = [[] if response.endswith(ends) else [tokenizer.eos_token_id] for response in responses]
-    rows = [
-        TokenRow(ids=np.asarray([*prompt, *response, *ending], dtype=np.int32), prompt_tokens=len(prompt),
-                 learn_prompt=example.learn_prompt)
-        for example, prompt, response, ending in zip(examples, prompt_ids, response_ids, endings, strict=True)
-    ]
+    rows: list[TokenRow] = []
+    for start in range(0, len(examples), AT_ONCE):
+        part = examples[start : start + AT_ONCE]
+        responses = [one.response.removeprefix(THINK) if thinks else one.response for one in part]
+        prompt_ids = _ids(tokenizer, [_text(example, chat) for example in part])
+        endings = [[] if response.endswith(ends) else [tokenizer.eos_token_id] for response in responses]
+        rows += [
+            TokenRow(ids=np.asarray([*first, *prompt, *response, *ending], dtype=np.int32),
+                     prompt_tokens=len(first) + len(prompt), learn_prompt=example.learn_prompt)
+            for example, prompt, response, ending in zip(part, prompt_ids, _ids(tokenizer, responses), endings,
+                                                         strict=True)
+        ]
     return [row for row in rows if len(row.ids) <= max_tokens]
 
 

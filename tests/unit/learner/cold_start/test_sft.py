@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from learner.cold_start import sft_data
 from learner.cold_start.scratch_model import scratch_model
 from learner.cold_start.sft import FINAL_LR, Budget, losses, lr_factor, train
 from learner.cold_start.sft_data import IGNORE, Example, TokenRow, batches, encode
@@ -58,6 +59,24 @@ def test_a_row_is_prompt_then_answer(tokenizer, rows):
 def test_a_chat_prompt_goes_through_the_template_of_the_tokenizer(tokenizer):
     (row,) = encode(tokenizer, EXAMPLES[:1], chat=ChatFormat(tokenizer=tokenizer), max_tokens=64)
     assert tokenizer.decode(row.ids[: row.prompt_tokens]) == f"<|user|>{EXAMPLES[0].prompt}{END}<|assistant|>"
+
+
+def test_a_tokenizer_is_given_some_of_the_texts_at_once(tokenizer, rows, monkeypatch):
+    """Its result for all answers of alfworld-best took 3 GB, which the process kept to the end of the run."""
+    counts: list[int] = []
+
+    class Counting:
+        def __call__(self, texts, **options):
+            counts.append(len(texts))
+            return tokenizer(texts, **options)
+
+        def __getattr__(self, name):
+            return getattr(tokenizer, name)
+
+    monkeypatch.setattr(sft_data, "AT_ONCE", 5)
+    found = encode(Counting(), EXAMPLES, chat=None, max_tokens=64)
+    assert counts == [5, 5] * 6 + [2, 2]
+    assert [row.ids.tolist() for row in found] == [row.ids.tolist() for row in rows]
 
 
 @pytest.mark.parametrize("stops", [(), ("</action>",), ("</action>", "</unknown>")])
