@@ -45,7 +45,7 @@ from services.patience import while_folder_away
 from services.records import Episode, Version
 from services.store.archive import ArchiveRow, EpisodeArchive, evaluation_part
 from services.store.lease import Lease
-from services.telemetry.evaluation_labels import COLD, MORE, TITLES, TRAINED, curve_label, on_curve, title_of
+from services.telemetry.evaluation_labels import COLD, MORE, TRAINED, curve_label, on_curve, title_of
 from services.telemetry.metrics_file import MetricsRow, append_row, drop_rows, read_evaluations, read_metrics, read_rows
 
 CONTROLLER_LEASE_S = 30.0
@@ -261,7 +261,7 @@ class TrainingRun:
         for label, temperatures in self.unplayed().items():
             controller.telemetry.state("starting", f"prepares {title_of(label)}")
             model = self._policy(label, cold)
-            loading.then(partial(self.progress.stage, f"held-out games: {TITLES[label]}"))
+            loading.then(partial(self.progress.stage, title_of(label)))
             version = publish_folder(parts, model, holder=self.run, step=self._steps_of(label))
             controller.evaluate_now([
                 EvalRequest(label=label, version=version, split=self.task_sets.heldout_split,

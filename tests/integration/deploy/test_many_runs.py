@@ -76,7 +76,8 @@ def test_a_run_of_an_experiment_leaves_its_record_alone(config: Config, swept: s
     assert [(row["label"], len(row["wins"])) for row in record.evaluations] == [
         ("step-000001", 4), ("panel-trained", 4)]
     # Each is told while it plays, and at its end.
-    played = re.findall(r"evaluation (\S+)", (mine.run_dir / f"{run.name}.log").read_text())
-    assert list(dict.fromkeys(played)) == ["step-000001", "panel-trained"]
+    log = (mine.run_dir / f"{run.name}.log").read_text()
+    told = re.findall(r"\] (evaluation\b.*?|held-out games\b.*?)(?::|  T=)", log)
+    assert list(dict.fromkeys(told)) == ["evaluation at step 1", "held-out games, after RL"]
     assert not (mine.run_dir / run.name).exists()
     assert left(tmp_path, [run], mine, prepare(mine, open_task_sets(mine), tmp_path, progress)) == []
