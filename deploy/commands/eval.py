@@ -118,7 +118,7 @@ def _asked(args: argparse.Namespace) -> tuple[dict[str, Any], Path]:
     else:
         config, policy, default = _endpoint_config(args), None, None
     known = None if (place := args.out or default) is None else _place(place)
-    plan = make_plan(config, args.policy, args.split, weights=policy.weights if policy else None)
+    plan = make_plan(config, args.policy, args.split, weights=policy.weights() if policy else None)
 
     async def played(lines: StatusLines) -> tuple[dict[str, Any], Path]:
         asking = asked_endpoint(config, args.endpoint, args.served, lines.passing) if policy is None else \

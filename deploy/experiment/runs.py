@@ -6,7 +6,6 @@ A run with a record is done. A run without one is made from its start. So an int
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import math
 import shutil
 import time
@@ -31,6 +30,7 @@ from services.config.tree import Config
 from services.errors import GagpoError, UserError
 from services.files import Damaged
 from services.patience import while_folder_away
+from services.process.sole_lock import lock_alone
 
 
 @contextlib.contextmanager
@@ -38,10 +38,8 @@ def only_one(folder: Path) -> Iterator[None]:
     """Locks `folder` until the block or the process ends. Raises UserError if another experiment uses it."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "experiment.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"another experiment makes its runs in {folder}", "wait for it, or set runs_dir") from None
+        lock_alone(lock, folder, elsewhere="set runs_dir to storage with flock", taken=UserError(
+            f"another experiment makes its runs in {folder}", "wait for it, or set runs_dir"))
         yield
 
 

@@ -6,7 +6,6 @@ Prometheus and our boards, so that nothing must be set up by hand.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import subprocess
@@ -25,6 +24,7 @@ from services.config.secrets import ENV_TOKEN_VARIABLE, token_from
 from services.errors import DeadlineExceeded, Fault, UserError
 from services.process.addresses import likely_port
 from services.process.child_processes import ending_with_parent, wait_or_kill
+from services.process.sole_lock import lock_alone
 
 HOST = "127.0.0.1"
 RULES = Path(__file__).parents[1] / "prometheus"
@@ -81,13 +81,8 @@ def _only_one(home: Path) -> Iterator[None]:
     """Holds the folder of the monitor's data until the block or the process ends. Two Prometheus in one folder spoil
     its data, and Debian's does not lock it."""
     with (home / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"another gagpo monitor watches {home.parent}", "use that one, or end it first") from None
-        except OSError as error:
-            raise UserError(f"{home} cannot be locked ({error.strerror})", "watch a folder on storage with flock") \
-                from None
+        lock_alone(lock, home, elsewhere="watch a folder on storage with flock",
+                   taken=UserError(f"another gagpo monitor watches {home.parent}", "use that one, or end it first"))
         yield
 
 

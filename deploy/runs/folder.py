@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shlex
@@ -25,6 +24,7 @@ from services.config.file import dump_config
 from services.config.tree import Config
 from services.errors import UserError
 from services.files import Damaged, follow_folder, is_draft, read_json, write_whole
+from services.process.sole_lock import lock_alone
 
 FORMAT = 1
 LOCK = ".lock"
@@ -163,20 +163,11 @@ def locked(config: Config) -> Iterator[None]:
     _make(config)
     handle = os.open(folder.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        _take(handle, folder.path)
+        lock_alone(handle, folder.path, elsewhere="set runs_dir to storage with flock", taken=UserError(
+            f"another process works in {folder.path}", "wait for its end, or give this run another name (name=...)"))
         yield
     finally:
         os.close(handle)
-
-
-def _take(handle: int, path: Path) -> None:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UserError(f"another process works in {path}",
-                        "wait for its end, or give this run another name (name=...)") from None
-    except OSError as error:
-        raise UserError(f"{path} cannot be locked ({error.strerror})", "set runs_dir to storage with flock") from None
 
 
 def _make(config: Config) -> None:

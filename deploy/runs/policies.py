@@ -37,10 +37,9 @@ class PlayablePolicy:
     hold: BinaryIO | None = None
     """Keeps the checkpoint of a run that still trains from being deleted, as long as this object lives."""
 
-    @property
     def weights(self) -> str:
         """Returns the digest of the model's files, or "" for a learner step, whose name tells its weights. Any other
-        folder may have been made again."""
+        folder may have been made again. Reads all of the files."""
         from deploy.runs.records import folder_digest
 
         return folder_digest(self.folder) if self.step is None else ""

@@ -60,7 +60,7 @@ def cold_start(
     seed = seed_for(config.seed, "sft", "start" if continue_from is None else "more")
     spec, template = find_spec(config.env.name), make_template(config.env)
     shown = shown_to(config, template, seed=seed, report=report, passing=passing)
-    passing(f"tokens of {number_of(len(shown.examples), 'answer')}")
+    passing(f"makes tokens of {number_of(len(shown.examples), 'answer')}")
     tokenizer = _tokenizer(config, path, shown.examples, spec, report)
     max_tokens = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
     chat = chat_format(tokenizer, config.model, {*TAGS, *spec.stops}) if template.chat else None

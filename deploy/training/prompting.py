@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -29,6 +28,7 @@ from services.config.tree import Config
 from services.errors import EnvFault, UserError
 from services.files import NOT_JSON, open_plain, read_bounded
 from services.process.daemon_thread import DaemonThread
+from services.process.sole_lock import lock_alone
 from services.statistics import success_interval
 from services.telemetry.metrics_file import FILE_BYTES, FORMAT, append_row, keep_row
 
@@ -104,14 +104,8 @@ def only_player(file: Path) -> Iterator[None]:
     Raises UserError if another evaluation plays into it.
     """
     with file.open("ab") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"another evaluation plays into {file}", "wait for it, or choose another file with --out") \
-                from None
-        except OSError as error:
-            raise UserError(f"{file} cannot be locked ({error.strerror})",
-                            "choose a file on storage with flock with --out") from None
+        lock_alone(lock, file, elsewhere="choose a file on storage with flock with --out", taken=UserError(
+            f"another evaluation plays into {file}", "wait for it, or choose another file with --out"))
         yield
 
 

@@ -41,7 +41,7 @@ def test_trials_of_a_model_are_not_those_of_another_in_a_folder_of_the_same_name
         (folder / "config.json").write_text("{}")
         (folder / "model.safetensors").write_bytes(weights)
         found = find_policy(folder)
-        settings.append(make_plan(config, "react", None, weights=found.weights).settings(found.name))
+        settings.append(make_plan(config, "react", None, weights=found.weights()).settings(found.name))
     open_trials(tmp_path / "e.jsonl", settings[1])
     assert open_trials(tmp_path / "e.jsonl", settings[2]) == []
     with pytest.raises(UserError, match=r"has trials with weights=.*, and this evaluation has weights="):
