@@ -1,19 +1,17 @@
-"""Files and functions are short. An exception needs its reason here."""
+"""Functions are short, and no file tells more than one story. An exception needs its reason here."""
 
 import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from services.process.packages import OURS
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted(file.relative_to(ROOT) for top in (*OURS, "gagpo") for file in (ROOT / top).rglob("*.py"))
-MAX_FILE, MAX_FUNCTION, HARD_FUNCTION, MAX_POSITIONAL = 300, 40, 60, 5
+MAX_FILE, MAX_FUNCTION, HARD_FUNCTION, MAX_POSITIONAL = 700, 40, 60, 5
 
 LONG_FILES: dict[str, str] = {}
-"""File -> reason why it may be longer than 300 lines."""
+"""File -> reason why it may be longer. The limit catches accidents; a module of 400 lines with one story is fine."""
 
 LONG_FUNCTIONS: dict[str, str] = {}
 """file::function -> reason why it may have up to 60 lines."""
@@ -34,29 +32,23 @@ def length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return last - first + 1 - (text.end_lineno - text.lineno + 1)
 
 
-@pytest.mark.parametrize("file", FILES, ids=str)
-def test_a_file_is_shorter_than_the_limit(file: Path):
-    lines = len((ROOT / file).read_text().splitlines())
-    assert lines < MAX_FILE or str(file) in LONG_FILES, f"{lines} lines"
+def test_no_file_is_longer_than_the_limit():
+    files = [*FILES, *(file.relative_to(ROOT) for file in (ROOT / "tests").rglob("*.py"))]
+    lines = {str(file): len((ROOT / file).read_text().splitlines()) for file in files}
+    assert {file: count for file, count in lines.items() if count >= MAX_FILE and file not in LONG_FILES} == {}
 
 
-def test_files_of_tests_are_shorter_than_the_limit():
-    files = {file.relative_to(ROOT): len(file.read_text().splitlines()) for file in (ROOT / "tests").rglob("*.py")}
-    assert {str(file): lines for file, lines in files.items() if lines >= MAX_FILE} == {}
+def test_no_function_is_longer_than_the_limit():
+    counts = {f"{file}::{node.name}": length(node) for file in FILES for node in functions(file)}
+    limits = {name: HARD_FUNCTION if name in LONG_FUNCTIONS else MAX_FUNCTION for name in counts}
+    assert {name: count for name, count in counts.items() if count > limits[name]} == {}
 
 
-@pytest.mark.parametrize("file", FILES, ids=str)
-def test_no_function_of_a_file_is_longer_than_the_limit(file: Path):
-    for node in functions(file):
-        limit = HARD_FUNCTION if f"{file}::{node.name}" in LONG_FUNCTIONS else MAX_FUNCTION
-        assert length(node) <= limit, f"{node.name} has {length(node)} lines"
-
-
-@pytest.mark.parametrize("file", FILES, ids=str)
-def test_few_parameters_are_positional(file: Path):
-    for node in functions(file):
-        names = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args) if arg.arg not in ("self", "cls")]
-        assert len(names) <= MAX_POSITIONAL, f"{node.name} has {len(names)}"
+def test_few_parameters_are_positional():
+    counts = {f"{file}::{node.name}": len([arg for arg in (*node.args.posonlyargs, *node.args.args)
+                                           if arg.arg not in ("self", "cls")])
+              for file in FILES for node in functions(file)}
+    assert {name: count for name, count in counts.items() if count > MAX_POSITIONAL} == {}
 
 
 def test_no_exception_outlives_its_reason():
