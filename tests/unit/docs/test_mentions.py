@@ -28,7 +28,7 @@ FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"`([^`\n]+)`")
 WORD = re.compile(r"([a-z_]+(?:\.[a-z_]+)+)(?:=.*)?")
 FILES = re.compile(r".*\.(?:jsonl?|conf|md|py|yaml|html)")
-PLANNED = {("gpu-plan.md", "learner.context_ranks")}
+PLANNED = {("gpu-status.md", "learner.context_ranks")}
 """Keys that a page proposes."""
 GIVEN = ("env.step", "env.tools", "env.call")
 """Names of the object `env` that an agent is called with (rollout/agents/world.py)."""
