@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from envservice.base import Environment, Outcome, PromptTemplate, Session
-from envservice.response_format import ACTION_END
-from envservice.tool_calls import Tool
+from envservice.text.response_format import ACTION_END
+from envservice.text.tool_calls import Tool
 from envservice.wire.schemas import MAX_ACTIONS
 from services.config.tree import EnvSection, SftSection
 from services.errors import UserError

@@ -6,7 +6,7 @@ they call an action.
 
 from typing import Any
 
-from envservice.gymnasium_text import text_spec
+from gagpo.environments import text_spec
 
 MOVES = ["up", "down", "left", "right"]
 

@@ -18,9 +18,9 @@ from gagpo.installation import check
 
 if TYPE_CHECKING:
     from deploy.runs.results import RunResults
+    from envservice.adapters.dataset import dataset_spec
+    from envservice.adapters.gymnasium import text_spec
     from envservice.base import Environment
-    from envservice.dataset import dataset_spec
-    from envservice.gymnasium_text import text_spec
     from envservice.spec import EnvironmentSpec
     from gagpo.functions import credit, evaluate, open_run, train
     from learner.credit.types import Credit
@@ -49,10 +49,10 @@ _HOMES = {
     "RunResults": "deploy.runs.results",
     "UserError": "services.errors",
     "credit": "gagpo.functions",
-    "dataset_spec": "envservice.dataset",
+    "dataset_spec": "envservice.adapters.dataset",
     "evaluate": "gagpo.functions",
     "open_run": "gagpo.functions",
-    "text_spec": "envservice.gymnasium_text",
+    "text_spec": "envservice.adapters.gymnasium",
     "train": "gagpo.functions",
 }
 

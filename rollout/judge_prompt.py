@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from envservice.response_format import ACTION_END
+from envservice.text.response_format import ACTION_END
 from services.chat import THINK, THINK_END
 
 Verdict = str

@@ -11,8 +11,8 @@ import numpy as np
 
 from envservice.base import Outcome, ParsedAction, PromptTemplate, Turn
 from envservice.registry import find_spec, make_template
-from envservice.response_format import ACTION_END
-from envservice.tool_calls import TAGS
+from envservice.text.response_format import ACTION_END
+from envservice.text.tool_calls import TAGS
 from rollout.judge_prompt import Verdict, corrected, mistakes_question, question, read_said, read_verdict
 from services.chat import ChatFormat, TokenUnknown, chat_format, check_chat
 from services.config.tree import EnvSection, ModelSection

@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> None:
 
     spec = find_spec(env.name)
     if args.openenv:
-        from envservice.openenv.server import serve_openenv
+        from envservice.adapters.openenv_server import serve_openenv
 
         serve_openenv(lambda: open_environment(env), host=args.host, port=args.port,
                       limit=session_limit(env, spec.session_bytes), token=token, call_s=env.call_seconds)

@@ -48,7 +48,7 @@ def cold_start(
     learner.collective_s seconds.
     """
     from envservice.registry import find_spec, make_template
-    from envservice.tool_calls import TAGS
+    from envservice.text.tool_calls import TAGS
     from learner.cold_start.sft import Budget, Lesson, SftProgress
     from learner.cold_start.sft_data import encode
     from learner.cold_start.states import folder_of

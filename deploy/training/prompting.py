@@ -20,7 +20,7 @@ import msgspec
 from deploy.launch.planning.task_sets import asked_for, engine_name
 from envservice.base import Environment
 from envservice.registry import find_spec, make_template, open_environment
-from envservice.response_format import without_thought
+from envservice.text.response_format import without_thought
 from rollout.prompting.model import AskedModel, ContextFull
 from rollout.prompting.policies import make_policy
 from rollout.prompting.trials import PlayedTrial, TaskPlayer

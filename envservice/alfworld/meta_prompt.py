@@ -1,4 +1,4 @@
-"""ALFWorld's prompts for RLVMR: `full` and `compact` with tagged answers (envservice/meta_answers.py)."""
+"""ALFWorld's prompts for RLVMR: `full` and `compact` with tagged answers (envservice/text/meta_answers.py)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from envservice.alfworld.prompts import ROLE, TASK, AlfworldCompactTemplate, choices, task_of
 from envservice.base import Outcome, ParsedAction, Turn, recent
-from envservice.meta_answers import instruction, latest_answers, plan_line, plan_of, read_meta, tagged
+from envservice.text.meta_answers import instruction, latest_answers, plan_line, plan_of, read_meta, tagged
 
 
 def _rewritten(answer: str, first: Outcome, turns: Sequence[Turn]) -> str:

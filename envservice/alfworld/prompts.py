@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from envservice.base import Outcome, ParsedAction, Turn, recent
-from envservice.response_format import read_lowered
+from envservice.text.response_format import read_lowered
 
 TASK = "Your task is to: "
 """The text before the task sentence in the first observation."""

@@ -10,8 +10,8 @@ from envservice.alfworld.prompts import choices, task_of
 from envservice.alfworld.renumbered import HIGHEST, Renumbered
 from envservice.alfworld.searcher import Searcher, parse_task
 from envservice.base import Outcome
-from envservice.response_format import answer
 from envservice.spec import Teacher
+from envservice.text.response_format import answer
 from services.config.tree import SftSection
 
 _HIGHEST_NUMBER = 30

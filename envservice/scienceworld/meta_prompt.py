@@ -1,4 +1,4 @@
-"""ScienceWorld's prompts for RLVMR: `full` and `compact` with tagged answers (envservice/meta_answers.py)."""
+"""ScienceWorld's prompts for RLVMR: `full` and `compact` with tagged answers (envservice/text/meta_answers.py)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from functools import partial
 
 from envservice.base import Outcome, ParsedAction, Turn
-from envservice.meta_answers import instruction, latest_answers, plan_line, plan_of, read_meta, tagged
 from envservice.scienceworld.prompts import (
     CHOOSE,
     UNKNOWN,
@@ -15,6 +14,7 @@ from envservice.scienceworld.prompts import (
     situation,
     task_of,
 )
+from envservice.text.meta_answers import instruction, latest_answers, plan_line, plan_of, read_meta, tagged
 
 EXPLORES = ("go to ", "teleport to ", "look ")
 """First words of the gold paths' actions that find out something."""

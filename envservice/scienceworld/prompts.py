@@ -1,4 +1,4 @@
-"""The two ScienceWorld prompts, answered with `<think>...</think><action>...</action>` (envservice/response_format.py).
+"""The two ScienceWorld prompts, answered with `<think>...</think><action>...</action>`.
 
 `full` has the fields and order of RLVMR's pipeline. `compact` says the same in few words.
 """
@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from envservice.base import Outcome, ParsedAction, Turn, recent
-from envservice.response_format import read_lowered
 from envservice.scienceworld.grammar import MEANINGS
+from envservice.text.response_format import read_lowered
 
 TASK = "Your task is to "
 UNKNOWN = "No known action matches that input."

@@ -9,9 +9,9 @@ from __future__ import annotations
 import random
 
 from envservice.base import Outcome
-from envservice.response_format import answer
 from envservice.scienceworld.solver import gold_path
 from envservice.spec import Teacher
+from envservice.text.response_format import answer
 from services.config.tree import SftSection
 
 NOISE: dict[str, tuple[str, ...]] = {

@@ -12,7 +12,7 @@ import string
 from collections.abc import Iterable, Sequence
 
 from envservice.base import ParsedAction
-from envservice.response_format import closed
+from envservice.text.response_format import closed
 
 NOTHING_FOUND = "No search results found."
 _SEARCH = re.compile("<search>(.*?)</search>", re.IGNORECASE | re.DOTALL)

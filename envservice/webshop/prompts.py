@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 
 from envservice.base import Outcome, ParsedAction, Turn, recent
-from envservice.response_format import read_lowered
+from envservice.text.response_format import read_lowered
 from envservice.webshop import pages
 from envservice.webshop.reader import Page, instruction_of, name_of, parse_request, pieces, read, sub_lines
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 from envservice.base import Outcome
-from envservice.response_format import answer
 from envservice.spec import Teacher
+from envservice.text.response_format import answer
 from envservice.webshop import pages
 from envservice.webshop.reader import clicks, instruction_of, parse_request, read
 from envservice.webshop.shopper import Shopper, content_words, not_offered

@@ -17,9 +17,7 @@ from typing import Any
 
 import msgspec
 
-from envservice.base import Outcome, ParsedAction, Turn
-from envservice.gymnasium_text import text_spec
-from envservice.spec import Teacher
+from gagpo.environments import Outcome, ParsedAction, Teacher, Turn, text_spec
 
 WORDS = {"plus": "add", "minus": "subtract", "over": "divide"}
 """Maps the word of a question to the tool that it takes."""

@@ -17,7 +17,7 @@ from pydantic import Field
 from starlette.exceptions import HTTPException
 
 from envservice.client.results import Result
-from envservice.tool_calls import Tool
+from envservice.text.tool_calls import Tool
 from envservice.wire.schemas import WireModel
 from rollout.agents.completions import ChatRequest, chunks, reply
 from rollout.agents.session import AgentSession, ChatAnswer, EpisodeOver

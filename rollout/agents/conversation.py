@@ -7,8 +7,8 @@ the history as they were written, so most calls continue the one before and trai
 from __future__ import annotations
 
 from envservice.client.results import Result
-from envservice.response_format import without_thought
-from envservice.tool_calls import MISTRAL_CALLS
+from envservice.text.response_format import without_thought
+from envservice.text.tool_calls import MISTRAL_CALLS
 from rollout.agents.session import AgentSession, ChatAnswer
 from rollout.agents.world import AgentWorld
 from services.chat import Message

@@ -23,7 +23,7 @@ from fastapi import FastAPI, Request
 from pydantic import Field
 
 from envservice.client.client import EnvClient
-from envservice.tool_calls import Tool
+from envservice.text.tool_calls import Tool
 from envservice.wire.schemas import WireModel
 from rollout.agents.app import Episode, Refused, bearer
 from rollout.agents.runner import episode_of

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, SupportsFloat, cast
 
 from envservice.client.client import EnvClient
 from envservice.client.results import Result
-from envservice.tool_calls import Tool
+from envservice.text.tool_calls import Tool
 from rollout.agents.program import AgentProgram
 from rollout.agents.session import AgentSession, EpisodeOver
 from rollout.agents.world import AgentWorld

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from envservice.base import Outcome
-from envservice.tool_calls import ParsedAnswer, call_id, parse_calls
+from envservice.text.tool_calls import ParsedAnswer, call_id, parse_calls
 from rollout.agents.linked_steps import continued, without
 from rollout.engine.sample import cut_at
 from rollout.prompt_renderer import PromptRenderer

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from envservice.client.client import EpisodeHandle
 from envservice.client.results import Result
-from envservice.tool_calls import Tool, ToolCall, written_call
+from envservice.text.tool_calls import Tool, ToolCall, written_call
 from rollout.agents.session import AgentSession, EpisodeOver
 from services.errors import EnvFault, utf8
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from envservice.base import Outcome, ParsedAction, PromptTemplate, Turn
-from envservice.response_format import answer, without_thought
+from envservice.text.response_format import answer, without_thought
 from services.chat import THINK, THINK_END, Message
 from services.errors import UserError
 

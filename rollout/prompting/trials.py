@@ -13,7 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from envservice.base import Environment, Turn, outcome_of
-from envservice.response_format import without_thought
+from envservice.text.response_format import without_thought
 from rollout.episode import score_of
 from rollout.prompting.model import AskedModel, ContextFull, ModelAnswer
 from rollout.prompting.policies import PromptingPolicy, Trial, reflection_on

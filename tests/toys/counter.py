@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from envservice.gymnasium_text import text_spec
-from envservice.tool_calls import read_call, tool
+from envservice.adapters.gymnasium import text_spec
+from envservice.text.tool_calls import read_call, tool
 
 TOOLS = (tool("add", "Adds a number to the counter.", {"n": {"type": "integer"}}),
          tool("double", "Doubles the counter.", {}))

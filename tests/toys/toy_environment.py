@@ -12,8 +12,8 @@ import os
 import time
 
 from envservice.base import Outcome, Replay
-from envservice.plain_prompts import PLAIN
 from envservice.spec import EnvironmentSpec
+from envservice.text.plain_prompts import PLAIN
 from services.errors import EnvFault, UserError
 from services.seeds import seed_for
 

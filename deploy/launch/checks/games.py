@@ -201,7 +201,7 @@ def _try_teacher(config: Config, environment: Environment, task: str) -> None:
             if not template.parse(step.response_text).valid:
                 raise UserError(f"the teacher of {name} answers {step.response_text!r:.60}, which the prompt "
                                 f"{config.env.prompt!r} does not take for well formed",
-                                "write answers by envservice.response_format.answer, or in the template's own form")
+                                "write answers by gagpo.environments.answer, or in the template's own form")
 
 
 def _try_key(config: Config, environment: Environment, task: str) -> None:

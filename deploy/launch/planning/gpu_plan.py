@@ -1,7 +1,7 @@
 """Plans the memory of each GPU of a run in GiB, and checks that it fits. Reads only the headers of the model's files.
 
 The learner's part is learner/model/memory.py, which also says where its numbers come from. The sampler's part is its
-weights, its KV cache and vLLM itself. Every process adds a CUDA context. docs/gpu-status.md has the formula for readers.
+weights, its KV cache and vLLM itself. Every process adds a CUDA context. docs/gpu-status.md has the formulas.
 """
 
 from __future__ import annotations

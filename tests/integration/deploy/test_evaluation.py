@@ -171,7 +171,7 @@ def test_a_folder_in_the_place_of_the_results_is_refused_before_the_games(tmp_pa
 def test_an_evaluation_ends_no_server_of_a_live_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """It would lose the episodes that it plays, as a run would."""
     (tmp_path / "live_game.py").write_text(
-        "from envservice.gymnasium_text import text_spec\nSPEC = text_spec(object, name='live', replayable=False)\n")
+        "from gagpo.environments import text_spec\nSPEC = text_spec(object, name='live', replayable=False)\n")
     monkeypatch.syspath_prepend(tmp_path)
     config = default_config(["env.name=live_game:SPEC", "env.recycle_hours=4"])
     with StatusLines(Console()) as lines, pytest.raises(UserError, match=r"recycle_hours=4\.0 ends environment"):

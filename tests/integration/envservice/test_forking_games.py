@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from envservice.adapters.openenv import OpenEnvGame
 from envservice.client.client import EnvClient
-from envservice.openenv.client import OpenEnvGame
 
 Start = Callable[..., Any]
 TOYS = Path(__file__).parents[2] / "toys"

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from envservice.adapters.openenv import OpenEnvGame
 from envservice.client.client import EnvClient
-from envservice.openenv.client import OpenEnvGame
 from services.errors import EnvFault
 
 Start = Callable[..., Any]

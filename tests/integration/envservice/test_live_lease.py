@@ -10,7 +10,7 @@ from envservice.client.client import EnvClient
 from services.errors import EnvFault
 
 GAME = """
-from envservice.gymnasium_text import text_spec
+from envservice.adapters.gymnasium import text_spec
 
 class Game:
     def reset(self, *, seed):

@@ -12,11 +12,10 @@ import pytest
 from ports import likely_port
 from third_party import PYTHON, needs_third_party
 
-from envservice.openenv.client import openenv_spec
-from envservice.openenv.tools import openenv_tools_spec
+from envservice.adapters.openenv import openenv_spec, openenv_tools_spec
 from envservice.registry import open_environment
 from envservice.spec import EnvironmentSpec
-from envservice.tool_calls import ToolCall, written_call
+from envservice.text.tool_calls import ToolCall, written_call
 from services.config.env import EnvSection
 from services.errors import UserError
 

@@ -16,7 +16,7 @@ import pytest_asyncio
 from byte_tokenizer import byte_tokenizer
 
 from envservice.client.client import EnvClient
-from envservice.plain_prompts import PLAIN
+from envservice.text.plain_prompts import PLAIN
 from rollout.agents.program import AgentProgram
 from rollout.agents.runner import AgentRunner
 from rollout.agents.worker_endpoint import endpoint

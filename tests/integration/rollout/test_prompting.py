@@ -8,7 +8,7 @@ import pytest
 from byte_tokenizer import byte_tokenizer
 
 from deploy.training.prompting import make_plan, play
-from envservice.plain_prompts import PLAIN
+from envservice.text.plain_prompts import PLAIN
 from rollout.agents.session import AgentSession
 from rollout.agents.worker_endpoint import endpoint
 from rollout.engine.engine import Engine

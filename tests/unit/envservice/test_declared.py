@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from envservice.dataset import dataset_spec
-from envservice.gymnasium_text import text_spec
+from envservice.adapters.dataset import dataset_spec
+from envservice.adapters.gymnasium import text_spec
 from envservice.spec import EnvironmentSpec
 from services.errors import UserError
 

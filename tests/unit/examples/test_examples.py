@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "deploy/explorer"))
 
 from explorer_run import make_run
 
-from envservice.gymnasium_text import plays_twice
+from envservice.adapters.gymnasium import plays_twice
 from envservice.registry import find_spec
 from services.config.file import default_config
 

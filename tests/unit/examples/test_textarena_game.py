@@ -13,7 +13,7 @@ from envservice.client.client import EnvClient
 pytestmark = needs_third_party
 ROOT = Path(__file__).parents[3]
 SERVE = """
-from envservice.gymnasium_text import plays_twice
+from envservice.adapters.gymnasium import plays_twice
 from envservice.server.app import Settings
 from envservice.server.process import serve
 from services.config.env import EnvSection

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
+from envservice.adapters.gymnasium import plays_twice
 from envservice.base import Turn
-from envservice.gymnasium_text import plays_twice
 from examples.tool_agent import agent as example
 from examples.tool_agent.arithmetic import SPEC, Beginner, ToolPrompt
 from learner.cold_start.tokenizer import train_tokenizer

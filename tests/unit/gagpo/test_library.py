@@ -1,5 +1,7 @@
 """The public names of the library, and their functions."""
 
+import importlib
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -26,6 +28,18 @@ PUBLIC = {"Credit", "Environment", "EnvironmentSpec", "GagpoError", "RunResults"
 """Others write programs with these names: one that goes away or changes its meaning is a new major version."""
 
 
+MODULES = {
+    "agents": {"AgentProgram", "Tool", "ToolCall", "read_call", "tool"},
+    "environments": {
+        "EnvClient", "EnvFault", "EnvSection", "Environment", "EnvironmentSpec", "Outcome", "ParsedAction",
+        "PromptTemplate", "Replay", "Session", "SftSection", "Teacher", "Turn", "Unavailable", "UserError", "answer",
+        "dataset_spec", "find_spec", "make_template", "openenv_spec", "openenv_tools_spec", "plays_twice",
+        "read_answer", "read_lowered", "seed_for", "text_spec", "with_data"},
+    "estimators": {"Credit", "CreditOptions", "Keys", "WithinGroup", "discounted", "state_key", "states"},
+}
+"""Module of gagpo -> the names that environments, agents and estimators of users import from it."""
+
+
 def python(code: str, folder: Path, *paths: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=60,
                           check=False, env={"PYTHONPATH": ":".join(map(str, paths))})
@@ -38,6 +52,25 @@ def test_the_public_names_are_those_that_were_promised():
     with pytest.raises(AttributeError, match="no attribute 'tarin'"):
         gagpo.tarin  # noqa: B018
     assert Path(gagpo.__file__).with_name("py.typed").exists()
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_modules_for_users_own_code_have_the_promised_names_and_load_nothing_heavy(module: str, tmp_path: Path):
+    public = importlib.import_module(f"gagpo.{module}")
+    assert set(public.__all__) == MODULES[module]
+    assert [name for name in public.__all__ if not hasattr(public, name)] == []
+    heavy = "[m for m in ('torch', 'ray', 'pyarrow', 'vllm', 'redis', 'transformers') if m in sys.modules]"
+    done = python(f"import sys, gagpo.{module}; print({heavy})", tmp_path, ROOT)
+    assert done.stdout == "[]\n", done.stderr
+
+
+def test_pages_examples_and_the_template_import_nothing_but_gagpo():
+    """Code that users copy keeps working while the packages behind gagpo move."""
+    files = [*(ROOT / "docs").glob("*.md"), *(ROOT / "docs/tasks").glob("*.md"), *(ROOT / "examples").rglob("*.py"),
+             *(ROOT / "deploy/commands/new_env_template").iterdir()]
+    inner = re.compile(rf"^\s*(?:from|import) (?:{'|'.join(OURS)})\b.*", re.MULTILINE)
+    assert {str(file.relative_to(ROOT)): lines for file in files
+            if (lines := inner.findall(file.read_text())) and file.name != "reproduction.md"} == {}
 
 
 def test_it_is_light_until_it_is_used(tmp_path: Path):

@@ -8,7 +8,7 @@ import pytest
 from third_party import TOKENIZERS
 
 from envservice.base import Outcome
-from envservice.tool_calls import TAGS
+from envservice.text.tool_calls import TAGS
 from learner.cold_start.sft_data import Example, encode
 from learner.cold_start.tokenizer import train_tokenizer
 from rollout.prompt_renderer import PromptRenderer, load_text

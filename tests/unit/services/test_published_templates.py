@@ -6,7 +6,7 @@ import pytest
 from byte_tokenizer import byte_tokenizer
 from third_party import TEMPLATES
 
-from envservice.tool_calls import ToolCall, parse_calls, tool
+from envservice.text.tool_calls import ToolCall, parse_calls, tool
 from rollout.agents.completions import templated
 from services.chat import THINK, ChatFormat, ChatRefused
 

@@ -12,7 +12,7 @@ import pytest
 from third_party import TOKENIZERS
 
 from envservice.base import Outcome
-from envservice.tool_calls import ToolCall, parse_calls, read_call, tool, written_call
+from envservice.text.tool_calls import ToolCall, parse_calls, read_call, tool, written_call
 from learner.cold_start.sft_data import Example, encode
 from rollout.agents.completions import ChatRequest, reply, templated
 from rollout.agents.session import ChatAnswer

@@ -23,7 +23,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("leaving_module.py").write_text("import sys\nsys.exit('bye')\n")
     Path("number_module.py").write_text("SPEC = 3\n")
     Path("untaught.py").write_text(
-        "from envservice.gymnasium_text import text_spec\n\nclass Game:\n    pass\n\n"
+        "from envservice.adapters.gymnasium import text_spec\n\nclass Game:\n    pass\n\n"
         "SPEC = text_spec(Game, name='untaught', max_steps=3)\n")
     Path("table_module.py").write_text(
         "from learner.credit.gagpo import Gagpo\n\nclass Own(Gagpo):\n    class Options(Gagpo.Options):\n"

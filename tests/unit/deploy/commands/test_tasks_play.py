@@ -16,7 +16,7 @@ WALK = generate("valid", 0)["walkthrough"]
 
 
 PLAY = """from envservice.base import Outcome
-from envservice.dataset import dataset_spec
+from envservice.adapters.dataset import dataset_spec
 
 class Play:
     def __init__(self, row): pass
@@ -112,10 +112,10 @@ def test_a_mistake_is_one_line(args, line):
 
 @pytest.mark.parametrize("command", ["play", "prompt"])
 @pytest.mark.parametrize(("code", "line"), [
-    ("from envservice.openenv.client import openenv_spec\nSPEC = openenv_spec('http://127.0.0.1:9', name='own')\n",
+    ("from envservice.adapters.openenv import openenv_spec\nSPEC = openenv_spec('http://127.0.0.1:9', name='own')\n",
      "error: http://127.0.0.1:9 failed to reset: ConnectionRefusedError [Errno 111] Connection refused; start the "
      "OpenEnv server of own, or correct its URL\n"),
-    ("from envservice.gymnasium_text import text_spec\nclass Game:\n    def reset(self, *, seed): return 'hi'\n"
+    ("from envservice.adapters.gymnasium import text_spec\nclass Game:\n    def reset(self, *, seed): return 'hi'\n"
      "SPEC = text_spec(Game, name='own')\n",
      "error: the game own/train/00000000 failed (its reset returned str 'hi', and not (text, info)); fix the "
      "environment, or what it needs\n"),
@@ -123,7 +123,7 @@ def test_a_mistake_is_one_line(args, line):
      "own.py:6)); fix the environment, or what it needs\n"),
     (PLAY.format(reset="__import__('sys').exit(3)"), "error: the game own/train/00000000 failed (SystemExit: 3 (in "
      "reset, own.py:6)); fix the environment, or what it needs\n"),
-    ("from envservice.gymnasium_text import text_spec\nclass Game:\n    def __init__(self): {}['missing']\n"
+    ("from envservice.adapters.gymnasium import text_spec\nclass Game:\n    def __init__(self): {}['missing']\n"
      "    def reset(self, *, seed): return 'hi', {}\nSPEC = text_spec(Game, name='own')\n",
      "error: the game own/train/00000000 failed (KeyError: 'missing' (in __init__, own.py:3)); fix the environment, or "
      "what it needs\n"),

@@ -120,7 +120,7 @@ def test_the_wait_ends_with_the_last_refusal(error: Exception):
 
 def test_a_server_with_other_rows_of_as_many_tasks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Only the rows differ: their number and the ids of the tasks are the same."""
-    (tmp_path / "quiz.py").write_text("from envservice.dataset import dataset_spec\n"
+    (tmp_path / "quiz.py").write_text("from envservice.adapters.dataset import dataset_spec\n"
                                       "SPEC = dataset_spec(dict, name='quiz')\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")

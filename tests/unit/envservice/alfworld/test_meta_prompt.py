@@ -3,8 +3,8 @@
 from envservice.alfworld.meta_prompt import AlfworldCompactMetaTemplate, AlfworldMetaTemplate
 from envservice.alfworld.spec import SPEC
 from envservice.base import Outcome, Turn
-from envservice.meta_answers import TAGS
 from envservice.registry import make_template, open_environment
+from envservice.text.meta_answers import TAGS
 from rollout.demonstrations import demonstrate
 from services.config.tree import EnvSection, SftSection
 

@@ -5,7 +5,7 @@ import pytest
 from envservice.alfworld.prompts import AlfworldCompactTemplate, AlfworldFullTemplate, task_of
 from envservice.base import Outcome, Turn
 from envservice.registry import make_template
-from envservice.response_format import read_answer, read_lowered
+from envservice.text.response_format import read_answer, read_lowered
 from services.config.tree import EnvSection
 from services.errors import UserError
 

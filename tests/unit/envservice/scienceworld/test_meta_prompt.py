@@ -1,12 +1,12 @@
 """ScienceWorld's prompts with tagged reasoning, and the form of their demonstrations."""
 
 from envservice.base import Outcome, Turn
-from envservice.meta_answers import TAGS
 from envservice.registry import make_template
 from envservice.scienceworld.environment import ScienceworldEnvironment
 from envservice.scienceworld.meta_prompt import ScienceworldCompactMetaTemplate, ScienceworldMetaTemplate
 from envservice.scienceworld.prompts import ScienceworldFullTemplate
 from envservice.scienceworld.teacher import TEACHER
+from envservice.text.meta_answers import TAGS
 from rollout.demonstrations import demonstrate
 from services.config.tree import EnvSection, SftSection
 

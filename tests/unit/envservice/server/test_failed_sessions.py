@@ -7,8 +7,8 @@ import weakref
 import msgspec
 import pytest
 
+from envservice.adapters.gymnasium import TextEnvironment
 from envservice.base import Outcome
-from envservice.gymnasium_text import TextEnvironment
 from envservice.server.batches import Batches
 from envservice.server.metrics import ServerMetrics
 from envservice.server.sessions import SessionStore

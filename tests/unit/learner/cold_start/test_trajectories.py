@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from third_party import TOKENIZERS
 
-from envservice.tool_calls import TAGS, tool
+from envservice.text.tool_calls import TAGS, tool
 from learner.cold_start.sft_data import Example, encode
 from learner.cold_start.tokenizer import END, train_tokenizer
 from learner.cold_start.trajectories import read_trajectories

@@ -10,8 +10,8 @@ from counter import SPEC, counter_spec
 from scripted_engine import ScriptedEngine
 
 from envservice.client.client import EnvClient
-from envservice.plain_prompts import PLAIN
 from envservice.server.app import Settings, create_app
+from envservice.text.plain_prompts import PLAIN
 from rollout.agents.runner import AgentRunner
 from rollout.agents.worker_endpoint import Endpoint
 from rollout.episode import Limits

@@ -11,7 +11,7 @@ from byte_tokenizer import TEMPLATE, byte_tokenizer
 from scripted_engine import ScriptedEngine
 from third_party import TOKENIZERS
 
-from envservice.plain_prompts import PLAIN
+from envservice.text.plain_prompts import PLAIN
 from learner.rows.batch import assign_credit, rows_of
 from rollout.agents.conversation import agent
 from rollout.prompt_renderer import PromptRenderer, load_text

@@ -13,8 +13,8 @@ from byte_tokenizer import byte_tokenizer
 from scripted_engine import ScriptedEngine
 from starlette.requests import Request
 
-from envservice.plain_prompts import PLAIN
-from envservice.tool_calls import tool
+from envservice.text.plain_prompts import PLAIN
+from envservice.text.tool_calls import tool
 from rollout.agents.app import Refused, create_app
 from rollout.agents.completions import ChatRequest
 from rollout.agents.session import AgentSession

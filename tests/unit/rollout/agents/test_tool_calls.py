@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from envservice.tool_calls import ToolCall, parse_calls, read_call
+from envservice.text.tool_calls import ToolCall, parse_calls, read_call
 from rollout.agents.completions import ChatRequest, chunks, reply, templated
 from rollout.agents.runner import find_agent
 from rollout.agents.session import ChatAnswer

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from scripted_engine import ScriptedEngine
 
+from envservice.adapters.openenv import openenv_tools_spec
 from envservice.client.client import EnvClient
-from envservice.openenv.tools import openenv_tools_spec
 from rollout.agents.worker_endpoint import agent_runner, endpoint
 from rollout.episode import Limits
 from services.config.file import default_config

@@ -4,8 +4,8 @@ import pytest
 
 from envservice.alfworld.prompts import AlfworldFullTemplate
 from envservice.base import Outcome, Turn
-from envservice.plain_prompts import PLAIN
 from envservice.search.prompts import SearchCompactTemplate, SearchFullTemplate
+from envservice.text.plain_prompts import PLAIN
 from rollout.prompting.policies import Direct, ReAct, Trial, counted_part, make_policy, reflection_on
 from services.errors import UserError
 

@@ -15,9 +15,9 @@ MODULE = '''
 import sys
 from dataclasses import replace
 
-from envservice.gymnasium_text import TextEnvironment, text_spec
-from envservice.plain_prompts import PlainTemplate
-from envservice.response_format import answer
+from envservice.adapters.gymnasium import TextEnvironment, text_spec
+from envservice.text.plain_prompts import PlainTemplate
+from envservice.text.response_format import answer
 from envservice.spec import Teacher
 from learner.credit.state_keys import Keys, NoOptions, state_key
 

@@ -268,7 +268,7 @@ def test_a_mistake_inside_a_module_is_not_told_as_a_missing_name(
 def test_a_game_of_ones_own_that_fails_is_refused_in_one_line(
         line: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Path):
     (tmp_path / "raising.py").write_text(
-        "from envservice.gymnasium_text import text_spec\n\nclass Game:\n    def reset(self, *, seed):\n"
+        "from envservice.adapters.gymnasium import text_spec\n\nclass Game:\n    def reset(self, *, seed):\n"
         f"        {line}\n\nSPEC = text_spec(Game, name='raising')\n")
     monkeypatch.syspath_prepend(tmp_path)
     refused = refusal("env.name=raising:SPEC", "env.prompt=full", "sft.enabled=false", f"model.path={model}")

@@ -10,7 +10,7 @@ from counter import counter_spec
 from deploy.cli import main
 from deploy.launch.checks import preflight
 from deploy.runs.configs import load_config
-from envservice.openenv.tools import server_tools
+from envservice.adapters.openenv import server_tools
 from services.errors import UserError
 
 SPEC = replace(counter_spec(), tools=lambda: server_tools("http://127.0.0.1:1", seconds=20))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from envservice.base import Outcome, ParsedAction, PromptTemplate, Turn, recent
-from envservice.response_format import read_answer
+from envservice.text.response_format import read_answer
 
 _INSTRUCTION = (
     "\nReason first, within <think> </think> tags. Then give one action, within <action> </action> tags.")

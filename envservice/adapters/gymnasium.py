@@ -16,8 +16,8 @@ from typing import Any, Protocol, SupportsFloat, cast
 
 from envservice.base import Environment, Outcome, PromptTemplate, Replay, Session, outcome_of
 from envservice.data_digest import digest_of
-from envservice.plain_prompts import PLAIN
 from envservice.spec import LONGEST, EnvironmentSpec, check_declared, opens
+from envservice.text.plain_prompts import PLAIN
 from services.errors import EnvFault, UserError
 from services.process.signals import signal_of
 from services.telemetry.logs import get_logger

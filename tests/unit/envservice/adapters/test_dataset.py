@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from envservice import dataset
+from envservice.adapters import dataset
+from envservice.adapters.dataset import dataset_spec, read_splits
 from envservice.base import Outcome
-from envservice.dataset import dataset_spec, read_splits
 from services.config.tree import EnvSection
 from services.errors import EnvFault, UserError
 

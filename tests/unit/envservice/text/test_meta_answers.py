@@ -3,7 +3,7 @@
 import pytest
 
 from envservice.base import Turn
-from envservice.meta_answers import latest_answers, plan_of, read_meta, tagged
+from envservice.text.meta_answers import latest_answers, plan_of, read_meta, tagged
 
 PLAN = "<planning>step 1: find a mug</planning><action>look</action>"
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from envservice.meta_answers import read_meta
-from envservice.response_format import without_thought
 from envservice.search.protocol import project, query_of
-from envservice.tool_calls import parse_calls
+from envservice.text.meta_answers import read_meta
+from envservice.text.response_format import without_thought
+from envservice.text.tool_calls import parse_calls
 
 
 @pytest.mark.parametrize(("text", "said"), [

@@ -26,7 +26,7 @@ from typing import Any, cast
 
 import msgspec
 
-from envservice.response_format import ACTION_END, closed
+from envservice.text.response_format import ACTION_END, closed
 from services.chat import THINK, THINK_END
 from services.files import NOT_JSON
 

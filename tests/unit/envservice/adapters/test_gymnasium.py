@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from envservice.gymnasium_text import TextEnvironment, plays_twice, text_spec
+from envservice.adapters.gymnasium import TextEnvironment, plays_twice, text_spec
 from envservice.registry import make_template
 from envservice.server.batches import Batches
 from envservice.server.metrics import ServerMetrics

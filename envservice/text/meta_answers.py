@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 
 from envservice.base import ParsedAction, Turn, recent
-from envservice.response_format import ACTION_END, closed, has_ideograph, read_answer
+from envservice.text.response_format import ACTION_END, closed, has_ideograph, read_answer
 
 TAGS = ("planning", "explore", "reflection", "monitor")
 """Kinds of reasoning; the first one is the plan."""

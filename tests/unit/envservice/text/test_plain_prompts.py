@@ -3,7 +3,7 @@
 import pytest
 
 from envservice.base import Outcome, Turn
-from envservice.plain_prompts import PLAIN
+from envservice.text.plain_prompts import PLAIN
 
 FIRST = Outcome(observation="A hall.", admissible_actions=["north", "look"])
 NOW = Outcome(observation="A yard.", admissible_actions=["south"])

@@ -16,9 +16,8 @@ from waiting import wait_until
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from websockets.sync.client import connect
 
-from envservice.openenv.client import OpenEnvGame, openenv_spec
-from envservice.openenv.server import OpenEnvServer
-from envservice.openenv.tools import read_tool_result
+from envservice.adapters.openenv import OpenEnvGame, openenv_spec, read_tool_result
+from envservice.adapters.openenv_server import OpenEnvServer
 from services.config.env import EnvSection
 from services.errors import EnvFault, Unavailable, UserError
 from services.http.server import bind

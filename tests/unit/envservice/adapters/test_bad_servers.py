@@ -12,8 +12,7 @@ import pytest
 from websockets.sync.server import serve
 
 from deploy.training.prompting import make_plan
-from envservice.openenv.client import OpenEnvGame, openenv_spec
-from envservice.openenv.tools import openenv_tools_spec
+from envservice.adapters.openenv import OpenEnvGame, openenv_spec, openenv_tools_spec
 from services.config.env import EnvSection
 from services.config.file import default_config
 from services.errors import EnvFault, UserError
@@ -157,7 +156,7 @@ with serve(play, "127.0.0.1", 0) as server:
 """
 HOLDS = """
 import sys
-from envservice.openenv.client import OpenEnvGame
+from envservice.adapters.openenv import OpenEnvGame
 
 games = [OpenEnvGame(sys.argv[1]) for _ in range(8)]
 for game in games:

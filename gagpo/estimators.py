@@ -1,0 +1,14 @@
+"""Parts that estimators and state keys of your own are made of (docs/tasks/own-estimator.md).
+
+    from gagpo.estimators import Credit, CreditOptions, WithinGroup, discounted, states
+
+These names are stable: a test freezes them.
+"""
+
+from learner.credit.base import WithinGroup
+from learner.credit.group_operations import discounted, states
+from learner.credit.options import CreditOptions
+from learner.credit.state_keys import Keys, state_key
+from learner.credit.types import Credit
+
+__all__ = ["Credit", "CreditOptions", "Keys", "WithinGroup", "discounted", "state_key", "states"]
