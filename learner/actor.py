@@ -26,7 +26,6 @@ from services.store.lease_keeper import LeaseKeeper
 from services.store.store import Store
 from services.telemetry.heartbeat import Beating, Pulse
 from services.telemetry.logs import get_logger, life_of
-from services.telemetry.tracing import tracing
 
 LEASE_S = 15.0
 log = get_logger("learner")
@@ -132,7 +131,6 @@ class LearnerRank:
         from services.store.archive import EpisodeArchive
 
         config, seconds = self._config, self._config.learner.collective_s
-        stack.enter_context(tracing(config.metrics.traces, process="learner-0", run=self._run))
         store = Store.of_run(config, self._store_url, self._run)
         lease = store.acquire("learner", f"{self._run}-learner", ttl_s=LEASE_S)
         keeper = stack.enter_context(LeaseKeeper(store, lease))

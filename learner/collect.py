@@ -20,7 +20,7 @@ from services.store.step_log import Supply, whole
 from services.store.store import Store
 from services.telemetry.heartbeat import NO_SERVERS, Pulse, all_do
 from services.telemetry.logs import get_logger
-from services.telemetry.tickets import reason_class, trace_drop
+from services.telemetry.tickets import reason_class
 
 POLL_S = 0.1
 SILENT_S = 60.0
@@ -165,7 +165,6 @@ class GroupCollector:
         dropped = self.store.to_drop(reasons)
         for drop in dropped:
             self.pulse.meters("gagpo_groups_dropped_total", reason=reason_class(drop.reason)).inc()
-            trace_drop(drop.group, self.config.learner.group_size, drop.reason)
             tell("group dropped", group=drop.group, task=drop.task, reason=drop.reason)
         self.archive.write_dropped(dropped)
         self.store.drop(self.lease, *dropped)

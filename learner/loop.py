@@ -118,7 +118,7 @@ class TrainingLoop:
             self.observer.waiting()
             manifest, replayed = self.next_manifest()
             report, packed = self.train(manifest)
-            self.observer.trained(report, incarnation=self.incarnation, replayed=replayed)
+            self.observer.trained(report, replayed=replayed)
             self.publish_weights(packed)
             self.observer.published(self.version)
             self.persist()

@@ -21,7 +21,6 @@ from services.records import Version
 from services.store.gpu_lease import GpuLease
 from services.telemetry.heartbeat import BEAT_S, NO_SERVERS, Beating, Pulse
 from services.telemetry.logs import life_of
-from services.telemetry.tracing import tracing
 from services.weights.checksum import digest_like
 from services.weights.folder import pack_folder
 from services.weights.pack import Packed
@@ -95,7 +94,6 @@ class RolloutHost:
             _, text = await asyncio.gather(
                 engine.start(), asyncio.to_thread(load_text, str(self._model), env, self._config.model))
             log.info("engine ready", seconds=time.monotonic() - started)
-            stack.enter_context(tracing(self._config.metrics.traces, process=self._worker, run=self._run))
             urls = await asyncio.to_thread(store.servers) or self._env_urls  # they may have moved while it loaded
             client = await stack.enter_async_context(
                 EnvClient(urls, self._env_token, timeout_s=env.call_seconds, outage_s=env.outage_seconds))

@@ -24,7 +24,6 @@ from rollout.prompt_renderer import PromptRenderer
 from services.errors import EnvFault, ReplayDiverged
 from services.records import Episode, EpisodeEnd, PlayedTurn, Step, Ticket, choices_digest
 from services.seeds import seed_for
-from services.telemetry.tracing import span
 
 if TYPE_CHECKING:
     from rollout.engine.engine import Engine, Sample
@@ -111,16 +110,11 @@ class EpisodeRunner:
         return prompt
 
     async def _sample(self, prompt: list[int], ticket: Ticket, *, turn: int) -> Sample:
-        with span("turn", turn=turn, prompt_tokens=len(prompt)) as told:
-            sample = await self.engine.sample(
-                prompt, temperature=ticket.temperature, seed=seed_for(ticket.seed, turn),
-                max_tokens=self.limits.response_tokens, stop_token_ids=self.text.stop_ids,
-                request_id=f"{ticket.id}/{turn}",
-            )  # fmt: skip
-            if told:
-                told.set(response_tokens=len(sample.ids), finished=sample.finished,
-                         versions=[part.version.short for part in sample.spans])
-        return sample
+        return await self.engine.sample(
+            prompt, temperature=ticket.temperature, seed=seed_for(ticket.seed, turn),
+            max_tokens=self.limits.response_tokens, stop_token_ids=self.text.stop_ids,
+            request_id=f"{ticket.id}/{turn}",
+        )  # fmt: skip
 
     def _row(self, prompt: list[int], sample: Sample | PlayedTurn, answer: ParsedAction, now: Result,
              after: Result) -> Step:

@@ -36,7 +36,6 @@ from services.records import Episode, PlayedTurn, Ticket, Version
 from services.store.store import Claim, Store, WithoutSteps
 from services.telemetry.heartbeat import BEAT_S
 from services.telemetry.logs import bind, get_logger
-from services.telemetry.tracing import span
 from services.weights.pack import Packed
 
 POLL_S = 0.25
@@ -212,13 +211,9 @@ class RolloutWorker:
     async def _play(self, claim: Claim) -> None:
         bind_contextvars(ticket=claim.ticket.id)  # ends with the episode's task
         try:
-            with span("episode", ticket=claim.ticket.id, worker=self._name, attempt=claim.attempt,
-                      queue_seconds=claim.waited_s, version=self._engine.version.short) as told:
-                episode = await self._runner.play(claim.ticket, claim.attempt, played=await self._taken_over(claim),
-                                                  keep=partial(self._turns.add, claim))
-                verdict = await self._end(self._store.commit_episode, claim, episode)
-                if told:
-                    told.set(verdict=verdict, end=episode.end, steps=len(episode.steps), reward=episode.total_reward)
+            episode = await self._runner.play(claim.ticket, claim.attempt, played=await self._taken_over(claim),
+                                              keep=partial(self._turns.add, claim))
+            verdict = await self._end(self._store.commit_episode, claim, episode)
             self._meter.finished(episode, accepted=verdict == "accepted")
         except (AgentFault, EnvFault) as fault:
             pause_s = 0.0 if isinstance(fault, WithoutSteps) else claim.pause_s(self._retry_s)

@@ -11,7 +11,6 @@ from deploy.runs.configs import light_config
 from services.config.secrets import ENV_TOKEN_VARIABLE, env_token, token_from
 from services.process.addresses import is_local
 from services.telemetry.logs import adopt_libraries, configure_logs
-from services.telemetry.tracing import tracing
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]
@@ -71,7 +70,7 @@ def run(args: argparse.Namespace) -> None:
         call_s=env.call_seconds, live_lease_s=config.agent.seconds, threaded=spec.threaded(env),
         recycle_s=None if env.recycle_hours is None else 3600 * env.recycle_hours,
         recycle_bytes=None if env.recycle_gb is None else int(GIB * env.recycle_gb))
-    with suppress(KeyboardInterrupt), tracing(config.metrics.traces, process=process):  # that is how its user ends it
+    with suppress(KeyboardInterrupt):  # that is how its user ends it
         serve(
             lambda: open_environment(env), host=args.host, port=args.port, settings=settings,
             parent=args.exit_with_parent)

@@ -37,7 +37,6 @@ from services.patience import until_answered
 from services.process.addresses import held_port, is_local
 from services.store.redis_server import memory_share, private_redis
 from services.store.store import Store
-from services.telemetry.tracing import tracing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +113,6 @@ def topology(config: Config, *, run: str, folder: Path, config_file: Path, note:
     # Actors may have other working folders than this process, above all in a submitted job.
     config = with_transfer(config.model_copy(update={"runs_dir": config.runs_dir.absolute()}), pool_of(config))
     with ExitStack() as stack:
-        stack.enter_context(tracing(config.metrics.traces, process="controller", run=run))
         note("starting Ray" if ray_address(config) is None else "connecting to Ray")
         namespace = f"gagpo-{uuid.uuid4().hex[:12]}"
         address = stack.enter_context(ray_cluster(config, namespace, note))

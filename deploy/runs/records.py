@@ -38,7 +38,7 @@ PLACES = ("name", "runs_dir", "seed", "model.path", "sft.enabled", "env.data", "
           "rollout.slots", "rollout.cpus", "rollout.gpus", "rollout.kv_cache_gb", "rollout.threads", "learner.ranks",
           "learner.cpus", "learner.gpus", "learner.threads", "redis.url", "ray.address", "learner.fewest_ranks",
           "placement.rollout", "placement.learner", "placement.environment", "placement.weights", "metrics.host",
-          "metrics.port", "metrics.sinks", "metrics.traces")
+          "metrics.port", "metrics.sinks")
 """Keys that say where a run takes place, or that the experiment sets itself."""
 PACKAGES = ("gagpo", "torch", "transformers", "ray", "numpy")
 

@@ -45,7 +45,6 @@ from envservice.wire.schemas import MAX_ACTION, Info, TaskList
 from services.amounts import number_of, rounded
 from services.errors import EnvFault
 from services.http.bounded import PLAIN, UNLIMITED
-from services.telemetry.tracing import span, traceparent
 
 CONNECT_S = 5.0
 LOOK_S = 1.0
@@ -247,11 +246,10 @@ class EpisodeHandle:
 
         async def ask(replica: Replica) -> ElementReply:
             nonlocal waits_for_home
-            parent = traceparent()
             if verb == "reset":
                 self._unsure.add(replica)
             try:
-                reply = await replica.ask(verb, body, parent)
+                reply = await replica.ask(verb, body)
             except Unreachable as error:
                 if verb == "reset" and self._client.live and not isinstance(error, NotSent):
                     self._home, waits_for_home = replica, True
@@ -262,7 +260,7 @@ class EpisodeHandle:
                 raise HeldElsewhere(f"{replica.url} does not hold this live session")
             if reply.element.get("type") == "transcript_missing":
                 whole = msgspec.json.encode({**element, "transcript": self._results})
-                reply = await replica.ask(verb, whole, parent)
+                reply = await replica.ask(verb, whole)
             kind = reply.element.get("type")
             replica.unavailable = kind == "unavailable"
             if kind in ("full", "unavailable"):
@@ -270,10 +268,7 @@ class EpisodeHandle:
                 raise Later(f"{replica.url}: {reply.element.get('message')}", LATER_S)
             return reply
 
-        with span(f"environment {verb}") as told:
-            reply, replica = await self._client.call(ranking, ask)
-            if told:
-                told.set(server=replica.url, rebuilt=reply.rebuilt)
+        reply, replica = await self._client.call(ranking, ask)
         self._home = replica
         self.replays += reply.rebuilt
         return result_of(reply.element, f"{self.task} at step {len(self._actions)} on {replica.url}")

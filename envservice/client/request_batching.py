@@ -21,7 +21,7 @@ import msgspec
 from pydantic import ValidationError
 
 from envservice.client.answers import first_answer
-from envservice.wire.schemas import MAX_BODY, REPLAYS_HEADER, TRACES_HEADER, WireModel
+from envservice.wire.schemas import MAX_BODY, REPLAYS_HEADER, WireModel
 from services.errors import EnvFault
 from services.http.bounded import whole
 
@@ -79,7 +79,6 @@ class _Queued(NamedTuple):
     """One element in the queue, with the future of its result."""
 
     element: bytes
-    parent: str
     future: asyncio.Future[ElementReply]
 
 
@@ -107,12 +106,9 @@ class Replica:
             **{verb: RequestBatcher(self, http, f"{url}/v1/episodes:{verb}", once=_never, most=BATCH)
                for verb in ("step", "close")}}
 
-    async def ask(self, verb: str, element: bytes, parent: str = "") -> ElementReply:
-        """Sends one element with others. Raises Unreachable, Later, or EnvFault if no retry helps.
-
-        `parent` is the traceparent of the span that the element belongs to.
-        """
-        return await self._batchers[verb].ask(element, parent)
+    async def ask(self, verb: str, element: bytes) -> ElementReply:
+        """Sends one element with others. Raises Unreachable, Later, or EnvFault if no retry helps."""
+        return await self._batchers[verb].ask(element)
 
     async def get(self, path: str, form: type[Form]) -> Form:
         """Reads a document. Raises Unreachable, Later, or EnvFault if no retry helps.
@@ -177,10 +173,10 @@ class RequestBatcher:
         self._sending = 0
         self._senders: set[asyncio.Task[None]] = set()  # the event loop keeps only weak references
 
-    async def ask(self, element: bytes, parent: str = "") -> ElementReply:
+    async def ask(self, element: bytes) -> ElementReply:
         """See Replica.ask."""
         future: asyncio.Future[ElementReply] = asyncio.get_running_loop().create_future()
-        self._queue.append(_Queued(element, parent, future))
+        self._queue.append(_Queued(element, future))
         if self._sending < IN_FLIGHT:
             self._sending += 1
             sender = asyncio.create_task(self._send_all())
@@ -233,12 +229,10 @@ class RequestBatcher:
 
     async def _post(self, batch: list[_Queued]) -> list[ElementReply]:
         content = b"[" + b",".join(asked.element for asked in batch) + b"]"
-        traced = any(asked.parent for asked in batch)
-        headers = {TRACES_HEADER: ",".join(asked.parent for asked in batch)} if traced else None
         most = ANSWER_BYTES + ELEMENT_BYTES * len(batch)
         try:
             response = await first_answer(
-                lambda: whole(self._http.stream("POST", self._url, content=content, headers=headers), most),
+                lambda: whole(self._http.stream("POST", self._url, content=content), most),
                 once=self._once(), within_s=self._replica.answer_s)
         except httpx.HTTPError as error:
             kind = NotSent if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout) else Unreachable

@@ -27,7 +27,6 @@ from envservice.wire.schemas import (
     MAX_BATCH,
     MAX_BODY,
     REPLAYS_HEADER,
-    TRACES_HEADER,
     CloseRequest,
     CloseResult,
     Info,
@@ -110,9 +109,8 @@ def _episodes(batches: Batches, metrics: ServerMetrics) -> APIRouter:
 
     async def answer(request: Request, verb: Verb[Element]) -> Response:
         with metrics.request(request.scope["path"]):
-            parents = request.headers.get(TRACES_HEADER)
             client, _ = request.scope["client"] or ("", 0)
-            reply = await batches.answer(verb, await _read(request), client, parents.split(",") if parents else ())
+            reply = await batches.answer(verb, await _read(request), client)
         headers = {REPLAYS_HEADER: ",".join(map(str, reply.rebuilt))} if reply.rebuilt else None
         return Response(reply.body, media_type="application/json", headers=headers)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +24,6 @@ from envservice.server.sessions import SessionStore
 from envservice.wire.problems import Problem
 from envservice.wire.schemas import MAX_BATCH, CloseRequest, ResetRequest, StepRequest
 from services.files import NOT_JSON
-from services.telemetry.tracing import span
 
 BOUNDS = (Field(max_length=MAX_BATCH), FailFast())
 """The bounds of a request's list. Validation stops at the first error, so that hostile requests cost little."""
@@ -86,10 +85,10 @@ class Batches:
         self.step = Verb("step", StepRequest, TypeAdapter(Annotated[list[StepRequest], *BOUNDS]), self._step)
         self.close = Verb("close", CloseRequest, TypeAdapter(Annotated[list[CloseRequest], *BOUNDS]), self._close)
 
-    async def answer(self, verb: Verb[Element], body: bytes, client: str, parents: Sequence[str] = ()) -> Reply:
+    async def answer(self, verb: Verb[Element], body: bytes, client: str) -> Reply:
         """Returns one result per element, in order. Raises Problem for a whole request: no list, too long, all full.
 
-        `client` is the address of the client. `parents` has the traceparent of each element, if the client traces.
+        `client` is the address of the client.
         """
         parts: list[bytes] = []
         rebuilt: list[int] = []
@@ -100,9 +99,7 @@ class Batches:
         since = time.perf_counter()
         for place, element in enumerate(elements):
             try:
-                parent = parents[place] if place < len(parents) else ""
-                part, replayed = await (
-                    self._traced(verb, element, client, parent) if parent else self._call(verb, element, client))
+                part, replayed = await self._call(verb, element, client)
             except Problem as problem:
                 problems.append(problem)
                 part, replayed = msgspec.json.encode(problem.body()), False
@@ -136,15 +133,6 @@ class Batches:
         if self._stopping and not isinstance(element, CloseRequest):
             raise Problem("full", "this server is about to stop", retry_after=STOPPING_S)
         return await self._enter(partial(verb.call, element, client))
-
-    async def _traced(
-        self, verb: Verb[Element], element: Element | Problem, client: str, parent: str,
-    ) -> tuple[bytes, bool]:
-        with span(f"serve {verb.name}", parent=parent) as told:
-            part, replayed = await self._call(verb, element, client)
-            if told and replayed:
-                told.rename("serve rebuild")
-            return part, replayed
 
     async def _enter(self, call: Callable[[], T]) -> T:
         if self._thread is None:

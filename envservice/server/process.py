@@ -42,7 +42,6 @@ from services.errors import UserError
 from services.http.server import Server, listen, reserve, server_config
 from services.process.addresses import check_exposure, host_port
 from services.process.forks import forks_apart
-from services.telemetry import tracing
 from services.telemetry.logs import get_logger
 from services.units import GIB
 
@@ -171,7 +170,6 @@ async def _maintain(server: _Server, listener: socket.socket, batches: Batches, 
 
 def _start_again(listener: socket.socket) -> NoReturn:
     """Executes the same command in this process. Leaked memory is freed; the process id and the socket stay."""
-    tracing.stop()  # it sends the spans that wait
     listener.set_inheritable(True)
     os.environ[INHERITED] = str(listener.fileno())
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - our own command line, no shell

@@ -18,9 +18,6 @@ MAX_BATCH = 256
 """The most elements of one request."""
 MAX_BODY = 4 * 1024 * 1024
 """The most bytes of one request's body."""
-TRACES_HEADER = "gagpo-traceparents"
-"""Header with the span of each element, in W3C's form and in the order of the elements, "" for none. Sent if the client
-traces. `traceparent` would name one span for the whole request, but its elements belong to many episodes."""
 REPLAYS_HEADER = "gagpo-replays"
 """Positions of the elements whose session was rebuilt. It is a header, so that a rebuilt result stays the same text."""
 MAX_ACTION = 8192

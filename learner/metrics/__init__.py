@@ -1,1 +1,1 @@
-"""Reports on learner steps: rows of metrics.jsonl, gauges and traces."""
+"""Reports on learner steps: rows of metrics.jsonl, and gauges."""

@@ -1,18 +1,15 @@
-"""The gauges and traces of one learner step: its line of metrics.jsonl, and the sizes of the groups of states."""
+"""The gauges of one learner step: its line of metrics.jsonl, and the sizes of the groups of states."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from statistics import fmean
 from typing import Any
 
 from learner.credit.types import Credit
-from services.records import Episode, Version
 from services.telemetry.heartbeat import Pulse
 from services.telemetry.overhead import counted
-from services.telemetry.tracing import record, traced
 
 GAUGES = {
     "grad_norm": ("gagpo_learner_gradient_norm", {}), "clip_fraction": ("gagpo_learner_clipped_ratio", {}),
@@ -55,14 +52,3 @@ def step_taken(pulse: Pulse, row: Mapping[str, Any], credits: Sequence[Credit], 
                 sizes.observe(size)
     pulse.progressed()
     pulse.holds(str(row["version"]))
-
-
-def trace_step(made: Version, groups: Sequence[Sequence[Episode]], credits: Sequence[Credit], *, since: int) -> None:
-    """Adds the step that made a version to the trace of each ticket. `since`: time.time_ns() at its start."""
-    if not traced():
-        return
-    for group, credit in zip(groups, credits, strict=True):
-        for episode, advantages in zip(group, credit.advantages, strict=True):
-            record("train", episode.ticket.id, since=since, step=made.step, version=made.short,
-                   staleness=made.step - 1 - episode.oldest_step, attempt=episode.attempt,
-                   advantage=fmean(advantages))

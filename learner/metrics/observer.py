@@ -1,4 +1,4 @@
-"""Reports what the training loop does: heartbeat, log, traces, and the lines of metrics.jsonl and the ledger.
+"""Reports what the training loop does: heartbeat, log, and the lines of metrics.jsonl and the ledger.
 
 The loop names its moments to an Observer (waiting, training, trained, published) and contains no other reporting.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from learner.collect import WAITS
-from learner.metrics.gauges import step_taken, trace_step
+from learner.metrics.gauges import step_taken
 from learner.metrics.step_metrics import metrics_row
 from learner.rows.batch import Groups
 from learner.trainer import StepReport
@@ -41,7 +41,6 @@ class Observer:
     _manifest: Manifest | None = None
     _groups: Groups = ()
     _report: StepReport | None = None
-    _training_since: int = 0
     _doubted: bool = False
     _energy: EnergyMeter = field(default_factory=EnergyMeter)
 
@@ -70,14 +69,12 @@ class Observer:
     def training(self, manifest: Manifest, groups: Groups) -> None:
         """The loop trains on these groups."""
         self._enter("", f"trains step {manifest.step}")
-        self._manifest, self._groups, self._training_since = manifest, groups, time.time_ns()
+        self._manifest, self._groups = manifest, groups
 
-    def trained(self, report: StepReport, *, incarnation: int, replayed: bool) -> None:
+    def trained(self, report: StepReport, *, replayed: bool) -> None:
         """The weights have moved. They are published once the version before them is evaluated."""
         assert self._manifest is not None
         self._report, step = report, self._manifest.step
-        made = Version(incarnation=incarnation, step=step)
-        trace_step(made, self._groups, report.credits, since=self._training_since)
         log.info("step trained", step=step, groups=len(self._groups), replayed=replayed)
         if report.doubt and not self._doubted:  # one line, until the two have agreed again
             log.warning("learner and sampler disagree about the sampler's tokens", step=step, reason=report.doubt)

@@ -8,14 +8,14 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import ValidationError
 
-from services.config.keys import OPEN_SECTION, check_key, check_nested, config_keys, is_section, takes_text
+from services.config.keys import OPEN_SECTION, REMOVED, check_key, check_nested, config_keys, is_section, takes_text
 from services.config.refusals import COMMAND_LINE, one_line, wrong
 from services.config.tree import Config
 from services.errors import UserError
@@ -165,6 +165,7 @@ def _read(file: Path, shipped_in: Path | None, above: tuple[Path, ...] = ()) -> 
         raise UserError(f"{file} is its own base", "remove `base` from one of these files")
     tree = read_tree(file)
     bases = tree.pop("base", [])
+    _drop_unset(tree, REMOVED)
     _check_keys(tree, file)
     merged: Tree = {}
     for base in bases if isinstance(bases, list) else [bases]:
@@ -265,6 +266,15 @@ def _set(tree: Tree, key: str, value: object) -> None:
             raise UserError(f"{section} is {below!r} in the config file", "make it a section with keys of its own")
         tree = below
     tree[leaf] = value
+
+
+def _drop_unset(tree: Tree, keys: Iterable[str]) -> None:
+    """Deletes those of the dotted `keys` whose value is None."""
+    for key in keys:
+        section, _, leaf = key.rpartition(".")
+        below = tree.get(section)
+        if isinstance(below, dict) and leaf in below and below[leaf] is None:
+            del below[leaf]
 
 
 def _check_keys(tree: Tree, where: Path | str, prefix: str = "") -> None:

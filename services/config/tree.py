@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
@@ -192,7 +191,7 @@ class RaySection(Section):
 
 
 class MetricsSection(Section):
-    """Where the run's metrics and traces are sent."""
+    """Where the run's metrics are sent."""
 
     host: str = "127.0.0.1"
     """Address on which `gagpo train` serves the run's metrics."""
@@ -200,18 +199,6 @@ class MetricsSection(Section):
     """Port of the metrics. 0: a free port, which is written to the run's file for Prometheus."""
     sinks: tuple[Literal["tensorboard", "wandb"], ...] = ()
     """Trackers that also get the rows of metrics.jsonl and evaluations.jsonl. Each needs its own package."""
-    traces: str | None = None
-    """OTLP/HTTP receiver for one trace per ticket, such as `http://127.0.0.1:4318`. None: no tracing."""
-
-    @field_validator("traces")
-    @classmethod
-    def _receiver(cls, url: str | None) -> str | None:
-        if url is not None and "@" in urlsplit(url).netloc:
-            raise ValueError("it should have no user and password, which every copy of the config would "
-                             "show: set $OTEL_EXPORTER_OTLP_HEADERS")
-        if url is not None and not (urlsplit(url).scheme in ("http", "https") and urlsplit(url).hostname):
-            raise ValueError(f"{url!r} is no address of an OTLP/HTTP receiver, such as http://127.0.0.1:4318")
-        return url
 
 
 class Config(Section):

@@ -31,7 +31,6 @@ from services.store.lease import Lease
 from services.store.store import Store
 from services.telemetry.evaluation_labels import on_curve, title_of
 from services.telemetry.heartbeat import NO_SERVERS
-from services.telemetry.tickets import trace_drop, trace_issue
 
 TICK_S = 0.2
 LOOK_EVERY_S = 5.0
@@ -136,7 +135,6 @@ class Controller:
             group = typed(group, self.hooks.task_type)
             if not self.store.issue(self.lease, group, capacity=limit):
                 return
-            trace_issue(group)
             index += 1
 
     def drop_failed(self) -> None:
@@ -148,10 +146,8 @@ class Controller:
             self.hooks.note(f"dropped {failed.group} ({failed.task}): {failed.reason}")
             if failed.group.startswith("eval/"):
                 if self._evaluation is not None:
-                    trace_drop(failed.group, self._evaluation.request.samples, failed.reason)
                     self._evaluation.group_dropped(failed)
                 continue
-            trace_drop(failed.group, self.config.learner.group_size, failed.reason)
             self._task_failures[failed.task] += 1
             self._refuse_too_many_failures(failed)
 

@@ -13,7 +13,7 @@ from services.store.lease import Lease
 from services.store.step_log import whole
 from services.store.store import Store
 from services.telemetry.logs import get_logger
-from services.telemetry.tickets import reason_class, trace_drop, trace_issue
+from services.telemetry.tickets import reason_class
 
 log = get_logger("controller")
 
@@ -51,9 +51,7 @@ class Evaluation:
         for group in self.request.tickets():
             if group[0].group not in groups:
                 continue
-            tickets = typed(group, self._task_type)
-            self._store.issue(self._lease, tickets, capacity=0)
-            trace_issue(tickets)
+            self._store.issue(self._lease, typed(group, self._task_type), capacity=0)
 
     def group_dropped(self, drop: Drop) -> None:
         """Counts a group as dropped if it belongs to this evaluation. Its task will be missing from the result."""
@@ -64,10 +62,7 @@ class Evaluation:
 
     def give_up(self) -> None:
         """Drops what is left of it. The same tasks may be issued again, for another version."""
-        reason = f"the weights of version {self.request.version.short} are gone"
-        for group in sorted(self._pending):
-            trace_drop(group, self.request.samples, reason)
-        clear(self._store, self._lease, reason)
+        clear(self._store, self._lease, f"the weights of version {self.request.version.short} are gone")
 
     def collect(self) -> list[Episode] | None:
         """Returns all episodes once every group is ready or dropped, else None."""

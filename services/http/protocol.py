@@ -17,7 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from services.http.connections import Connections, Waits
 
 MAX_HEAD = 32 * 1024
-"""Most bytes of a request's line and headers. Our largest head, with the traces of 256 elements, has 14 KiB."""
+"""Most bytes of a request's line and headers. Our own clients send less than 1 KiB; a proxy may add to it."""
 MAX_MESSAGE = 16 * 1024 * 1024
 """Most bytes of a request, chunk headers included. Applications have lower limits of their own."""
 TOO_LARGE = ("431 Request Header Fields Too Large", f"the head of a request may have at most {MAX_HEAD} bytes")

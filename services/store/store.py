@@ -81,11 +81,6 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     issued_at: float
     """When the ticket was issued, by time.monotonic() of this process."""
 
-    @property
-    def waited_s(self) -> float:
-        """Returns the seconds since the ticket was issued."""
-        return time.monotonic() - self.issued_at
-
     def pause_s(self, first_s: float) -> float:
         """Returns the seconds until the next attempt, if this one has failed: about `first_s` after the first attempt,
         four times as long after the second. Random, so that the tickets of one fault do not all come back at once."""

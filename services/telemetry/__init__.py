@@ -1,1 +1,1 @@
-"""Metrics, heartbeats, logs and traces of every process."""
+"""Metrics, heartbeats and logs of every process."""

@@ -32,7 +32,6 @@ from services.config.tree import Config
 from services.errors import UserError
 from services.files import read_json
 from services.object_folder import ObjectFolder
-from services.telemetry import tracing
 from services.units import GIB
 
 TAGGED = ("meta", "compact-meta")
@@ -73,7 +72,6 @@ def check_parts(config: Config, *, planned: bool = False, before: Config | None 
     check_template(config)
     (check_learner if learner else _sessions)(config)
     sinks.check(config)
-    tracing.check(config.metrics.traces)
     plan = make_plan(config, learner=learner)
     elsewhere = planned and config.hardware is not None
     check_gpus(config, gpu_pool.pool_of(config), private=plan.private_ray)

@@ -183,7 +183,6 @@ def describe(config: Config, *, resume: bool = False, games: str | None = None, 
     ]
     lines += [f"  redis at {config.redis.url.rpartition('@')[2]}"] if config.redis.url else []
     lines += [f"  environment server at {url}" for url in config.env.urls]
-    lines += [f"  traces to {config.metrics.traces}"] if config.metrics.traces else []
     lines += [] if plan.private_ray else [f"  Ray at {ray_address(config)}"]
     gpu_memory = gpu_plan(config, pool_of(config))
     lines += describe_gpus(gpu_memory) if gpu_memory else []

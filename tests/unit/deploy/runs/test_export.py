@@ -31,7 +31,7 @@ def test_an_exported_config_says_how_to_play_and_no_addresses_or_secrets(tmp_pat
         "redis.url=rediss://gagpo:hunter2@db.corp:6379/0", "redis.password_file=/secrets/redis",
         "env.urls=[http://games.corp:8100]", "env.token_file=/secrets/env", "env.search.url=[http://find.corp]",
         "prompting.key_file=/secrets/key", "storage.url=s3://corp-bucket/runs", "ray.address=ray.corp:6379",
-        "metrics.traces=http://traces.corp:4318", f"runs_dir={tmp_path / 'private'}", "env.webshop.goals=human",
+        f"runs_dir={tmp_path / 'private'}", "env.webshop.goals=human",
         "env.history=5", "model.system_prompt=You shop.", "rollout.max_response_tokens=99", "eval.temperature=0.7"))
     dump_config(config, tmp_path / "run/config.yaml")
 
