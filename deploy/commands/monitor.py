@@ -1,4 +1,4 @@
-"""`gagpo monitor`: Prometheus and Grafana beside local runs. Wiring only."""
+"""`gagpo monitor`: Prometheus and Grafana over local runs. Wiring only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
         "monitor",
         help="watch runs in Prometheus and Grafana",
         description="Starts Prometheus, and Grafana if it is installed, over all runs of a folder (later ones too)\n"
-        "with our boards and alerts, and prints their addresses. Their data is in RUNS/.monitor.",
+        "with our dashboards and alerts, and prints their addresses. Their data is in RUNS/.monitor.",
         epilog="example:\n  gagpo monitor\n  gagpo monitor runs --port 0",
     )
     parser.add_argument("runs_dir", metavar="RUNS", nargs="?", type=Path, default=RUNS,
@@ -32,17 +32,17 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
 def run(args: argparse.Namespace) -> None:
     """Serves until SIGTERM or Ctrl-C. Raises UserError for a folder that is missing, without Prometheus, for a port
     that is taken and for a --ray file that is missing, and Fault if one of the servers ends."""
-    if not args.runs_dir.is_dir() and args.runs_dir != RUNS:  # runs/ comes with the first run
+    if not args.runs_dir.is_dir() and args.runs_dir != RUNS:  # the first run makes runs/
         raise UserError(f"there is no folder {args.runs_dir}", "give the folder that holds the runs")
     if args.ray is not None and (not args.ray.is_file() or args.ray.suffix != ".json"):
         raise UserError(f"--ray {args.ray} is no JSON file",
                         "give prom_metrics_service_discovery.json in the temporary folder of Ray's head")
     from deploy.monitor.servers import grafana, prometheus
 
-    with suppress(KeyboardInterrupt):  # that is how its user ends it
+    with suppress(KeyboardInterrupt):  # Ctrl-C is how its user ends it
         with (prometheus(args.runs_dir, port=args.port, ray=args.ray) as source,
               grafana(args.runs_dir, source, port=args.grafana_port) as pages):
             print(f"Prometheus: {source}", flush=True)
-            print(f"Grafana:    {pages or 'not installed; the boards are in deploy/prometheus/grafana'}", flush=True)
+            print(f"Grafana:    {pages or 'not installed; our dashboards: deploy/prometheus/grafana'}", flush=True)
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
         raise Fault(f"Prometheus or Grafana ended by itself; the logs are in {args.runs_dir / '.monitor'}")

@@ -1,1 +1,1 @@
-"""Prometheus and Grafana over runs: boards, and the processes of `gagpo monitor`."""
+"""Prometheus and Grafana over runs: the child processes of `gagpo monitor`."""

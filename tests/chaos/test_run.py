@@ -2,7 +2,7 @@
 
 The tests follow one run through its life and stand in its order. Where a test breaks the run, the games of its next
 step stop in the middle, so that the run is there on a fast machine too. A Prometheus watches all of it, so that at the
-end every board can be asked what it shows.
+end every dashboard can be asked what it shows.
 """
 
 import json
@@ -17,11 +17,11 @@ import held_alfworld
 import psutil
 import pyarrow.parquet as pq
 import pytest
+from dashboards import list_queries
 from processes import gone
 from prometheus_api import ask, shows
 
 from deploy.launch.planning.task_sets import open_task_sets
-from deploy.monitor.boards import BOARDS
 from deploy.monitor.servers import prometheus
 from deploy.runs.configs import load_config
 from services.controller.tickets import TaskStream
@@ -174,16 +174,15 @@ def test_undisturbed_it_ends_with_the_same_bits(train, runs_dir: Path):
     assert len(set(digests[0].values())) == 3
 
 
-def test_every_panel_of_every_board_shows_something_of_these_runs(watched: str | None):
+def test_every_panel_of_every_dashboard_shows_something_of_these_runs(watched: str | None):
     if watched is None:
         pytest.skip("prometheus is not installed")
     without_value = {
         "FLOP utilisation": "only on GPUs",
         "Replays": "whether a session was lost depends on the moment in which the server died",
     }
-    dark = {f"{board.title}, {panel.title}: {query.expr}" for board in BOARDS for row in board.rows
-            for panel in row.panels for query in panel.queries
-            if panel.title not in without_value and not shows(watched, query.expr)}
+    dark = {f"{query.dashboard}, {query.panel}: {query.expr}" for query in list_queries()
+            if query.panel not in without_value and not shows(watched, query.expr)}
     assert dark == set()
 
 

@@ -20,8 +20,7 @@ import pytest
 import yaml
 
 from deploy.launch.monitoring import target_groups
-from deploy.monitor.grafana import DASHBOARDS
-from deploy.monitor.servers import RULES, grafana, prometheus
+from deploy.monitor.servers import DASHBOARDS, SHIPPED, grafana, prometheus
 from deploy.runs.folder import targets_folder
 from services.errors import UserError
 from services.telemetry.exposition import serving
@@ -65,7 +64,7 @@ def test_a_run_is_found_and_scraped_until_ctrl_c(tmp_path: Path):
             assert series["value"][1] == "3"
             (rules,) = [group["rules"] for group in ask(url, "rules")["groups"]]
             assert {rule["health"] for rule in rules} <= {"ok", "unknown"}
-            declared = yaml.safe_load((RULES / "rules.yml").read_text())["groups"][0]["rules"]
+            declared = yaml.safe_load((SHIPPED / "rules.yml").read_text())["groups"][0]["rules"]
             assert [rule["name"] for rule in rules] == [rule["alert"] for rule in declared]
             (child,) = psutil.Process(process.pid).children(recursive=True)
             assert (runs_dir / ".monitor" / "token").stat().st_mode & 0o777 == 0o600

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from deploy.monitor.servers import RULES, configuration
+from deploy.monitor.servers import SHIPPED, prometheus_config
 from services.telemetry.names import CATALOGUE
 
 ROOT = Path(__file__).parents[4]
 PLAYED = Path(__file__).with_name("alerts.yml")
-ALERTS = [rule for group in yaml.safe_load((RULES / "rules.yml").read_text())["groups"] for rule in group["rules"]]
+ALERTS = [rule for group in yaml.safe_load((SHIPPED / "rules.yml").read_text())["groups"] for rule in group["rules"]]
 needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (Debian: prometheus) is missing")
 
 
@@ -31,7 +31,7 @@ def test_alerts_fire_when_they_should_and_not_before():
 
 @needs_promtool
 def test_the_shipped_configuration_is_valid():
-    promtool("check", "config", RULES / "prometheus.yml")
+    promtool("check", "config", SHIPPED / "prometheus.yml")
 
 
 @needs_promtool
@@ -39,7 +39,7 @@ def test_a_configuration_for_this_machine_is_valid(tmp_path: Path):
     token = tmp_path / "token"
     token.write_text("secret")
     config = tmp_path / "prometheus.yml"
-    config.write_text(configuration(tmp_path, rules=RULES / "rules.yml", ray=tmp_path / "ray.json", token=token))
+    config.write_text(prometheus_config(tmp_path, ray=tmp_path / "ray.json", token=token))
     promtool("check", "config", config)
     jobs = {job["job_name"]: job for job in yaml.safe_load(config.read_text())["scrape_configs"]}
     assert jobs["gagpo"]["authorization"] == {"credentials_file": str(token)}
@@ -63,7 +63,7 @@ def test_pods_get_the_labels_that_boards_and_alerts_go_by():
     for endpoint in monitor["spec"]["podMetricsEndpoints"]:
         made = {one["targetLabel"]: one.get("replacement") for one in endpoint["relabelings"]}
         assert made == {"run": None, "job": "gagpo"} | ({"part": "driver"} if endpoint["port"] == "driver" else {})
-    assert {job["job_name"] for job in yaml.safe_load((RULES / "prometheus.yml").read_text())["scrape_configs"]} == {
+    assert {job["job_name"] for job in yaml.safe_load((SHIPPED / "prometheus.yml").read_text())["scrape_configs"]} == {
         "gagpo", "ray"}
     assert any('up{job="gagpo", part!="driver"}' in alert["expr"] for alert in ALERTS)
 
