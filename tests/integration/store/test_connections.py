@@ -5,7 +5,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -175,13 +174,11 @@ def address_of(ports: list[int]) -> Iterator[int]:
     thread.join(60)
 
 
-@pytest.mark.parametrize("binary", ["path", "bundled"])
-def test_a_master_that_became_a_replica_is_left_for_the_one_that_its_address_leads_to_now(start, binary: str):
+def test_a_master_that_became_a_replica_is_left_for_the_one_that_its_address_leads_to_now(start, binary: Path):
     """Its connections live on, and refuse every write. Redis 6.2 tells that of a script in other words."""
-    used = find_redis() if binary == "path" else Path(sys.prefix) / "bin/redis-server"
     first, second = likely_port(), likely_port()
-    start("first", first, [f"port {first}"], binary=used)
-    start("second", second, [f"port {second}", f"replicaof 127.0.0.1 {first}"], binary=used)
+    start("first", first, [f"port {first}"], binary=binary)
+    start("second", second, [f"port {second}", f"replicaof 127.0.0.1 {first}"], binary=binary)
     old, new = (redis.Redis(port=port, socket_timeout=60) for port in (first, second))
     wait_until(lambda: new.info("replication")["master_link_status"] == "up")
     ports = [first]

@@ -239,10 +239,9 @@ def test_two_programs_that_look_at_once_find_no_server_where_one_was_killed(tmp_
         assert url_served_from(tmp_path) is None
 
 
-@pytest.mark.parametrize("name", ["path", "bundled"])
-def test_data_that_a_power_loss_has_damaged_are_set_aside(tmp_path, name):
+def test_data_that_a_power_loss_has_damaged_are_set_aside(tmp_path, binary):
     """A file system may fill the lost end of a file with zeros. The checkpoint says where the run goes on."""
-    server = RedisServer(tmp_path, find_redis() if name == "path" else Path(sys.prefix) / "bin/redis-server")
+    server = RedisServer(tmp_path, binary)
     server.start()
     Store(server.url, "run").acquire("controller", "first")
     server.stop()
