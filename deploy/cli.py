@@ -24,11 +24,9 @@ from typing import NoReturn, TextIO
 
 from deploy.commands import (
     audit,
-    bench,
     credit,
     doctor,
     eval,
-    experiment,
     explore,
     export,
     monitor,
@@ -41,7 +39,6 @@ from deploy.commands import (
     serve_agent,
     serve_env,
     sft,
-    simulate,
     status,
     tasks,
     train,
@@ -69,18 +66,22 @@ COMMANDS: tuple[Callable[[Subparsers], None], ...] = (
     serve_agent.add_parser,
     status.add_parser,
     scale.add_parser,
-    simulate.add_parser,
     audit.add_parser,
     explore.add_parser,
     report.add_parser,
     monitor.add_parser,
     export.add_parser,
     credit.add_parser,
-    bench.add_parser,
-    experiment.add_parser,
     doctor.add_parser,
     selftest.add_parser,
 )
+
+MOVED = {
+    "bench": "`python -m lab.bench` in a clone of the repository",
+    "experiment": "`python -m lab.experiments` in a clone of the repository",
+    "simulate": "`python -m lab.simulation` in a clone of the repository",
+}
+"""Former command -> what to use instead."""
 
 REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 """Errors of a file that this user may not read or write, or nobody on this mount."""
@@ -117,6 +118,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Parses arguments. Raises UserError. Overrides may be between options, which argparse alone would refuse."""
     parser = build_parser()
     names = next(a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction))  # pyright: ignore[reportPrivateUsage]
+    if argv and argv[0] in MOVED:
+        raise UserError(f"`gagpo {argv[0]}` has moved", f"use {MOVED[argv[0]]}")
     if argv and not argv[0].startswith("-") and argv[0] not in names:
         near = difflib.get_close_matches(argv[0], names, n=1)
         raise UserError(f"there is no command {argv[0]!r}",
@@ -160,21 +163,29 @@ def _check_places(parser: argparse.ArgumentParser, args: argparse.Namespace) -> 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit status; every failure ends in one line on stderr."""
+    """Runs one command of `gagpo` and returns its exit status."""
+    def command() -> int | None:
+        args = parse(sys.argv[1:] if argv is None else argv)
+        check_one_installation()
+        return args.run(args)
+
+    return run_guarded(command)
+
+
+def run_guarded(command: Callable[[], int | None]) -> int:
+    """Runs a command and returns its exit status; every failure ends in one line on stderr."""
     with signals_unwind():
-        status = _run(sys.argv[1:] if argv is None else argv)
+        status = _run(command)
         _flush_or_drop(sys.stderr)
         return status
 
 
-def _run(argv: Sequence[str]) -> int:
+def _run(command: Callable[[], int | None]) -> int:
     wait_politely()
     if isinstance(sys.stdout, io.TextIOWrapper):  # a locale without UTF-8 has no characters for some of our text
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        args = parse(argv)
-        check_one_installation()
-        status = args.run(args) or 0
+        status = command() or 0
         sys.stdout.flush()
     except UserError as error:
         return _say(f"{error.what}; {error.fix}", 2)

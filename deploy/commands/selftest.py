@@ -15,7 +15,7 @@ from deploy.launch.planning.gpu_pool import visible
 from services.errors import UserError
 
 if TYPE_CHECKING:
-    from deploy.bench.selftest.sizes import Size
+    from deploy.selftest.sizes import Size
     from learner.selftest.table import Line
 
 PARTS = ("engine", "loop", "learner")
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     if visible() is None:
         raise UserError("the self-test needs an NVIDIA GPU, and this machine has none",
                         "run it on a machine whose `nvidia-smi` lists a GPU")
-    from deploy.bench.selftest.sizes import GPU
+    from deploy.selftest.sizes import GPU
 
     parts = PARTS if args.part is None else (args.part,)
     lines: list[Line] = []
@@ -56,13 +56,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_parts(parts: tuple[str, ...], size: Size, folder: Path, tell: Callable[[str], object]) -> Iterator[Line]:
-    """Yields the lines of the parts as they are found. `size`: GPU or CPU of deploy/bench/selftest/sizes.py.
+    """Yields the lines of the parts as they are found. `size`: GPU or CPU of deploy/selftest/sizes.py.
 
     A part that raises is a line with its reason, and the other parts run all the same.
     """
-    from deploy.bench.selftest.engine_part import engine_part
-    from deploy.bench.selftest.loop_part import loop_part
-    from deploy.bench.selftest.sizes import make_model
+    from deploy.selftest.engine_part import engine_part
+    from deploy.selftest.loop_part import loop_part
+    from deploy.selftest.sizes import make_model
     from learner.selftest.table import attempt
 
     tell("a model of random weights")

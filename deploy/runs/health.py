@@ -2,7 +2,7 @@
 show their findings, and the metric gagpo_health_warning has them. deploy/prometheus/rules.yml has alerts for shares, a
 gradient of 0, entropy and success, but none for "length" and for a gradient that is not finite.
 
-No threshold was crossed by any of the 65 runs of docs/experiments/credit.md, which all learned something.
+No threshold was crossed by any of the 65 runs of lab/experiments/credit/README.md, which all learned something.
 """
 
 from __future__ import annotations

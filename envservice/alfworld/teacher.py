@@ -52,7 +52,7 @@ def _in_vain(action: str, first: Outcome, now: Outcome, rng: random.Random) -> s
     """Returns a go to where the agent stands, or a take of an object of the task's kind where none is.
 
     Agents repeat these to the end of a lost episode if no demonstration shows a way out
-    (docs/reproduction.md#the-best-agent).
+    (lab/records/reproduction.md, "The best agent").
     """
     possible = set(now.admissible_actions)
     here = [each for each in GameMemory(first).receptacles if f"go to {each}" not in possible]

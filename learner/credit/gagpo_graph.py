@@ -1,4 +1,4 @@
-"""GAGPO with values from the group's transition graph instead of mean returns (ours; docs/experiments/loglinear.md).
+"""GAGPO with values from the group's transition graph instead of mean returns (ours).
 
     (N(s) + κ) V(s) = Σ over visits of s [r + γ V(s')] + κ m      one linear system per episode i, from the others
     λ_t = 1 - (1 - λ) N(s_t) / (N(s_t) + κ)                       soft: few visits, little bootstrapping

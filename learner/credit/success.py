@@ -1,4 +1,4 @@
-"""The unbiased credit that the estimators are measured against (deploy/experiment/alignment.py)."""
+"""The unbiased credit that the estimators are measured against (lab/experiments/gradient/alignment.py)."""
 
 from __future__ import annotations
 

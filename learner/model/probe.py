@@ -14,7 +14,7 @@ logits, so
 
 in nats, for the mean over the tokens of a row (packed) or of the batch (sampler). If a feature of a family is left out,
 the difference is 10^-3 to 20 nats. In bfloat16 the bound is so wide that only gross mistakes are found: probe new
-families in float32 (`python -m deploy.bench.models`).
+families in float32 (`python -m lab.bench.models`).
 """
 
 from __future__ import annotations

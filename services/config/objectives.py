@@ -40,7 +40,7 @@ class CriticSection(Section):
 
     lr: float | None = Field(default=None, gt=0)
     """Learning rate of the critic's AdamW. None: ten times `learner.lr`, as in verl-agent's scripts. A critic that is
-    not faster than the policy leaves Turn-PPO without gain (docs/experiments/peers.md)."""
+    not faster than the policy leaves Turn-PPO without gain (lab/experiments/peers/README.md)."""
     value_clip: float = Field(default=0.5, gt=0)
     """Largest change of a value in one step that its loss counts. Changes beyond it are clipped."""
 

@@ -1,4 +1,4 @@
-"""CPU seconds that this process spends on metrics, logs, the archive and kept turns. `gagpo bench overhead` tells them.
+"""CPU seconds that this process spends on metrics, logs, the archive and kept turns, for `lab.bench.overhead`.
 
 Only the calling thread counts, so a thread that waits costs nothing. A part within another counts for the outer one.
 """

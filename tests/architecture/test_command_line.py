@@ -8,9 +8,8 @@ from deploy.cli import build_parser
 
 COMMANDS = next(
     action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction)).choices
-PROMISED = ("train", "sft", "eval", "tasks", "play", "prompt", "new-env", "serve-env", "serve-agent", "credit", "bench",
-            "experiment", "status", "scale", "simulate", "audit", "explore", "report", "monitor", "export", "doctor",
-            "selftest")
+PROMISED = ("train", "sft", "eval", "tasks", "play", "prompt", "new-env", "serve-env", "serve-agent", "credit",
+            "status", "scale", "audit", "explore", "report", "monitor", "export", "doctor", "selftest")
 
 
 def test_the_commands_are_those_that_were_promised():

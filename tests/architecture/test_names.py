@@ -6,7 +6,7 @@ from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("deploy", "envservice", "learner", "rollout", "services")
+ROOMS = ("deploy", "envservice", "lab", "learner", "rollout", "services")
 ASKED = re.compile(r"(credit|options)\.estimator\s*(==|!=|in\b|\.startswith)")
 
 

@@ -23,7 +23,7 @@ def test_every_folder_with_modules_is_a_package():
 
 def test_names_that_belong_to_others_are_no_packages():
     """`proto` is proto-plus's import name, which ray[default] installs."""
-    assert {"proto", "tests", "scripts", "docs"}.isdisjoint(name.partition(".")[0] for name in LISTED)
+    assert {"proto", "tests", "scripts", "docs", "lab"}.isdisjoint(name.partition(".")[0] for name in LISTED)
     assert not (ROOT / "proto" / "__init__.py").exists()
 
 

@@ -12,7 +12,7 @@ NEVER = {"torch.load", "pickle.load", "pickle.loads", "yaml.unsafe_load", "yaml.
 
 
 def calls() -> Iterator[tuple[str, ast.Call]]:
-    for folder in ("services", "envservice", "rollout", "learner", "deploy"):
+    for folder in ("services", "envservice", "rollout", "learner", "deploy", "lab"):
         for file in sorted((ROOT / folder).rglob("*.py")):
             for node in ast.walk(ast.parse(file.read_text())):
                 if isinstance(node, ast.Call):

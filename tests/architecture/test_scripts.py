@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SCRIPTS = ("scripts/setup", "scripts/check", "scripts/test", "scripts/containers", "scripts/object-store",
-           "scripts/resume-check", ".ci/run")
+           ".ci/run")
 
 
 def pins(lines: list[str]) -> dict[str, str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from services.process.packages import OURS
 
 ROOT = Path(__file__).parents[2]
-FILES = sorted(file.relative_to(ROOT) for top in (*OURS, "gagpo") for file in (ROOT / top).rglob("*.py"))
+FILES = sorted(file.relative_to(ROOT) for top in (*OURS, "gagpo", "lab") for file in (ROOT / top).rglob("*.py"))
 MAX_FILE, MAX_FUNCTION, HARD_FUNCTION, MAX_POSITIONAL = 700, 40, 60, 5
 
 LONG_FILES: dict[str, str] = {}

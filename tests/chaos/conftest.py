@@ -16,7 +16,7 @@ import pytest
 from services.telemetry.metrics_file import read_rows
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(Path(__file__).parent), str(ROOT / "tests" / "toys"), str(ROOT / "scripts")]
+sys.path[:0] = [str(Path(__file__).parent), str(ROOT / "tests" / "toys")]
 POLL_S = 0.1
 START_S = 600.0
 """Longest time in seconds for cold start, Ray and vLLM on two busy cores."""

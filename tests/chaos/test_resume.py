@@ -1,4 +1,4 @@
-"""A run that is ended and resumed again and again ends with the bits of an undisturbed one: `scripts/resume-check N`.
+"""A run that is ended and resumed GAGPO_RESUMES times ends with the bits of an undisturbed one.
 
 The short form is in test_run.py, which interrupts one run once and kills two of its parts. Here a run is ended N times,
 by Ctrl-C or by the death of its driver, at moments that a seed draws: while it starts, or some seconds after a step.
@@ -25,7 +25,7 @@ LIFE_S = 600.0
 
 pytestmark = [
     pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(3600 + 600 * RESUMES),
-    pytest.mark.skipif(RESUMES == 0, reason="takes half a minute for each resume: scripts/resume-check N"),
+    pytest.mark.skipif(RESUMES == 0, reason="takes half a minute for each resume; python -m lab.resume_check N"),
 ]
 
 

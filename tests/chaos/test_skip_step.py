@@ -18,11 +18,11 @@ from urllib.parse import urlsplit
 import msgspec
 import numpy as np
 import pytest
-from faulty_proxy import FaultyProxy
 from ports import likely_port
 from processes import gone
 
 from deploy.members.env_server import EnvServer
+from lab.faulty_proxy import FaultyProxy
 from services.records import Episode, Step, Ticket, Version, VersionSpan
 from services.store.redis_server import url_served_from
 from services.store.store import Claim, Store

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from scripted_member import Scripted
 
-from deploy.bench.simulated import InThread, SimulatedRun, TimedStore, simulated_worker, unaccounted
 from deploy.launch.scaling import LOOK_S, Scaling
 from deploy.launch.topology import Topology
 from deploy.members.env_server import EnvServer
@@ -22,6 +21,7 @@ from deploy.runs.configs import load_config
 from deploy.runs.folder import RunFolder
 from deploy.runs.wanted import WantedNumbers, read_wanted
 from envservice.client.client import EnvClient, EpisodeHandle
+from lab.bench.simulated import InThread, SimulatedRun, TimedStore, simulated_worker, unaccounted
 from rollout.worker import RolloutWorker
 from services.config.file import dump_config
 from services.config.rollout import RolloutSection

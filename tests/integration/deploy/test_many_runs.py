@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from deploy.experiment.common import keep_cold_evaluations, prepare
-from deploy.experiment.design import PlannedRun
-from deploy.experiment.progress import RunsProgress
-from deploy.experiment.runs import Runner, left
 from deploy.launch.planning.task_sets import open_task_sets
 from deploy.runs.configs import load_config
 from deploy.runs.folder import RunFolder
 from deploy.runs.records import read_records
 from deploy.training import sweep
 from deploy.training.paper_tables import ABLATIONS
+from lab.experiments.credit.common import keep_cold_evaluations, prepare
+from lab.experiments.credit.design import PlannedRun
+from lab.experiments.credit.progress import RunsProgress
+from lab.experiments.credit.runs import Runner, left
 from services.config.tree import Config
 
 pytestmark = [pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(1800)]

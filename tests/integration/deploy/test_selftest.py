@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from deploy import cli
-from deploy.bench.selftest.engine_part import PARALLEL
-from deploy.bench.selftest.sizes import CPU
 from deploy.commands import selftest
 from deploy.launch.planning import gpu_pool
+from deploy.selftest.engine_part import PARALLEL
+from deploy.selftest.sizes import CPU
 
 pytestmark = pytest.mark.vllm
 

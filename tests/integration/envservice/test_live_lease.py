@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.bench.served import served
 from envservice.client.client import EnvClient
+from lab.bench.served import served
 from services.errors import EnvFault
 
 GAME = """

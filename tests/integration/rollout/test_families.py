@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.bench.models import HEAD, PAGE, table_row
-from deploy.bench.tiny_families import FAMILIES, Family
+from lab.bench.models import HEAD, PAGE, table_row
+from lab.bench.tiny_families import FAMILIES, Family
 
 pytestmark = pytest.mark.vllm
 

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from playing_worker import DEADLINE_S, issue
 
-from deploy.bench.simulated import SimulatedRunner, simulated_worker
 from envservice.client.client import EnvClient
+from lab.bench.simulated import SimulatedRunner, simulated_worker
 from services.config.rollout import RolloutSection
 from services.records import Version
 from services.telemetry.logs import configure_logs

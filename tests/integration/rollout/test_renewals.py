@@ -9,8 +9,8 @@ import threading
 import pytest
 from playing_worker import DEADLINE_S, issue
 
-from deploy.bench.simulated import simulated_worker
 from envservice.client.client import EnvClient
+from lab.bench.simulated import simulated_worker
 from services.config.rollout import RolloutSection
 from services.records import Version
 from services.store.store import Store

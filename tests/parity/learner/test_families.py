@@ -8,7 +8,7 @@ import torch
 from learner_tiny import make_config
 from transformers import AutoModelForCausalLM, Gemma4TextConfig
 
-from deploy.bench.tiny_families import FAMILIES, make_family
+from lab.bench.tiny_families import FAMILIES, make_family
 from learner.model import attention, family
 from learner.model import policy as module
 from learner.model import probe as probing

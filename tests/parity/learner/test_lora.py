@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.peft_helper import PEFTHelper
 
-from deploy.bench.tiny_families import FAMILIES, make_family
+from lab.bench.tiny_families import FAMILIES, make_family
 from learner.checkpoints.lora_export import write_adapter
 from learner.model.lora import DOWN, UP, LoraLinear, add_adapters
 from learner.model.memory import adapter_parameters

@@ -10,7 +10,7 @@ from learner_tiny import CASES, make_config, make_groups, make_step, weights
 from torch.distributed.tensor import DTensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from deploy.bench.tiny_families import FAMILIES, make_family
+from lab.bench.tiny_families import FAMILIES, make_family
 from learner import step
 from learner.model.loading import empty_model
 from learner.model.memory import (

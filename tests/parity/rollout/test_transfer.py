@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 
-from deploy.bench.transfer import trips
+from deploy.selftest.transfer import trips
 from rollout.engine.engine import Engine
 from rollout.transfer.receiver import Receiver
 from services.records import Version

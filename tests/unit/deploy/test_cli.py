@@ -42,7 +42,8 @@ def raising(error: BaseException):
     (["doctor", "--jsn"], "error: unrecognised argument --jsn; did you mean --json?"),
     (["doctor", "extra"], "error: unrecognised argument extra; see `gagpo doctor --help`"),
     (["credit", "1.jsonl", "2.jsonl"], "error: unrecognised argument 2.jsonl; see `gagpo credit --help`"),
-    (["bench"], "error: the following arguments are required: name; see `gagpo bench --help`"),
+    (["export"], "error: the following arguments are required: RUN, OUT; see `gagpo export --help`"),
+    (["bench", "credit"], "error: `gagpo bench` has moved; use `python -m lab.bench` in a clone of the repository"),
 ])
 def test_a_mistake_is_one_line_and_exit_2(argv: list[str], line: str, capsys: pytest.CaptureFixture[str]):
     assert cli.main(argv) == 2

@@ -14,7 +14,7 @@ from learner.selftest.table import Line, attempt
 
 ROOT = Path(__file__).parents[3]
 SMALL = {"blake3", "msgspec", "pydantic", "zstandard"}
-"""The packages that docs/performance.md asks for beside torch and transformers."""
+"""The packages that lab/records/performance.md asks for beside torch and transformers."""
 THEIRS = {"huggingface_hub", "jinja2", "numpy", "packaging", "psutil", "regex", "rich", "safetensors", "tokenizers",
           "torch", "transformers"}
 """Those of our dependencies that torch and transformers install, or use where they are."""
@@ -47,7 +47,7 @@ def test_every_check_passes_at_a_tiny_size():
     ours = {re.split(r"[\[<>=]", one)[0].replace("-", "_") for one in
             tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]}
     assert ours & set(lines[-1].split()[1:]) - THEIRS == SMALL
-    asked = (ROOT / "docs/performance.md").read_text().partition("Besides torch")[2].partition("So it runs")[0]
+    asked = (ROOT / "lab/records/performance.md").read_text().partition("Besides torch")[2].partition("So it runs")[0]
     assert all(f"`{name}`" in asked for name in SMALL)
 
 

@@ -234,13 +234,6 @@ def test_a_folder_of_another_user_is_one_line(trained: Path):
     assert done.stdout == f"{[2] * 6}\n", "a supervisor starts again after 1, for ever"
 
 
-@pytest.mark.parametrize("text", ["", "{", "[" * 100_000, '{"x": ' * 100_000, "null", "\x00", '{"turns": [-1]}'])
-def test_damaged_figures_are_one_line(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    (tmp_path / "gpu.json").write_text(text)
-    assert main(["simulate", "--config", "alfworld-tiny", "--figures", str(tmp_path / "gpu.json")]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-
-
 @pytest.mark.parametrize("text", [
     "", "{", "[" * 100_000, "null", '{"episodes": 3}', "\x00", '{"episodes": [{"steps": [{}]}]}'])
 def test_a_damaged_group_is_one_line(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -61,8 +61,6 @@ DRY = ["train", "--config", "alfworld-tiny", "--dry-run"]
      "argument --temperature: it must be above 0, not -1; see `gagpo eval --help`"),
     (["eval", "mine", "--max-steps", "-2"],
      "argument --max-steps: it must be at least 1, not -2; see `gagpo eval --help`"),
-    (["simulate", "--config", "alfworld-tiny", "--figures", "runs"], "runs has no figures (Is a directory); make one "
-     "by `gagpo simulate --from RUN --json`, whose `figures` it has"),
     (["scale", "mine", "env=100000"],
      "'env=100000' is no number of processes; write rollout=N or env=N, with N from 1 to 99999"),
     ([*DRY, "--steps", "3"], "unrecognised argument --steps; did you mean steps=VALUE, without dashes?"),
@@ -107,8 +105,6 @@ DRY = ["train", "--config", "alfworld-tiny", "--dry-run"]
     (["export", "min", "out"], "min is not the folder of a run; did you mean runs/mine?"),
     (["report", "mine", "--out", "empty.json"], "empty.json cannot be written (Not a directory: CWD/empty.json); name "
      "a folder that you may write to with --out"),
-    (["experiment", "tabular", "--out", "empty.json"], "empty.json cannot be written (Not a directory: "
-     "CWD/empty.json); name a folder that you may write to with --out"),
     (["eval", "--policy", "react", "--endpoint", "http://127.0.0.1:9/v1", "--model", "m", "--episodes", "1", "--out",
       "half"], "half is a folder; name a file in it with --out"),
     (["eval", "--policy", "react", "--endpoint", "http://127.0.0.1:9/v1", "--model", "m", "--out", "half",
@@ -120,9 +116,6 @@ DRY = ["train", "--config", "alfworld-tiny", "--dry-run"]
     (["report", "mine", "--steps", "a,b"],
      "argument --steps: write learner steps as 60,120, not as 'a,b'; see `gagpo report --help`"),
     (["explore", "mine", "runs/mine"], "a run is given twice; name each run once"),
-    (["simulate", "--config", "alfworld-tiny", "--from", "mine", "--from", "runs/mine"],
-     "a run is given twice; name each run once"),
-    (["experiment", "gradient", "--out", "runs", "--runs", "mine", "mine"], "a run is given twice; name each run once"),
     (["explore", "runs"], "runs is not the folder of a run; give one of runs/mine"),
     (["monitor", "absent"], "there is no folder absent; give the folder that holds the runs"),
     (["monitor", "runs", "--port", "-5"],
@@ -148,9 +141,6 @@ DRY = ["train", "--config", "alfworld-tiny", "--dry-run"]
      "run `pip install --no-deps alfworld==0.4.2 && alfworld-download`, and set ALFWORLD_DATA to its folder"),
     (["play", "alfworld-gen/valid/look-0001", "learner.credit.lamb=1"], "unknown key learner.credit.lamb: the "
      "estimator gagpo has none of this name; did you mean learner.credit.lam?"),
-    (["bench", "soak", "--minutes", "-1"], "argument --minutes: it must be above 0, not -1; see `gagpo bench --help`"),
-    (["bench", "soak", "--sessions", "x=3"], "there is no environment 'x'; set env.name to one of alfworld, webshop, "
-     "search, scienceworld, or to module:attribute of your own"),
     (["credit", "logged.jsonl"],
      "logged.jsonl line 2: JSON is malformed: invalid character (byte 4); see gagpo credit --help for the form"),
     (["credit", "empty.json"], "empty.json is empty; see gagpo credit --help for the form"),

@@ -6,7 +6,6 @@ import pytest
 
 import gagpo
 from deploy import cli
-from deploy.bench.simulation.calibrate import calibrate
 from deploy.runs.configs import load_config
 from deploy.runs.export import export
 from deploy.runs.folder import RunFolder
@@ -47,11 +46,6 @@ def test_its_model_is_played(folder: RunFolder):
 def test_its_config_has_the_options_that_were_written(folder: RunFolder):
     credit = gagpo.open_run(folder.path).config.learner.credit.model_dump()
     assert (credit["level"], credit["unit"]) == (0.25, 7)
-
-
-def test_its_times_are_read(folder: RunFolder):
-    with pytest.raises(UserError, match="0 learner steps show the times of parts"):
-        calibrate([folder])
 
 
 def test_training_needs_the_module(folder: RunFolder):

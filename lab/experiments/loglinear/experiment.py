@@ -1,0 +1,273 @@
+"""`python -m lab.experiments loglinear`: estimators and state keys with a log-linear policy, seconds per run.
+
+The plan, with its primary outcome and contrasts, is in README.md. All arms of a seed get the same
+tasks and random numbers. Each run is one line of <out>/runs.jsonl and is never made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import as_completed
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from itertools import product
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+
+from deploy.training.start import saying_how_to_go_on
+from envservice.base import Environment
+from envservice.registry import open_environment
+from lab.experiments.loglinear.policy import (
+    DIMENSIONS,
+    WITH_MEMORY,
+    Floats,
+    Play,
+    Rules,
+    demonstrate,
+    inadmissible_features,
+    play,
+    probabilities,
+    score_gradient,
+)
+from lab.experiments.loglinear.table import RATE, LoglinearRun, as_lines, read_runs
+from lab.experiments.loglinear.update import Adam, credited, gradient_of, minibatch_steps
+from lab.experiments.pool import worker_pool
+from learner.credit.registry import estimator, make_options
+from learner.credit.types import Credit, CreditStep, Estimator
+from services.config.credit import CreditSection
+from services.config.env import EnvSection
+from services.errors import UserError
+from services.files import write_whole
+from services.seeds import seed_for
+
+SEEDS = 60
+FIRST_SEED = 1000
+"""The first seed. No pilot used this or a later one."""
+STEPS, GROUPS, K = 30, 8, 8
+HELDOUT = 128
+OTHER_RATES = (0.03, 0.2)
+CLONED_GAMES, CLONE_UPDATES, CLONE_ROWS = 150, 60, 400
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The weights that a run begins with: cloned ones times a factor, and a preference for inadmissible actions. An
+    ablation changes the policy or its update, too."""
+
+    factor: float
+    preference: float = 0.0
+    rules: Rules = WITH_MEMORY
+    minibatch: int | None = None
+    """Turns of each of PPO's minibatches; None: one update a learner step."""
+    rate: float = RATE
+    """Learning rate of the first runs."""
+
+    def theta(self) -> Floats:
+        """Returns the weights, [DIMENSIONS]."""
+        theta = self.factor * cloned(self.rules)
+        theta[inadmissible_features()] += self.preference
+        return theta
+
+
+STARTS = {"warm": Start(0.15), "blind": Start(0.10), "clumsy": Start(0.20, preference=4.0)}
+"""`warm` wins about a quarter of the held-out games, `blind` 5 to 15%. `clumsy` wins about a fifth, and half of its
+turns change nothing, as those of a small language model do."""
+ABLATIONS = {
+    "minibatches": Start(0.15, minibatch=128, rate=0.03),
+    "slips": Start(0.18, rules=Rules(slips=True)),
+    "memoryless": Start(0.18, rules=Rules(memory=False)),
+    "memoryless-slips": Start(0.40, rules=Rules(memory=False, slips=True)),
+}
+"""Starts whose policy or update is more like the transformer's. Each wins about a quarter of the training games."""
+ABLATED_ARMS = ("gigpo", "gagpo", "gagpo-mc", "loo+adm")
+
+
+@dataclass(frozen=True, slots=True)
+class LoglinearArm:
+    """An estimator with its options, and a state key."""
+
+    estimator: str
+    key: str
+    options: Mapping[str, float | bool] = field(default_factory=dict[str, "float | bool"])
+
+    def make(self) -> tuple[Estimator, CreditSection]:
+        """Returns the estimator and its options."""
+        return estimator(self.estimator), make_options(self.estimator, penalty=0.0, **self.options)
+
+
+MONTE_CARLO = {"lam": 1.0}
+ARMS: dict[str, LoglinearArm] = {
+    "grpo": LoglinearArm("grpo", "observation"),
+    "gigpo": LoglinearArm("gigpo", "observation"),
+    "gigpo+adm": LoglinearArm("gigpo", "admissible"),
+    "gagpo": LoglinearArm("gagpo", "observation"),
+    "gagpo-mc": LoglinearArm("gagpo", "observation", MONTE_CARLO),
+    "gagpo+adm": LoglinearArm("gagpo", "admissible"),
+    "gagpo-mc+adm": LoglinearArm("gagpo", "admissible", MONTE_CARLO),
+    "gagpo+stay": LoglinearArm("gagpo", "stay"),
+    "loo": LoglinearArm("gagpo_loo", "observation"),
+    "loo+adm": LoglinearArm("gagpo_loo", "admissible"),
+    "loo+stay": LoglinearArm("gagpo_loo", "stay"),
+    "graph+adm": LoglinearArm("gagpo_graph", "admissible"),
+    "graph+stay": LoglinearArm("gagpo_graph", "stay"),
+    "graph-group+adm": LoglinearArm("gagpo_graph", "admissible", {"leave_out": False}),
+}
+"""Arms with their state keys: `observation` is the paper's; `admissible` adds the admissible actions; `stay` is
+`admissible`, but an action that changes nothing leads back to the same state."""
+
+
+def run(args: argparse.Namespace) -> int:
+    """Makes the runs that are missing, then prints and writes the table."""
+    file = args.out / "runs.jsonl"
+    if args.report and not file.exists():
+        raise UserError(f"{file} is not there", "run the experiment without --report")
+    wanted = list(planned(args.arms, args.seeds or SEEDS))
+    if not args.report:
+        args.out.mkdir(parents=True, exist_ok=True)
+        _make(file, wanted, args.parallel, 3600 * args.hours if args.hours else float("inf"))
+    runs = read_runs(file)
+    lines = as_lines(runs)
+    write_whole(args.out / "table.md", "\n".join(["```text", *lines, "```"]) + "\n")
+    print(json.dumps([asdict(one) for one in runs]) if args.json else "\n".join(lines))
+    return 0
+
+
+def planned(arms: str | None, seeds: int) -> Iterator[tuple[str, int, str, float]]:
+    """Yields (arm, seed, start, rate), balanced by seed: the primary rate, the ablations, the other rates.
+
+    Raises UserError for an unknown arm.
+    """
+    chosen, numbers = chosen_arms(arms), range(FIRST_SEED, FIRST_SEED + seeds)
+    ablated = [arm for arm in ABLATED_ARMS if arm in chosen]
+    for seed, start, arm in product(numbers, STARTS, chosen):
+        yield arm, seed, start, RATE
+    for seed, start, arm in product(numbers, ABLATIONS, ablated):
+        yield arm, seed, start, ABLATIONS[start].rate
+    for rate, seed, start, arm in product(OTHER_RATES, numbers, STARTS, chosen):
+        yield arm, seed, start, rate
+
+
+def chosen_arms(names: str | None) -> list[str]:
+    """Parses a comma-separated list of arms; None: all. Raises UserError for an unknown arm."""
+    chosen = list(ARMS) if names is None else [name.strip() for name in names.split(",")]
+    if unknown := [name for name in chosen if name not in ARMS]:
+        raise UserError(f"there is no arm {unknown[0]!r}", f"choose among {', '.join(ARMS)}")
+    return chosen
+
+
+def _make(file: Path, wanted: Sequence[tuple[str, int, str, float]], parallel: int, budget_s: float) -> None:
+    """Makes the runs without a line in `file`, for at most `budget_s` seconds. Raises UserError for other games."""
+    known, games = read_runs(file), _environment().name
+    if other := {one.games for one in known} - {games}:
+        raise UserError(f"{file} was made on the games {other.pop()}, and now they are {games}",
+                        "set ALFWORLD_DATA as it was, or give another --out")
+    done = {(one.arm, one.seed, one.start, one.rate) for one in known}
+    missing = [one for one in wanted if one not in done]
+    began = time.monotonic()
+    print(f"{len(missing)} of {len(wanted)} runs to make, {parallel} at once", file=sys.stderr)
+    with (saying_how_to_go_on("the same command"), worker_pool(parallel) as pool,
+          file.open("a", encoding="utf-8") as out):
+        for first in range(0, len(missing), 4 * parallel):
+            if time.monotonic() - began > budget_s:
+                print(f"the time is over: {len(missing) - first} runs are left for the next time", file=sys.stderr)
+                return
+            batch = [pool.submit(train, *one) for one in missing[first:first + 4 * parallel]]
+            for finished in as_completed(batch):
+                out.write(json.dumps(asdict(finished.result())) + "\n")
+                out.flush()  # one write for each line, so a killed process leaves no part of one
+
+
+@cache
+def _environment() -> Environment:
+    return open_environment(EnvSection())
+
+
+@cache
+def cloned(rules: Rules) -> Floats:
+    """Returns weights [DIMENSIONS] cloned from the scripted searcher, the same in every process."""
+    environment = _environment()
+    rng = random.Random(seed_for("loglinear", "clone"))
+    tasks = rng.sample(training_tasks(), CLONED_GAMES)
+    turns = [turn for task in tasks
+             for turn in demonstrate(environment.open(task), random.Random(seed_for("clone", task)), rules)]
+    adam = Adam(0.2, betas=(0.9, 0.99))
+    for _ in range(CLONE_UPDATES):
+        gradient = np.zeros(DIMENSIONS)
+        for turn in rng.sample(turns, CLONE_ROWS):
+            turn.probabilities = probabilities(adam.theta, turn.features)
+            score_gradient(turn, 1 / CLONE_ROWS, gradient)
+        adam.step(gradient)
+    return adam.theta
+
+
+def train(arm: str, seed: int, start: str, rate: float) -> LoglinearRun:
+    """Makes one run."""
+    began, environment = time.monotonic(), _environment()
+    success: list[float] = []
+    unchanged: list[bool] = []
+    begins = (STARTS | ABLATIONS)[start]
+    theta = begins.theta()
+    for step, (groups, after) in enumerate(learn(arm, seed, begins, rate)):
+        theta = after
+        success.append(fmean(one.won for group in groups for one in group))
+        unchanged += [not turn.changed for group in groups for one in group for turn in one.turns
+                      if step >= STEPS - 5]
+    heldout = environment.tasks(environment.training_splits()[2])
+    tested = random.Random(seed_for(seed, "heldout")).sample(heldout, min(HELDOUT, len(heldout)))
+    won = fmean(play_task(task, theta, begins.rules, seed=seed, step=STEPS).won for task in tested)
+    return LoglinearRun(arm=arm, seed=seed, start=start, rate=rate, success=success, heldout=won,
+                        unchanged=fmean(unchanged), games=environment.name, seconds=time.monotonic() - began)
+
+
+def learn(arm: str, seed: int, begins: Start, rate: float) -> Iterator[tuple[list[list[Play]], Floats]]:
+    """Yields for each of STEPS learner steps its groups and the weights after it, [DIMENSIONS]."""
+    adam, training = Adam(rate, theta=begins.theta()), training_tasks()
+    for step in range(STEPS):
+        tasks = random.Random(seed_for(seed, "tasks", step)).sample(training, GROUPS)
+        groups = [[play_task(task, adam.theta, begins.rules, seed=seed, step=step, k=k) for k in range(K)]
+                  for task in tasks]
+        turns = list(credited(groups, credits_of(arm, groups)))
+        if begins.minibatch is None:
+            adam.step(gradient_of(turns))
+        else:
+            rng = random.Random(seed_for(seed, "minibatches", step))
+            minibatch_steps(adam, turns, rows=begins.minibatch, rng=rng)
+        yield groups, adam.theta
+
+
+def credits_of(arm: str, groups: Sequence[Sequence[Play]]) -> list[Credit]:
+    """Returns the credit of the groups of one learner step."""
+    chosen, options = ARMS[arm].make()
+    return chosen.batch([chosen.group(credit_steps(group, ARMS[arm].key), options) for group in groups], options)
+
+
+def training_tasks() -> Sequence[str]:
+    """Returns the training games, as runs cut them."""
+    environment = _environment()
+    return environment.tasks(environment.training_splits()[0])
+
+
+def play_task(task: str, theta: Floats, rules: Rules, *, seed: int, step: int = 0, k: int = 0) -> Play:
+    """Plays member k of a group; the random numbers depend on all but the policy."""
+    return play(_environment().open(task), theta, random.Random(seed_for(seed, task, step, k)), rules)
+
+
+def credit_steps(group: Sequence[Play], key: str) -> list[list[CreditStep]]:
+    """Returns the group as estimators see it; the reward is 1 at the last turn of an episode that was won."""
+    return [[CreditStep(state=state, reward=float(one.won and t == len(one.turns) - 1))
+             for t, state in enumerate(_keys(one, key))] for one in group]
+
+
+def _keys(one: Play, key: str) -> Iterator[str]:
+    state = ""
+    for t, turn in enumerate(one.turns):
+        if not (key == "stay" and t and not one.turns[t - 1].changed):
+            state = turn.observation if key == "observation" else "\n".join([turn.observation, *turn.admissible])
+        yield state

@@ -1,0 +1,1 @@
+"""Estimators in mazes whose true values are known."""
