@@ -32,15 +32,12 @@ from deploy.commands import (
     monitor,
     new_env,
     play,
-    prompt,
     report,
     scale,
     selftest,
     serve_agent,
     serve_env,
-    sft,
     status,
-    tasks,
     train,
 )
 from deploy.console.printable import printable
@@ -54,32 +51,45 @@ from services.telemetry.logs import get_logger, log_fails, log_path, say
 
 Subparsers = argparse._SubParsersAction  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
 
-COMMANDS: tuple[Callable[[Subparsers], None], ...] = (
-    train.add_parser,
-    sft.add_parser,
-    eval.add_parser,
-    tasks.add_parser,
-    play.add_parser,
-    prompt.add_parser,
-    new_env.add_parser,
-    serve_env.add_parser,
-    serve_agent.add_parser,
-    status.add_parser,
-    scale.add_parser,
-    audit.add_parser,
-    explore.add_parser,
-    report.add_parser,
-    monitor.add_parser,
-    export.add_parser,
-    credit.add_parser,
-    doctor.add_parser,
-    selftest.add_parser,
-)
+COMMANDS: tuple[Callable[[Subparsers], None], ...] = tuple(command.add_parser for command in (
+    train, eval, play, export, status, explore, report, credit, audit, monitor, serve_env, serve_agent, scale, new_env,
+    doctor, selftest))
+
+GROUPS = {
+    "train and evaluate": {
+        "train": "train an agent, or make its cold start alone",
+        "eval": "measure a model on a fixed set of tasks",
+        "play": "play one game, watch an agent play it, show its prompts, or list the tasks",
+        "export": "write a run's policy as a Hugging Face folder",
+    },
+    "look": {
+        "status": "show the state of a run",
+        "explore": "look into a run in a browser",
+        "report": "figures and tables of one run or of several",
+        "credit": "step-level credit of your own episodes, from JSON",
+        "audit": "prove that no ticket of a run was lost or counted twice",
+        "monitor": "watch runs in Prometheus and Grafana",
+    },
+    "serve": {
+        "serve-env": "serve the environment over HTTP",
+        "serve-agent": "serve a policy to agents, by OpenAI's protocol",
+        "scale": "change the number of workers and servers of a run",
+    },
+    "set up": {
+        "new-env": "start an environment of your own",
+        "doctor": "check this machine",
+        "selftest": "show that a GPU machine works",
+    },
+}
+"""Group of `gagpo --help` -> its commands, each in one line."""
 
 MOVED = {
     "bench": "`python -m lab.bench` in a clone of the repository",
     "experiment": "`python -m lab.experiments` in a clone of the repository",
+    "prompt": "`gagpo play TASK --prompts N`",
+    "sft": "`gagpo train --config FILE --cold-start DIR`",
     "simulate": "`python -m lab.simulation` in a clone of the repository",
+    "tasks": "`gagpo play --tasks SPLIT`",
 }
 """Former command -> what to use instead."""
 
@@ -104,11 +114,14 @@ def build_parser() -> Parser:
     """Returns the parser of the whole command line."""
     parser = Parser(
         prog="gagpo",
-        description="Trains LLM agents by reinforcement learning with step-level credit.",
+        usage="gagpo [-h] [--version] COMMAND ...",
+        description="Trains LLM agents by reinforcement learning with step-level credit.\n\n" + "\n\n".join(
+            "\n".join([f"{group}:", *(f"  {name:<13}{line}" for name, line in commands.items())])
+            for group, commands in GROUPS.items()),
         epilog="example:\n  gagpo train --config alfworld-tiny --dry-run",
     )
     parser.add_argument("--version", action="version", version=f"gagpo {version('gagpo')}")
-    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
+    subparsers = parser.add_subparsers(prog="gagpo", help=argparse.SUPPRESS, metavar="COMMAND", dest="command")
     for add in COMMANDS:
         add(subparsers)
     return parser

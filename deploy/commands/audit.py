@@ -23,7 +23,6 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
     """Registers the command."""
     parser = subparsers.add_parser(
         "audit",
-        help="prove that no ticket of a run was lost or counted twice",
         description="Follows every ticket of a run to its end: its episode, the learner step that trained its group,\n"
         "or why the group was dropped. Exits with 1 if a group was trained twice, lost without a reason, or trained\n"
         "on older episodes than learner.staleness allows. Works on finished and on active runs.",

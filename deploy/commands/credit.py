@@ -43,7 +43,7 @@ _COMMANDS_OWN = ("file", "source", "json", "table", "run", "complete", "command"
 def add_parser(subparsers: Any) -> None:
     """Adds `credit`; the command is in `args.run`."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
-        "credit", help="step-level credit of your own episodes, from JSON", epilog=EXAMPLE,
+        "credit",epilog=EXAMPLE,
         description="Reads groups of episodes as JSON, prints returns, values, deltas and advantages of their steps.")
     parser.add_argument("file", nargs="?", default="-", metavar="FILE",
                         help="JSON, or JSON lines; - or nothing: standard input")

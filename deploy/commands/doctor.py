@@ -19,7 +19,6 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
     """Registers the command."""
     parser = subparsers.add_parser(
         "doctor",
-        help="check this machine",
         description="Checks versions, Redis, ports, memory, GPU and game data, and says how to fix each finding.\n"
         "Exits with 1 if something would stop a run.",
         epilog="example:\n  gagpo doctor --json",

@@ -25,7 +25,6 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
     """Registers the command."""
     parser = subparsers.add_parser(
         "eval",
-        help="measure a model on a fixed set of tasks",
         description="Plays each task of the set once and reports mean success, its 95% interval over tasks,\n"
         "and success by task type. MODEL is a Hugging Face folder, such as `gagpo export` makes. A run's folder\n"
         "stands for its trained model, or for its latest checkpoint before it has finished. The result is kept.\n"

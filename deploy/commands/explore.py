@@ -14,7 +14,6 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
     """Registers the command."""
     parser = subparsers.add_parser(
         "explore",
-        help="look into a run in a browser",
         description="Shows curves, evaluations, groups, episodes step by step and states of a run, or of two side by\n"
         "side, while they train too. Other machines may look only with a token, taken from\n"
         f"${EXPLORE_TOKEN_VARIABLE}; through ssh none is needed: ssh -L 8400:localhost:8400 HOST.",

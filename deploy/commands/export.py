@@ -14,7 +14,7 @@ from deploy.runs.policies import find_run, held_checkpoint, run_path
 def add_parser(subparsers: Any) -> None:
     """Adds `export`; the command is in `args.run`."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
-        "export", help="write a run's policy as a Hugging Face folder",
+        "export",
         description="Copies the policy of a checkpoint to a new folder, with its tokenizer, a model card,\n"
         "generation_config.json with the stop ids, the config by which `gagpo eval OUT` plays it, and adapters that\n"
         "were trained (adapter/).",

@@ -15,7 +15,6 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
     """Registers the command."""
     parser = subparsers.add_parser(
         "monitor",
-        help="watch runs in Prometheus and Grafana",
         description="Starts Prometheus, and Grafana if it is installed, over all runs of a folder (later ones too)\n"
         "with our dashboards and alerts, and prints their addresses. Their data is in RUNS/.monitor.",
         epilog="example:\n  gagpo monitor\n  gagpo monitor runs --port 0",

@@ -17,7 +17,6 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
     """Registers the command."""
     parser = subparsers.add_parser(
         "new-env",
-        help="start an environment of your own",
         description="Writes the folder NAME here: a small game, a scripted teacher for the cold start, a config and a\n"
         "test. All of it works as it is; replace the game by yours. docs/environments.md explains each part.",
         epilog="example:\n  gagpo new-env safe\n  pytest safe\n  gagpo train --config safe/config.yaml --dry-run",

@@ -16,7 +16,6 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
     """Registers the command."""
     parser = subparsers.add_parser(
         "report",
-        help="figures and tables of one run or of several",
         description="Writes report.html, one file with everything in it, and figures/*.png: success, length, gradient\n"
         "norm, entropy, advantages, steps by the size of their state group, and, of one run, what the lost episodes\n"
         "of its last evaluation share. Of several runs, those that differ in nothing but seed, name and place are\n"

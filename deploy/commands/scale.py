@@ -22,7 +22,6 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
     """Registers the command."""
     parser = subparsers.add_parser(
         "scale",
-        help="change the number of workers and servers of a run",
         description="Changes how many rollout workers and environment servers a run has. A run that goes on follows\n"
         "within seconds, without a restart; another one starts with these numbers. Workers that leave finish their\n"
         "episodes first. The sessions of servers that leave are rebuilt on others, except those of a live\n"

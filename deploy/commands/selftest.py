@@ -25,7 +25,6 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
     """Registers the command."""
     parser = subparsers.add_parser(
         "selftest",
-        help="show that a GPU machine works",
         description="Runs sampler, loop and learner with random weights of Qwen2.5-1.5B's shape on one GPU, without\n"
         "the network, and prints what passed, what failed and the figures. Exits with 1 if a line failed.",
         epilog="examples:\n  gagpo selftest --gpu\n  gagpo selftest --gpu --part engine --json",

@@ -15,7 +15,6 @@ def add_parser(subparsers: Any) -> None:
     """Registers the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "serve-agent",
-        help="serve a policy to agents, by OpenAI's protocol",
         description="Serves a policy until it is stopped, and prints the URL when it is ready. Clients of OpenAI's\n"
         "API ask it at URL/v1. POST /episodes opens an episode of a task with a key of its own, in which the\n"
         "environment of the config is at /env; DELETE /episodes ends it. Other machines may reach it only\n"

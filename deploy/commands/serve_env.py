@@ -17,7 +17,6 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
     """Registers the command."""
     parser = subparsers.add_parser(
         "serve-env",
-        help="serve the environment over HTTP",
         description="Serves an environment over HTTP until it is stopped, and prints its URL when it is ready. Its\n"
         "log is on stderr: short lines on a terminal, otherwise JSON. If stdout is not a terminal, it gets one\n"
         f"line with the URL. Other machines may reach it only with a bearer token, taken from\n"

@@ -43,7 +43,6 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
     """Registers the command."""
     parser = subparsers.add_parser(
         "status",
-        help="show the state of a run",
         description="Shows the stage of a run, its last learner step and its first, best and last evaluations. While\n"
         "it is active: each of its processes, with the weights held, the speed, the last progress, and what it\n"
         "waits for. After an interruption: the command that continues it. At the end: the verdict and the next\n"

@@ -37,7 +37,7 @@ def _failed(task: str) -> tuple[str, str]:
 def open_session(env: EnvSection, task: str) -> TaskSession:
     """Opens a task of the environment that its id belongs to. Raises UserError for an unknown task, missing data, an
     outside service that does not answer, and a game that fails."""
-    unknown = UserError(f"there is no task {task!r}", "see `gagpo tasks SPLIT`")
+    unknown = UserError(f"there is no task {task!r}", "see `gagpo play --tasks SPLIT`")
     try:
         environment = open_holding(env, task)
     except KeyError:

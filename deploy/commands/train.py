@@ -28,15 +28,19 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
     """Registers the command."""
     parser = subparsers.add_parser(
         "train",
-        help="train an agent",
         description="Trains an agent: cold start, reinforcement learning, held-out games, report.\n"
         "Starts a private Redis, Ray and environment servers unless the config or RAY_ADDRESS names others,\n"
-        "and stops what it started.",
+        "and stops what it started.\n"
+        "--cold-start makes the cold start alone: it plays demonstrations on the training games, makes a tokenizer\n"
+        "and a small model from scratch (or takes model.path), trains, and writes a Hugging Face folder with\n"
+        "sft.json. If sft.file names trajectories, these are imitated instead. A model at model.path is trained by\n"
+        "the learner's ranks if the config gives the learner GPUs or several ranks.",
         epilog="examples:\n  gagpo train --config alfworld-tiny --dry-run\n"
         "  gagpo train --config alfworld-tiny steps=50 name=longer\n"
         "  gagpo train --resume runs/longer\n"
         "  gagpo train --resume s3://bucket/runs/longer\n"
         "  gagpo train --config alfworld-small name=ablations --sweep ablations\n"
+        "  gagpo train --config alfworld-tiny --cold-start models/cold sft.minutes=3\n"
         "  ray job submit --working-dir . -- gagpo train --config deploy/configs/alfworld-tiny.yaml",
     )
     add_config_arguments(parser, required=False)
@@ -48,8 +52,13 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
     parser.add_argument("--sweep", choices=tuple(SWEEPS), metavar="NAME",
                         help="make one run per variant from one cold start, then a table: table1 (RL methods, three\n"
                         "seeds), table2 (ablations, three seeds), table3 (gamma and lambda), ablations (one seed)")
+    parser.add_argument("--cold-start", type=Path, metavar="DIR",
+                        help="make the cold start alone, and write its model to this new folder")
+    parser.add_argument("--continue-from", type=Path, metavar="MODEL",
+                        help="with --cold-start: train this model further")
     parser.add_argument("--dry-run", action="store_true", help="validate and print the plan; start nothing")
-    parser.add_argument("--json", action="store_true", help="print the plan or the result as one JSON object")
+    parser.add_argument("--json", action="store_true", help="print the plan or the result as one JSON object;\n"
+                        "with --cold-start, sft.json")
     parser.set_defaults(run=run)
 
 
@@ -61,6 +70,10 @@ def run(args: argparse.Namespace) -> int:
     from deploy.runs.folder import check_skip, earlier
     from deploy.training.start import start
 
+    if args.cold_start is not None:
+        return _cold_start(args)
+    if args.continue_from is not None:
+        raise UserError("--continue-from is for a cold start", "give --cold-start with it, or set model.path")
     config = with_gpu(with_local_model(_config(args)), partial(print, file=sys.stderr))
     resume = bool(args.resume)
     if args.skip_step is not None and (args.sweep or not resume):
@@ -75,6 +88,17 @@ def run(args: argparse.Namespace) -> int:
         return 0
     lines = start(config, resume=resume, skip_step=args.skip_step, quiet=args.json)
     print(json.dumps({"format": 1, "run": str(config.run_dir), "lines": lines}) if args.json else "\n".join(lines))
+    return 0
+
+
+def _cold_start(args: argparse.Namespace) -> int:
+    from deploy.commands.cold_start import make_cold_start
+
+    for option, given in (("--resume", args.resume), ("--skip-step", args.skip_step), ("--sweep", args.sweep),
+                          ("--dry-run", args.dry_run)):
+        if given:
+            raise UserError(f"{option} does nothing with --cold-start", "leave it out")
+    make_cold_start(_config(args), args.cold_start, continue_from=args.continue_from, as_json=args.json)
     return 0
 
 

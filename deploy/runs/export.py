@@ -142,7 +142,7 @@ def _asked(config: Config, title: str) -> tuple[str, str]:
 in its answer:
 
     gagpo eval {title} --split heldout
-    gagpo prompt TASK --agent {title}""")
+    gagpo play TASK --agent {title} --prompts 2""")
 
 
 def _adapter_row(config: Config) -> str:

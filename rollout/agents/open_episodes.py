@@ -93,7 +93,7 @@ class OpenEpisodes:
         if len(self._open) >= self.limit:
             raise Refused(503, f"all {self.limit} episodes are taken (env.max_sessions); end one", "server_busy")
         if self.env is not None and not asked.task:
-            raise Refused(400, "name the task to play: `gagpo tasks SPLIT` lists them")
+            raise Refused(400, "name the task to play: `gagpo play --tasks SPLIT` lists them")
         llm, world = self.session(self._ticket(asked.task, asked.seed)), None
         if self.env is not None:
             game = self.env.episode(secrets.token_hex(8), asked.task)
@@ -111,8 +111,8 @@ class OpenEpisodes:
         except BaseException as error:
             self._open.pop(key, None)
             if isinstance(error, UnknownTask):
-                raise Refused(404, f"the environment has no task {world.game.task!r}: `gagpo tasks SPLIT` lists them",
-                              "not_found_error") from None
+                raise Refused(404, f"the environment has no task {world.game.task!r}: "
+                              "`gagpo play --tasks SPLIT` lists them", "not_found_error") from None
             raise
 
     async def close(self, key: str) -> records.Episode:

@@ -82,7 +82,7 @@ def _make(config: Config, model: Path, progress: RunsProgress) -> None:
     threads = f"learner.threads={min(THREADS, os.cpu_count() or 1)}"
     seconds = DEADLINE_S + 60 * config.sft.minutes if config.sft.epochs is None else None  # epochs take any time
     with saying_how_to_go_on("the same command"):
-        run_child("the cold start", ["sft", "--config", str(config_file), "--out", str(draft), threads],
+        run_child("the cold start", ["train", "--config", str(config_file), "--cold-start", str(draft), threads],
                   log=config.run_dir / "cold-start.log", deadline_s=seconds)
     place(draft, model)
     shutil.rmtree(draft)

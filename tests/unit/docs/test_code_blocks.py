@@ -115,8 +115,9 @@ def test_commands_within_sentences_have_their_name_their_options_and_keys_that_e
 
 
 def test_a_wrong_command_would_be_found():
-    assert list(commands("$ GAGPO_ENV_TOKEN=x gagpo serve-env --nonsense  # a comment\ngagpo tasks a | head\n")) == [
-        ["serve-env", "--nonsense"], ["tasks", "a"]]
+    block = "$ GAGPO_ENV_TOKEN=x gagpo serve-env --nonsense  # a comment\ngagpo play --tasks a | head\n"
+    assert list(commands(block)) == [
+        ["serve-env", "--nonsense"], ["play", "--tasks", "a"]]
     with pytest.raises(UserError):
         parse(["serve-env", "--nonsense"])
 

@@ -31,7 +31,7 @@ def test_the_tutorials_game_is_listed_and_played(tmp_path: Path, monkeypatch: py
     assert command
     (tmp_path / "nim.py").write_text(code[1])
     monkeypatch.syspath_prepend(tmp_path)
-    assert main(["tasks", "train", "--env", "nim:SPEC"]) == 0
+    assert main(["play", "--tasks", "train", "--env", "nim:SPEC"]) == 0
     assert shlex.split(command[1])[1] in capsys.readouterr().out.splitlines()
     assert main(shlex.split(command[1])) == 0
     assert re.search(r"won after \d+ steps", capsys.readouterr().out)

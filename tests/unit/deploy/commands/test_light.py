@@ -29,7 +29,7 @@ def started(*argv: str) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize("options", [["env.alfworld.task_types=[pick]"], ["--config", "alfworld-tiny"]])
 def test_tasks_are_listed(options: list[str]):
-    with started("tasks", "train", *options) as process:
+    with started("play", "--tasks", "train", *options) as process:
         out, err = process.communicate(timeout=READY_S)
     assert process.returncode == 0, err
     assert out.startswith("alfworld-gen/train/")

@@ -74,9 +74,9 @@ DRY = ["train", "--config", "alfworld-tiny", "--dry-run"]
      "unrecognised argument --group-size=4; did you mean learner.group_size=VALUE, without dashes?"),
     ([*DRY, "sft={minutes:5}"], "sft is a section, and 'sft={minutes:5}' would replace all of it; "
      "give its keys one by one: sft.minutes=VALUE"),
-    (["sft", "--config", "alfworld-tiny", "--out", "empty.json"],
-     "--out empty.json cannot be written (Not a directory: CWD/empty.json); give another folder"),
-    (["sft", "--config", "alfworld-1.5b", "--out", "cold"],
+    (["train", "--config", "alfworld-tiny", "--cold-start", "empty.json"],
+     "--cold-start empty.json cannot be written (Not a directory: CWD/empty.json); give another folder"),
+    (["train", "--config", "alfworld-1.5b", "--cold-start", "cold"],
      "there is no policy to start from: model.path is empty and sft.enabled is false; set model.path, or "
      "sft.enabled=true"),
     ([*DRY, "env.name=leaving_module:SPEC"],
@@ -122,20 +122,26 @@ DRY = ["train", "--config", "alfworld-tiny", "--dry-run"]
      "there is no port -5; choose a --port from 1 to 65535, or 0 for a free one"),
     (["monitor", "runs", "--ray", "absent.json"], "--ray absent.json is no JSON file; give "
      "prom_metrics_service_discovery.json in the temporary folder of Ray's head"),
-    (["tasks"], "the following arguments are required: SPLIT; see `gagpo tasks --help`"),
-    (["tasks", "--env", "alfworld", "env.history=3"],
-     "SPLIT is missing: env.history=3 stands in its place; give it before the settings, see `gagpo tasks --help`"),
-    (["prompt", "env.history=3", "--config", "alfworld-tiny"],
-     "TASK is missing: env.history=3 stands in its place; give it before the settings, see `gagpo prompt --help`"),
+    (["play"], "TASK is missing; give a task id, as `gagpo play --tasks SPLIT` prints it"),
+    (["play", "env.history=3", "--config", "alfworld-tiny"], "TASK is missing: env.history=3 stands in its place; "
+     "give a task id, as `gagpo play --tasks SPLIT` prints it"),
+    (["play", "alfworld-gen/valid/look-0001", "--tasks", "train"], "--tasks train lists a split, and "
+     "alfworld-gen/valid/look-0001 is one task; leave one of them out"),
+    (["play", "--tasks", "train", "--max-steps", "3"], "--max-steps does nothing with --tasks; leave it out"),
+    (["play", "x", "--prompts", "2", "--seed", "3"], "--seed does nothing with --prompts; leave it out"),
+    (["train", "--config", "alfworld-tiny", "--continue-from", "half"],
+     "--continue-from is for a cold start; give --cold-start with it, or set model.path"),
+    (["train", "--config", "alfworld-tiny", "--cold-start", "cold", "--dry-run"],
+     "--dry-run does nothing with --cold-start; leave it out"),
     (["eval", "eval.temperature=1"],
      "no model is given; give a folder or a run, or --policy and --endpoint"),
-    (["sft", "--config", "alfworld-tiny", "--out", "cold", "env.name=untaught:SPEC", "env.max_steps=3",
+    (["train", "--config", "alfworld-tiny", "--cold-start", "cold", "env.name=untaught:SPEC", "env.max_steps=3",
       "env.prompt=full"],
      "untaught:SPEC has no demonstrations for a cold start; give its spec a teacher, or name a file of trajectories by "
      "sft.file, or set model.path and sft.enabled=false"),
-    (["sft", "--config", "alfworld-tiny", "--out", "cold", "model.path=half"],
+    (["train", "--config", "alfworld-tiny", "--cold-start", "cold", "model.path=half"],
      "the model at half has no weights; set model.path to a complete Hugging Face folder"),
-    (["sft", "--config", "alfworld-tiny", "--out", "cold", "--continue-from", "half"],
+    (["train", "--config", "alfworld-tiny", "--cold-start", "cold", "--continue-from", "half"],
      "the model at half has no weights; set model.path to a complete Hugging Face folder"),
     (["play", "alfworld/valid_seen/x"], "alfworld/valid_seen/x is an official game and ALFWORLD_DATA is not set; "
      "run `pip install --no-deps alfworld==0.4.2 && alfworld-download`, and set ALFWORLD_DATA to its folder"),

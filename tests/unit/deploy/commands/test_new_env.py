@@ -46,7 +46,7 @@ def test_its_config_passes_a_dry_run(folder: Path):
 
 
 def test_its_prompts_can_be_read(folder: Path):
-    done = run(folder, *GAGPO, "prompt", "safe/train/00000000", "--config", "safe/config.yaml")
+    done = run(folder, *GAGPO, "play", "safe/train/00000000", "--config", "safe/config.yaml", "--prompts", "2")
     assert done.returncode == 0, done.stderr
     assert "The safe wants a number from 1 to 7." in done.stdout
     assert re.search(r"--- action: try [1-7]\n", done.stdout)

@@ -1,4 +1,4 @@
-"""`gagpo prompt` shows what a model will read, with and without a tokenizer."""
+"""`gagpo play --prompts` shows what a model will read, with and without a tokenizer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def generated_games(monkeypatch):
 
 
 def shown(capsys, *arguments: str) -> dict:
-    assert main(["prompt", TASK, "--config", "alfworld-tiny", "--json", *arguments]) == 0
+    assert main(["play", TASK, "--prompts", "2", "--config", "alfworld-tiny", "--json", *arguments]) == 0
     return json.loads(capsys.readouterr().out)
 
 
@@ -33,16 +33,16 @@ def test_without_a_model_there_is_text_and_what_ends_an_answer(capsys):
 
 
 def test_a_task_of_another_environment_than_the_configs_is_shown_by_its_own(capsys):
-    assert main(["prompt", OTHER, "--json"]) == 0
+    assert main(["play", OTHER, "--prompts", "2", "--json"]) == 0
     first, second = json.loads(capsys.readouterr().out)["prompts"]
     assert first["action"] in second["text"]
 
 
 def test_a_tokenizer_shows_the_very_tokens(capsys, tmp_path: Path):
-    texts = [prompt["text"] for prompt in shown(capsys, "--turns", "3")["prompts"]]
+    texts = [prompt["text"] for prompt in shown(capsys, "--prompts", "3")["prompts"]]
     tokenizer = train_tokenizer([*texts, "<think>find mug</think><action>take mug 2</action>"] * 3)
     tokenizer.save_pretrained(tmp_path)
-    found = shown(capsys, f"model.path={tmp_path}", "--turns", "1")
+    found = shown(capsys, f"model.path={tmp_path}", "--prompts", "1")
     (prompt,) = found["prompts"]
     assert prompt["ids"] == tokenizer(prompt["text"], add_special_tokens=False)["input_ids"]
     assert "".join(prompt["tokens"]) == prompt["text"] == texts[0]
@@ -50,7 +50,7 @@ def test_a_tokenizer_shows_the_very_tokens(capsys, tmp_path: Path):
 
 
 def test_people_see_prompt_tokens_and_limits(capsys, tmp_path: Path):
-    assert main(["prompt", TASK, "--config", "alfworld-tiny"]) == 0
+    assert main(["play", TASK, "--prompts", "2", "--config", "alfworld-tiny"]) == 0
     said = capsys.readouterr().out
     assert "--- turn 1, prompt memory: " in said
     assert "ends after '</action>', or after 24 tokens" in said
@@ -59,9 +59,9 @@ def test_people_see_prompt_tokens_and_limits(capsys, tmp_path: Path):
 
 @pytest.mark.parametrize(("arguments", "said"), [
     (["alfworld-gen/valid/nothing"], "there is no task"),
-    ([TASK, "--turns", "0"], "argument --turns: it must be at least 1, not 0"),
+    ([TASK, "--prompts", "0"], "argument --prompts: it must be at least 1, not 0"),
     ([TASK, "model.path=/nowhere"], "there is no folder /nowhere; give a Hugging Face folder"),
     ([TASK, "model.path=/"], "/ holds no tokenizer; give a Hugging Face folder")])
 def test_a_mistake_is_one_line(capsys, arguments: list[str], said: str):
-    assert main(["prompt", *arguments]) == 2
+    assert main(["play", "--prompts", "2", *arguments]) == 2
     assert said in capsys.readouterr().err

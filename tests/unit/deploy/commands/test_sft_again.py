@@ -1,9 +1,9 @@
-"""`gagpo sft` into a folder that has something in it."""
+"""`gagpo train --cold-start` into a folder that has something in it."""
 
 import pytest
 
 from deploy.cli import parse
-from deploy.commands import sft
+from deploy.commands import cold_start
 from services.errors import UserError
 
 
@@ -22,8 +22,8 @@ def again(monkeypatch, tmp_path):
             (out / "sft.json").write_text("{}")
             return out
 
-        monkeypatch.setattr(sft, "cold_start", trains)
-        args = parse(["sft", "--config", "alfworld-tiny", "--out", str(tmp_path / "model")])
+        monkeypatch.setattr(cold_start, "cold_start", trains)
+        args = parse(["train", "--config", "alfworld-tiny", "--cold-start", str(tmp_path / "model")])
         assert args.run(args) == 0
         return trained
     return run
@@ -38,6 +38,6 @@ def test_a_model_that_was_half_written_is_written_again(again):
     ("model/model.safetensors",), ("model/model.safetensors", ".model.ranks/rows.npz"),
     ("model/sft.json", "model/model.safetensors", ".model.ranks/state-00000007/meta.json")])
 def test_any_other_folder_stays_as_it_is(again, tmp_path, names):
-    with pytest.raises(UserError, match="model is not empty; give a new folder with --out"):
+    with pytest.raises(UserError, match="model is not empty; give a new folder with --cold-start"):
         again(*names)
     assert (tmp_path / "model/model.safetensors").exists()

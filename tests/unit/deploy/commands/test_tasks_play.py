@@ -1,4 +1,4 @@
-"""`gagpo tasks` and `gagpo play`, as programs see them: on generated games, through the real command."""
+"""`gagpo play`, as programs see it: on generated games, through the real command."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def records(done):
 
 
 def test_tasks_prints_ids_on_stdout_and_number_and_digest_on_stderr():
-    plain, as_json = gagpo("tasks", "valid"), gagpo("tasks", "valid", "--json")
+    plain, as_json = gagpo("play", "--tasks", "valid"), gagpo("play", "--tasks", "valid", "--json")
     ids = plain.stdout.decode().splitlines()
     assert ids == sorted(ids)
     assert ids[0].startswith("alfworld-gen/valid/")
@@ -95,8 +95,9 @@ def test_both_engines_play_the_same():
 @pytest.mark.parametrize(
     ("args", "line"),
     [
-        (["tasks", "nowhere"], "error: generated games have no split 'nowhere'; choose one of train, valid, heldout"),
-        (["play", "nothing"], "error: there is no task 'nothing'; see `gagpo tasks SPLIT`"),
+        (["play", "--tasks", "nowhere"],
+         "error: generated games have no split 'nowhere'; choose one of train, valid, heldout"),
+        (["play", "nothing"], "error: there is no task 'nothing'; see `gagpo play --tasks SPLIT`"),
         (["play", "alfworld-gen/valid/pick-9999"], "error: there is no task 'alfworld-gen/valid/pick-9999'"),
         (["play", "alfworld/train/a/b"], "error: alfworld/train/a/b is an official game and ALFWORLD_DATA is not set"),
         (["play", TASK, "--max-steps", "0"], "error: argument --max-steps: it must be at least 1, not 0"),
@@ -110,7 +111,7 @@ def test_a_mistake_is_one_line(args, line):
     assert done.stderr.count(b"\n") == 1
 
 
-@pytest.mark.parametrize("command", ["play", "prompt"])
+@pytest.mark.parametrize("options", [(), ("--prompts", "2")], ids=["play", "prompts"])
 @pytest.mark.parametrize(("code", "line"), [
     ("from envservice.adapters.openenv import openenv_spec\nSPEC = openenv_spec('http://127.0.0.1:9', name='own')\n",
      "error: http://127.0.0.1:9 failed to reset: ConnectionRefusedError [Errno 111] Connection refused; start the "
@@ -133,17 +134,17 @@ def test_a_mistake_is_one_line(args, line):
      "(its step returned str 'no', and not an Outcome); fix the environment, or what it needs\n"),
 ], ids=["no server", "another form", "a reset that fails", "one that leaves", "a game that is not made",
         "a reset without an outcome", "a step without one"])
-def test_an_environment_of_ones_own_that_cannot_be_played_is_one_line(command, code, line, tmp_path):
+def test_an_environment_of_ones_own_that_cannot_be_played_is_one_line(options, code, line, tmp_path):
     (tmp_path / "own.py").write_text(code)
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(f'{{"split": "{split}"}}\n' for split in ("train", "validation", "test")))
-    done = gagpo(command, "own/train/00000000", "--env", "own:SPEC", f"env.data={rows}", stdin="go\n",
+    done = gagpo("play", "own/train/00000000", *options, "--env", "own:SPEC", f"env.data={rows}", stdin="go\n",
                  PYTHONPATH=os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     assert done.stderr.decode() == line
     assert done.returncode == 2
 
 
 def test_a_data_folder_without_games_is_one_line(tmp_path):
-    done = gagpo("tasks", "train", ALFWORLD_DATA=str(tmp_path))
+    done = gagpo("play", "--tasks", "train", ALFWORLD_DATA=str(tmp_path))
     assert done.returncode == 2
     assert b"there are no ALFWorld games in" in done.stderr

@@ -228,19 +228,19 @@ def test_the_folder_of_a_sweep_is_answered_with_its_runs(mine):
 
 @pytest.mark.parametrize(("argv", "field"), [
     (["status", "mine"], "run_folder"), (["export", "mine", "out"], "run_folder"),
-    (["play", "task", "--agent", "mine"], "agent"), (["prompt", "task", "--agent", "mine"], "agent"),
+    (["play", "task", "--agent", "mine"], "agent"),
     (["explore", "mine"], "runs"), (["report", "mine"], "runs")])
 def test_every_command_that_takes_a_run_takes_its_name(mine, argv: list[str], field: str):
     found = getattr(cli.parse(argv), field)
     assert found in (Path("runs/mine"), [Path("runs/mine")])
 
 
-@pytest.mark.parametrize("command", ["play", "prompt"])
+@pytest.mark.parametrize("options", [[], ["--prompts", "2"]])
 def test_a_model_that_a_program_asks_is_not_asked_by_a_prompt_that_it_has_never_seen(
-        tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str):
+        tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]):
     model_at(tmp_path / "run/model")
     run_at(tmp_path / "run", agent={"name": "rollout.agents.conversation:agent"})
-    assert cli.main([command, "alfworld-gen/valid/look-0001", "--agent", str(tmp_path / "run")]) == 2
+    assert cli.main(["play", "alfworld-gen/valid/look-0001", "--agent", str(tmp_path / "run"), *options]) == 2
     assert "is asked by the agent program rollout.agents.conversation:agent" in capsys.readouterr().err
 
 

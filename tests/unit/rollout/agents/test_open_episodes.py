@@ -84,7 +84,7 @@ async def test_an_unknown_task_is_refused_before_an_episode_of_it_begins(text):
         for _ in range(2):  # a refused one takes no place
             reply = await http.post("/episodes", json={"task": "counter/train/none"}, headers=bearer("any"))
             assert (reply.status_code, reply.json()["error"]["message"]) == (
-                404, "the environment has no task 'counter/train/none': `gagpo tasks SPLIT` lists them")
+                404, "the environment has no task 'counter/train/none': `gagpo play --tasks SPLIT` lists them")
         head = bearer((await begin(http))["api_key"])
         first = (await http.post("/env/reset", headers=head)).json()
         assert (await http.post("/env/step", json={"action": "+2"}, headers=head)).status_code == 200

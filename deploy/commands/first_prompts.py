@@ -1,4 +1,4 @@
-"""`gagpo prompt TASK`: shows the first prompts of a task, as text and as tokens, before training."""
+"""`gagpo play TASK --prompts N`: the first prompts of a task, as text and as tokens, before training."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deploy.commands.arguments import add_env_arguments, env_from, optional_config_from, positive
+from deploy.commands.arguments import env_from, optional_config_from
 from deploy.runs.hub import with_local_model
-from deploy.runs.policies import check_asked_by_prompt, resolve, run_path
+from deploy.runs.policies import check_asked_by_prompt, resolve
 from services.config.tree import Config
 from services.errors import UserError
 from services.process.own_code import as_user_error
@@ -36,26 +36,7 @@ class ShownPrompt:
     """None after the last prompt that is shown."""
 
 
-def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]
-    """Registers the command."""
-    parser = subparsers.add_parser(
-        "prompt",
-        help="show the first prompts of a task",
-        description="Shows the prompts of a task's first turns, as text and as tokens, and what ends an answer. The\n"
-        "environment's scripted player acts between them; if there is none, the first admissible action is taken.\n"
-        "The tokens are those of --agent, or of model.path; a cold start without a model makes its own tokenizer.",
-        epilog="examples:\n  gagpo prompt alfworld-gen/valid/look-0001 --config alfworld-tiny\n"
-        "  gagpo prompt alfworld-gen/valid/look-0001 --agent runs/alfworld-tiny --turns 1",
-    )
-    parser.add_argument("task", metavar="TASK", help="a task id, as `gagpo tasks SPLIT` prints it")
-    add_env_arguments(parser)
-    parser.add_argument("--agent", metavar="RUN|MODEL", type=run_path, help="use the tokenizer and config of this one")
-    parser.add_argument("--turns", type=positive, default=2, metavar="N", help="how many prompts to show (default: 2)")
-    parser.add_argument("--json", action="store_true", help="one JSON object: prompts and stops")
-    parser.set_defaults(run=run)
-
-
-def run(args: argparse.Namespace) -> int:
+def show_prompts(args: argparse.Namespace) -> None:
     """Prints the prompts. Raises UserError for an unknown task, missing data, and a model without a tokenizer."""
     from deploy.commands.task_session import open_session
     from envservice.registry import env_of
@@ -63,19 +44,18 @@ def run(args: argparse.Namespace) -> int:
     config, model = _config_and_model(args)
     config = config.model_copy(update={"env": env_of(config.env, args.task)})
     session, renderer = open_session(config.env, args.task), _renderer(model, config)
-    shown = list(_prompts(config, session, renderer, args.turns))
+    shown = list(_prompts(config, session, renderer, args.prompts))
     stops = _stops(config, renderer)
     if args.json:
         print(json.dumps({"task": args.task, "prompt": config.env.prompt, "stops": stops,
                           "prompts": [asdict(prompt) for prompt in shown]}))
-        return 0
+        return
     for prompt in shown:
         _print(prompt, config)
     print(f"An answer ends after {' or '.join(map(repr, stops))}, or after {config.rollout.max_response_tokens} tokens "
           "(rollout.max_response_tokens).")
     if renderer is None:
         print("No model is named, so there are no tokens: give --agent RUN, or model.path=FOLDER.")
-    return 0
 
 
 def _config_and_model(args: argparse.Namespace) -> tuple[Config, Path | None]:
