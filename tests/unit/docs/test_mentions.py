@@ -100,7 +100,8 @@ def test_variables_and_metrics_exist(page: Path):
     assert metrics - {name.removesuffix("_total") for name in CATALOGUE} - set(CATALOGUE) == set()
 
 
-@pytest.mark.parametrize("page", AT_THE_ROOT, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [*AT_THE_ROOT, *sorted((ROOT / "lab").rglob("*.md"))],
+                         ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_of_pages_outside_the_site_lead_somewhere(page: Path):
     """The site's own links are followed in test_site.py."""
     lost = []
