@@ -19,15 +19,16 @@ from typing import Any
 
 from rich.console import Console
 
-from deploy.report.tables import by_seed, finite, measures, summary_of
+from deploy.report.tables import Design, Grid, by_seed, differences_grid, finite, means_grid, measures, summary_of
 from deploy.runs.configs import lay_over, load_config
 from deploy.runs.hub import with_local_model
 from deploy.runs.records import Record, read_records
 from deploy.training.child_runs import ChildFailed, failed
-from lab.experiments.contrasts import FAMILIES, STARTS, between_arms, between_starts
+from lab.experiments.contrasts import FAMILIES, STARTS, between_arms, between_starts, contrasts_grid
 from lab.experiments.credit.common import COMMON, check_settings, prepare, require_official
 from lab.experiments.credit.design import (
     ARMS,
+    COMPARISONS,
     CONFIRMING_SEEDS,
     PlannedRun,
     chosen,
@@ -37,11 +38,58 @@ from lab.experiments.credit.design import (
 )
 from lab.experiments.credit.progress import RunsProgress
 from lab.experiments.credit.runs import Runner, RunsFailed, left, only_one
-from lab.experiments.credit.tables import as_lines, parts_of, planned, starts_lines
 from services.config.tree import Config
 from services.errors import UserError
 from services.files import write_whole
 from services.telemetry.evaluation_labels import COLD
+
+
+def planned(records: Sequence[Record]) -> Design:
+    """Returns the design of the credit experiment's tables."""
+    return Design(arms=ARMS, comparisons=COMPARISONS, columns=measures(records))
+
+
+def parts_of(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """Returns the records of the choosing and of the confirming seeds, which are never pooled."""
+    fresh = [record for record in records if record.seed >= CONFIRMING_SEEDS]
+    first = [record for record in records if record.seed < CONFIRMING_SEEDS]
+    return {title: chosen for title, chosen in (("First seeds", first), ("Fresh seeds", fresh)) if chosen}
+
+
+def as_lines(records: Sequence[Record], cold: Mapping[str, Any] | None = None) -> list[str]:
+    """Returns aligned Markdown that is readable as plain text. `cold`: the cold start's held-out evaluation."""
+    out: list[str] = []
+    for title, some in parts_of(records).items():
+        out += [f"## {title}", ""]
+        out += _grid_lines(means_grid(some, planned(some)))
+        out += _grid_lines(differences_grid(some, planned(some)))
+    for what, family in FAMILIES.items():
+        out += _grid_lines(contrasts_grid(between_arms(records, family), what=what, planned=len(family)))
+    if cold is not None:
+        out.append(f"The cold start wins {cold['success_rate']:.1%} of the {cold['tasks']} held-out games.")
+    if len({record.code for record in records}) > 1:
+        out.append(f"Made by {len({record.code for record in records})} versions of the code.")
+    return out
+
+
+def starts_lines(starts: Mapping[str, Sequence[Record]]) -> list[str]:
+    """Returns the planned contrast at each start (folder name -> records), as aligned Markdown."""
+    return _grid_lines(contrasts_grid(between_starts(starts), what="GAGPO - GiGPO from", planned=len(STARTS)))
+
+
+def _grid_lines(grid: Grid) -> list[str]:
+    return [*grid.note.split("\n"), "", *_markdown(grid.head, grid.rows), ""] if grid.rows else []
+
+
+def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Returns a Markdown table with padded columns."""
+    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + " |"
+
+    return [line(head), "|" + "|".join("-" * (width + 2) for width in widths) + "|", *(line(row) for row in rows)]
+
 
 CONFIG = "credit-experiment"
 FORMAT = 1

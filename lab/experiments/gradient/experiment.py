@@ -21,6 +21,7 @@ from lab.experiments.credit.design import chosen
 from lab.experiments.gradient.alignment import Gradients, PolicyGradients, tables_of
 from lab.experiments.loglinear.experiment import (
     GROUPS,
+    RATE,
     STARTS,
     K,
     chosen_arms,
@@ -30,7 +31,6 @@ from lab.experiments.loglinear.experiment import (
     training_tasks,
 )
 from lab.experiments.loglinear.policy import DIMENSIONS, WITH_MEMORY, Floats, Play, score_entries
-from lab.experiments.loglinear.table import RATE
 from learner.credit.success import success_credit
 from services.errors import UserError
 from services.files import write_whole

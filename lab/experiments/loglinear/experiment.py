@@ -1,7 +1,12 @@
 """`python -m lab.experiments loglinear`: estimators and state keys with a log-linear policy, seconds per run.
 
-The plan, with its primary outcome and contrasts, is in README.md. All arms of a seed get the same
-tasks and random numbers. Each run is one line of <out>/runs.jsonl and is never made again.
+The plan, with its primary outcome and contrasts, is in README.md. All arms of a seed get the same tasks and random
+numbers. Each run is one line of <out>/runs.jsonl and is never made again.
+
+The policy learns from the credit of a learner step in one of two ways:
+
+    once           g = mean over all turns of A ∇ log π                     one step of Adam
+    minibatches    g = mean over a minibatch of A r ∇ log π, r = π / π_old, a step each; 0 beyond PPO's clip
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -21,12 +26,15 @@ from statistics import fmean
 
 import numpy as np
 
+from deploy.report.tables import half_width
 from deploy.training.start import saying_how_to_go_on
 from envservice.base import Environment
 from envservice.registry import open_environment
+from lab.experiments.contrasts import shown_p, tested
 from lab.experiments.loglinear.policy import (
     DIMENSIONS,
     WITH_MEMORY,
+    Decision,
     Floats,
     Play,
     Rules,
@@ -36,8 +44,6 @@ from lab.experiments.loglinear.policy import (
     probabilities,
     score_gradient,
 )
-from lab.experiments.loglinear.table import RATE, LoglinearRun, as_lines, read_runs
-from lab.experiments.loglinear.update import Adam, credited, gradient_of, minibatch_steps
 from lab.experiments.pool import worker_pool
 from learner.credit.registry import estimator, make_options
 from learner.credit.types import Credit, CreditStep, Estimator
@@ -46,6 +52,140 @@ from services.config.env import EnvSection
 from services.errors import UserError
 from services.files import write_whole
 from services.seeds import seed_for
+from services.statistics import seed_interval
+
+BETAS = (0.9, 0.999)
+CLIP = 0.2
+"""Ratios beyond 1 ± CLIP that the advantage would push further add nothing, as in the runs of the transformer."""
+
+
+class Adam:
+    """Gradient ascent with Adam on one vector of weights."""
+
+    def __init__(self, rate: float, *, betas: tuple[float, float] = BETAS, theta: Floats | None = None) -> None:
+        self.theta = np.zeros(DIMENSIONS) if theta is None else theta.copy()
+        self._rate, self._betas, self._steps = rate, betas, 0
+        self._m, self._v = np.zeros(DIMENSIONS), np.zeros(DIMENSIONS)
+
+    def step(self, gradient: Floats) -> None:
+        """Takes one step along `gradient` [DIMENSIONS]."""
+        (a, b), self._steps = self._betas, self._steps + 1
+        self._m = a * self._m + (1 - a) * gradient
+        self._v = b * self._v + (1 - b) * gradient**2
+        scale = np.sqrt(self._v / (1 - b**self._steps)) + 1e-8
+        self.theta = self.theta + self._rate * self._m / (1 - a**self._steps) / scale
+
+
+def credited(groups: Sequence[Sequence[Play]], credits: Sequence[Credit]) -> Iterator[tuple[Decision, float]]:
+    """Yields each turn of a learner step with its advantage."""
+    for group, credit in zip(groups, credits, strict=True):
+        for one, row in zip(group, credit.advantages, strict=True):
+            yield from zip(one.turns, row, strict=True)
+
+
+def gradient_of(turns: Sequence[tuple[Decision, float]]) -> Floats:
+    """Returns the mean over all turns of A ∇ log π, [DIMENSIONS]."""
+    gradient = np.zeros(DIMENSIONS)
+    for turn, advantage in turns:
+        if advantage:
+            score_gradient(turn, advantage / len(turns), gradient)
+    return gradient
+
+
+def minibatch_steps(adam: Adam, turns: Sequence[tuple[Decision, float]], *, rows: int, rng: random.Random) -> None:
+    """Takes one step of PPO for each minibatch of `rows` turns, in an order drawn from `rng`."""
+    order = rng.sample(range(len(turns)), len(turns))
+    for first in range(0, len(order), rows):
+        part = [turns[i] for i in order[first:first + rows]]
+        adam.step(gradient_of([_reweighted(turn, advantage, adam.theta) for turn, advantage in part]))
+
+
+def _reweighted(turn: Decision, advantage: float, theta: Floats) -> tuple[Decision, float]:
+    """Returns a turn as the present policy sees it, and its advantage times the ratio; 0 beyond the clip."""
+    now = probabilities(theta, turn.features)
+    ratio = float(now[turn.chosen] / turn.probabilities[turn.chosen])
+    beyond = ratio > 1 + CLIP if advantage > 0 else ratio < 1 - CLIP
+    return replace(turn, probabilities=now), 0.0 if beyond else ratio * advantage
+
+
+FORMAT = 1
+RATE = 0.08
+"""The learning rate of the primary outcome."""
+CONTRASTS = (("gagpo", "gigpo"), ("loo+adm", "gagpo"), ("loo+adm", "gigpo"), ("graph+adm", "gigpo"),
+             ("loo+stay", "loo+adm"), ("graph+stay", "graph+adm"), ("gagpo+adm", "gagpo"), ("gigpo+adm", "gigpo"))
+"""Pairs (a, b) for the contrasts a - b, paired by seed. Holm's correction covers all, per start and outcome."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoglinearRun:
+    """One finished run: success of the training episodes at each step, and on the held-out games at the end."""
+
+    arm: str
+    seed: int
+    start: str
+    rate: float
+    success: list[float]
+    heldout: float
+    unchanged: float
+    """Share of turns in the last five steps whose action changed nothing."""
+    games: str
+    seconds: float
+    format: int = FORMAT
+
+    @property
+    def area(self) -> float:
+        """Returns the mean success over all training steps."""
+        return fmean(self.success)
+
+
+def read_runs(file: Path) -> list[LoglinearRun]:
+    """Returns the finished runs, each once, or [] without a file. Raises UserError for a line that is not a run."""
+    try:
+        found = [LoglinearRun(**json.loads(line)) for line in file.read_text().splitlines()] if file.exists() else []
+    except (json.JSONDecodeError, TypeError) as error:
+        raise UserError(f"{file} has a line that is not a run ({error})", "delete that line") from None
+    return list({(one.arm, one.seed, one.start, one.rate): one for one in found}.values())
+
+
+def as_lines(runs: Sequence[LoglinearRun]) -> list[str]:
+    """Returns the tables: means by arm, then the contrasts with Holm's correction."""
+    lines: list[str] = []
+    for start, rate in sorted({(one.start, one.rate) for one in runs}, key=lambda x: (x[1] != RATE, x)):
+        mine = [one for one in runs if (one.start, one.rate) == (start, rate)]
+        lines += [f"{start} start, learning rate {rate:g}, {mine[0].games} games; success in %, mean and 95% interval",
+                  f"  {'arm':18}{'seeds':>6}{'training area':>18}{'held-out':>18}{'changed nothing':>17}"]
+        for arm in dict.fromkeys(one.arm for one in sorted(runs, key=lambda one: one.seed)):
+            its = [one for one in mine if one.arm == arm]
+            if its:
+                lines.append(f"  {arm:18}{len(its):>6}{_points([x.area for x in its]):>18}"
+                             f"{_points([x.heldout for x in its]):>18}{fmean(x.unchanged for x in its):>17.1%}")
+        lines += _contrasts(mine)
+    return lines
+
+
+def _contrasts(mine: Sequence[LoglinearRun]) -> list[str]:
+    lines = [f"  {'paired difference':32}{'pairs':>6}{'training area':>26}{'held-out':>26}"]
+    value = {(one.arm, one.seed): one for one in mine}
+    pairs = {f"{a} - {b}": [(value[a, seed], value[b, seed]) for arm, seed in value if arm == a and (b, seed) in value]
+             for a, b in CONTRASTS}
+    areas, games = (tested({name: [100 * (of(x) - of(y)) for x, y in both] for name, both in pairs.items()})
+                    for of in (lambda one: one.area, lambda one: one.heldout))
+    for area, heldout in zip(areas, games, strict=True):
+        cells = [f"{one.mean:+.1f}{half_width(one.mean, one.high, '.1f')} {_p(one.corrected)}"
+                 for one in (area, heldout)]
+        lines.append(f"  {area.name:32}{area.pairs:>6}{cells[0]:>26}{cells[1]:>26}")
+    return [*lines, "  p: Student's t over seeds, Holm's correction over the planned contrasts of this block", ""]
+
+
+def _p(value: float) -> str:
+    shown = shown_p(value)
+    return f"p{shown}" if shown.startswith("<") else f"p={shown}"
+
+
+def _points(values: Sequence[float]) -> str:
+    mean, _, high = seed_interval(values)
+    return f"{100 * mean:.1f}{half_width(100 * mean, 100 * high, '.1f')}"
+
 
 SEEDS = 60
 FIRST_SEED = 1000

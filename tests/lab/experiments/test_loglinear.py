@@ -13,7 +13,20 @@ import pytest
 from envservice.base import Outcome
 from envservice.registry import open_environment
 from lab.experiments.loglinear import experiment as loglinear
-from lab.experiments.loglinear.experiment import ARMS, credit_steps, planned, train
+from lab.experiments.loglinear.experiment import (
+    ARMS,
+    CONTRASTS,
+    RATE,
+    Adam,
+    LoglinearRun,
+    as_lines,
+    credit_steps,
+    gradient_of,
+    minibatch_steps,
+    planned,
+    read_runs,
+    train,
+)
 from lab.experiments.loglinear.policy import (
     DIMENSIONS,
     HORIZON,
@@ -30,8 +43,6 @@ from lab.experiments.loglinear.policy import (
     score_entries,
     score_gradient,
 )
-from lab.experiments.loglinear.table import CONTRASTS, RATE, LoglinearRun, as_lines, read_runs
-from lab.experiments.loglinear.update import Adam, gradient_of, minibatch_steps
 from services.config.tree import EnvSection
 from services.errors import UserError
 

@@ -13,7 +13,7 @@ from deploy.report.tables import (
     measures,
     volatility,
 )
-from lab.experiments.credit.tables import as_lines, parts_of, planned
+from lab.experiments.credit.experiment import as_lines, parts_of, planned
 
 
 def test_volatility_is_the_spread_of_changes_over_the_mean():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lab.experiments.tabular import experiment as tabular
-from lab.experiments.tabular.maze import LAYERS, REWARD, WINS, View, make_maze, score_gradient, softmax
+from lab.experiments.tabular.experiment import LAYERS, REWARD, WINS, View, make_maze, score_gradient, softmax
 from services.errors import UserError
 
 GAMMA = 0.95
