@@ -1,14 +1,20 @@
-"""Listens for and serves every HTTP endpoint of ours, with the limits of this folder and bounded logs."""
+"""Listens for and serves every HTTP endpoint of ours, with bounded heads, requests in work and logs.
+
+Not covered: a client may connect and send nothing, or a byte now and then, for as long as it likes. uvicorn has no
+deadline for that, so it is for a proxy in front (SECURITY.md).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -16,11 +22,16 @@ from starlette.types import ASGIApp
 
 from services.errors import UserError
 from services.http.admission import Admission
-from services.http.connections import KEEP_ALIVE_S, Connections, connection_limit
-from services.http.protocol import MAX_HEAD, limited
 from services.process.addresses import family_of, host_port
 
 BACKLOG = 1024
+MAX_HEAD = 32 * 1024
+"""Most bytes of a request's line and headers. Our own clients send less than 1 KiB; a proxy may add to it."""
+KEEP_ALIVE_S = 75
+"""Seconds for which a connection may wait for its next request."""
+MAX_REQUESTS = 1024
+"""Most requests in work. Fewer if the process may open few descriptors."""
+MIN_REQUESTS = 8
 STOP_S = 2
 """Seconds to wait for open requests when an endpoint in a thread ends."""
 LATE_S = 0.5
@@ -80,12 +91,18 @@ def server_config(app: ASGIApp, *, local_only: bool, **options: Any) -> uvicorn.
         logger = logging.getLogger(name)
         if not any(isinstance(one, BoundedLog) for one in logger.filters):
             logger.addFilter(BoundedLog())
-    # With clients of this machine alone, all of them have one address.
-    connections = Connections(connection_limit(), share=1.0 if local_only else 0.5)
+    # Of uvicorn's two parsers only h11 bounds a head; httptools keeps headers for as long as they come.
     return uvicorn.Config(
-        Admission(app, local_only=local_only), http=limited(connections), ws="none", lifespan="off", log_config=None,
-        log_level="warning", access_log=False, timeout_keep_alive=int(KEEP_ALIVE_S),
-        h11_max_incomplete_event_size=MAX_HEAD, **options)
+        Admission(app, local_only=local_only, capacity=_request_limit()), http="h11",
+        h11_max_incomplete_event_size=MAX_HEAD, timeout_keep_alive=KEEP_ALIVE_S, ws="none", lifespan="off",
+        log_config=None, log_level="warning", access_log=False, **options)
+
+
+def _request_limit() -> int:
+    """Returns the most requests in work that leave half of this process's free descriptors to everything else."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = allowed - sum(1 for _ in Path("/proc/self/fd").iterdir())
+    return max(MIN_REQUESTS, min(MAX_REQUESTS, free // 2))
 
 
 class Server(uvicorn.Server):

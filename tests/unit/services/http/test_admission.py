@@ -1,6 +1,8 @@
-"""Requests that a web page can make a browser send are refused."""
+"""Requests that a web page can make a browser send are refused, and those beyond the capacity of a server."""
 
 from __future__ import annotations
+
+import asyncio
 
 import httpx
 import pytest
@@ -17,7 +19,7 @@ async def application(scope, receive, send) -> None:
 
 
 async def ask(headers: dict[str, str], *, method: str = "POST", local_only: bool = True) -> int:
-    transport = httpx.ASGITransport(Admission(application, local_only=local_only))
+    transport = httpx.ASGITransport(Admission(application, local_only=local_only, capacity=8))
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8100") as http:
         return (await http.request(method, "/", headers=headers)).status_code
 
@@ -66,4 +68,23 @@ async def test_a_client_that_leaves_is_no_error():
     scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
     with pytest.raises(ClientDisconnect):
         await reads(scope, gone, never)
-    await Admission(reads, local_only=False)(scope, gone, never)
+    await Admission(reads, local_only=False, capacity=8)(scope, gone, never)
+
+
+async def test_a_request_beyond_the_capacity_is_told_when_to_ask_again():
+    working, release = asyncio.Event(), asyncio.Event()
+
+    async def slow(scope, receive, send) -> None:
+        working.set()
+        await release.wait()
+        await application(scope, receive, send)
+
+    transport = httpx.ASGITransport(Admission(slow, local_only=True, capacity=1))
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8100") as http:
+        first = asyncio.create_task(http.get("/"))
+        await working.wait()
+        refused = await http.get("/")
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        release.set()
+        assert (await first).status_code == 200
+        assert (await http.get("/")).status_code == 200, "the first request has left its place"
