@@ -24,7 +24,7 @@ from services.config.redis import RedisSection
 from services.errors import LeaseLost, StoreFault, Unanswered, UserError
 from services.patience import patiently
 from services.process.addresses import is_host
-from services.store import sentinels
+from services.store.sentinels import connect_master
 from services.telemetry.logs import get_logger
 
 log = get_logger("store")
@@ -80,7 +80,7 @@ def connect(url: str, timeout_s: float, ca_file: Path | None = None) -> Any:
     if scheme == "sentinels":
         options["ssl"] = True  # from_url finds it out by itself
     try:
-        return sentinels.master(url, options) if scheme in ("sentinel", "sentinels") else _server(url, options)
+        return connect_master(url, options) if scheme in ("sentinel", "sentinels") else _server(url, options)
     except ValueError as error:
         raise UserError(f"redis.url is not a Redis address: {error}",
                         "write redis://host:6379/0 or sentinel://host:26379/name") from error

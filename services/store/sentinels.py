@@ -1,4 +1,4 @@
-"""The master that Redis Sentinel names. Its passwords and its errors are told as those of a single Redis."""
+"""The client of the master that Redis Sentinel names."""
 
 from __future__ import annotations
 
@@ -13,49 +13,43 @@ from services.process.addresses import is_host
 PORT = 26379
 
 
-class _Sentinels(Sentinel):
-    """Sentinels that are asked without a login first, and then with the master's: many charts for Kubernetes give both
-    one password, and a sentinel without a password refuses any login."""
+class _ExplainingSentinel(Sentinel):
+    """redis-py's client of the sentinels, with the reason of each one in the error if none names a master.
 
-    def __init__(self, addresses: list[tuple[str, int]], login: dict[str, str], options: dict[str, Any]) -> None:
-        super().__init__([])  # its own clients have one login for all sentinels
-        self._asked = [_Asked(host, port, {}, options, "it asks for a password") for host, port in addresses]
-        if login:
-            self._asked += [_Asked(host, port, login, options, "it refuses the login") for host, port in addresses]
+    redis-py's own message shows all options of each client, and neither a wrong certificate nor a wrong password.
+    """
 
     def discover_master(self, service_name: str) -> tuple[str, int]:
-        """Returns host and port. Raises AuthenticationError if all sentinels refuse us, MasterNotFoundError if none
-        knows a master that is up."""
-        refusals: dict[str, Exception | None] = {}
-        for asked in self._asked:
-            try:
-                masters: Any = asked.client.sentinel_masters()
-            except (redis.ConnectionError, redis.TimeoutError) as error:
-                told = asked.refusal if isinstance(error, redis.AuthenticationError) else error
-                refusals[f"{asked.address}: {told}"] = error
-                continue
-            state = masters.get(service_name)
-            if state and self.check_master_state(state, service_name):
-                self._asked = sorted(self._asked, key=lambda other: other is not asked)  # it is asked first from now on
-                return state["ip"], state["port"]
-            refusals[f"{asked.address}: {'its master is down' if state else 'it knows no such master'}"] = None
-        told = f"no sentinel names a master {service_name}: {'; '.join(refusals)}"
+        """Returns host and port. Raises AuthenticationError if all sentinels refuse us, else MasterNotFoundError."""
+        try:
+            return super().discover_master(service_name)
+        except MasterNotFoundError:
+            refusals = {self._address(client): self._refusal(client, service_name) for client in self.sentinels}
+        reasons = "; ".join(f"{address}: {error}" for address, error in refusals.items())
         refused = all(isinstance(error, redis.AuthenticationError) for error in refusals.values())
-        raise redis.AuthenticationError(told) if refused else MasterNotFoundError(told)
+        kind = redis.AuthenticationError if refused else MasterNotFoundError
+        raise kind(f"no sentinel names a master {service_name}: {reasons}")
+
+    def _refusal(self, client: redis.Redis, service_name: str) -> object:
+        """Returns why this sentinel names no master."""
+        try:
+            masters: Any = client.sentinel_masters()
+        except (redis.ConnectionError, redis.TimeoutError) as error:
+            return error
+        return "its master is down" if service_name in masters else "it knows no such master"
+
+    @staticmethod
+    def _address(client: redis.Redis) -> str:
+        place = client.get_connection_kwargs()
+        return f"{place['host']}:{place['port']}"
 
 
-class _Asked:
-    """A sentinel, asked with one login."""
-
-    def __init__(self, host: str, port: int, login: dict[str, str], options: dict[str, Any], refusal: str) -> None:
-        self.address, self.refusal = f"{host}:{port}", refusal
-        self.client = redis.Redis(host, port, **login, **options)
-
-
-def master(url: str, options: dict[str, Any]) -> Any:
+def connect_master(url: str, options: dict[str, Any]) -> Any:
     """Returns a client that asks the sentinels for the master whenever it connects. Raises ValueError for a bad URL.
 
-    `url` is sentinel://[user:password@]host:port[,host:port]/name[/db]. `options` go to all clients.
+    `url` is sentinel://[user:password@]host:port[,host:port]/name[/db]. `options` go to all clients. Each sentinel is
+    asked without a login first and then with the master's: many charts for Kubernetes give both one password, and a
+    sentinel without a password refuses any login.
     """
     parts = urlsplit(url)
     user_password, _, hosts = parts.netloc.rpartition("@")
@@ -65,5 +59,8 @@ def master(url: str, options: dict[str, Any]) -> Any:
     if not name or not all(address.hostname and is_host(address.hostname) for address in addresses):
         raise ValueError("sentinel:// needs hosts and the name of the master")
     login = {key: text for key, text in (("username", user), ("password", password)) if text}
-    sentinels = _Sentinels([(str(address.hostname), address.port or PORT) for address in addresses], login, options)
+    places = [(str(address.hostname), address.port or PORT) for address in addresses]
+    sentinels = _ExplainingSentinel(places, sentinel_kwargs=options)
+    if login:
+        sentinels.sentinels += Sentinel(places, sentinel_kwargs={**login, **options}).sentinels
     return sentinels.master_for(name, db=int(database or 0), **login, **options)
