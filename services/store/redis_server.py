@@ -40,14 +40,6 @@ _POLL_S = 0.2
 _RETRY_S = 5.0
 LARGEST_BYTES = 4 * 1024**3
 """Most memory of a private Redis. A run that needs more keeps its episodes elsewhere (redis.bodies)."""
-_FIXED = {
-    "redis": {"CVE-2025-21605": ((6, 2, 18), (7, 2, 8), (7, 4, 3), (8, 0, 0)),
-              "CVE-2025-49844": ((6, 2, 20), (7, 2, 11), (7, 4, 6), (8, 0, 4), (8, 2, 2))},
-    "valkey": {"CVE-2025-21605": ((7, 2, 9), (8, 0, 3), (8, 1, 1)),
-               "CVE-2025-49844": ((7, 2, 11), (8, 0, 6), (8, 1, 4))},
-}
-"""First version of each series without the fault. The first fault lets clients without a password grow the output
-buffer. The second lets scripts leave their sandbox."""
 RIGHTS = ("+@connection +@transaction +@keyspace +@string +@hash +@list +@sortedset +@stream -@admin -@dangerous "
            "+eval +evalsha +script|load +info +time")
 """Commands of our scripts and of the client. None of them configures Redis, writes a file or names another server.
@@ -97,20 +89,6 @@ def redis_version(binary: Path) -> tuple[str, tuple[int, ...]]:
     found = re.search(r"v=(\d+)\.(\d+)(?:\.(\d+))?", text)
     product = "valkey" if "valkey" in text.lower() else "redis"
     return product, tuple(int(part or 0) for part in found.groups()) if found else (0, 0)
-
-
-def known_holes(product: str, version: tuple[int, ...]) -> list[str]:
-    """Returns the faults by which a client could take memory or run code, as `CVE (fixed in VERSION)`.
-
-    Only the version is checked: a distribution may have fixed a fault without a new version number.
-    """
-    holes: list[str] = []
-    for name, fixes in _FIXED[product].items():
-        series = [fix for fix in fixes if fix[:2] == version[:2]]
-        fixed = series[0] if series else max(fixes)
-        if version < fixed:
-            holes.append(f"{name} (fixed in {'.'.join(map(str, fixed))})")
-    return holes
 
 
 class RedisServer:

@@ -25,7 +25,6 @@ from services.store.lease import LeaseHeld
 from services.store.redis_server import (
     RedisServer,
     find_redis,
-    known_holes,
     memory_share,
     private_redis,
     redis_version,
@@ -114,17 +113,6 @@ def test_writes_of_a_script_survive_a_kill(server):
     server.start()
     with pytest.raises(LeaseHeld, match="held by first"):
         Store(server.url, "scripted").acquire("controller", "second")
-
-
-@pytest.mark.parametrize(("product", "version", "holes"), [
-    ("redis", (6, 2, 14), ["CVE-2025-21605 (fixed in 6.2.18)", "CVE-2025-49844 (fixed in 6.2.20)"]),
-    ("redis", (7, 0, 15), ["CVE-2025-21605 (fixed in 8.0.0)", "CVE-2025-49844 (fixed in 8.2.2)"]),
-    ("redis", (7, 2, 8), ["CVE-2025-49844 (fixed in 7.2.11)"]),
-    ("redis", (8, 2, 2), []), ("redis", (8, 4, 0), []),
-    ("valkey", (8, 0, 5), ["CVE-2025-49844 (fixed in 8.0.6)"]), ("valkey", (9, 0, 0), []),
-])
-def test_versions_with_known_holes_are_named(product, version, holes):
-    assert known_holes(product, version) == holes
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
