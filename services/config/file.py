@@ -8,12 +8,13 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import ValidationError
+from yaml.composer import ComposerError
 
 from services.config.keys import OPEN_SECTION, REMOVED, check_key, check_nested, config_keys, is_section, takes_text
 from services.config.refusals import COMMAND_LINE, one_line, wrong
@@ -26,6 +27,9 @@ NOTHING = ("", "null", "~")
 """Values on the command line that leave a text empty."""
 CONFIG_BYTES = 1 << 20
 """Largest config file that is read. Ours have a few kilobytes."""
+VALUES = 100_000
+"""Most values that a YAML text may hold, each alias counted as all that it stands for. Our configs have a few hundred.
+Nested aliases make any number of values from a few hundred bytes."""
 
 Tree = dict[str, Any]
 
@@ -33,14 +37,38 @@ Tree = dict[str, Any]
 class _Loader(yaml.SafeLoader):
     """Reads numbers as YAML 1.2 does, and refuses a key that is given twice.
 
-    YAML 1.1 reads 3e-4 as a text, 010 as 8 and 1:30 as 90.
+    YAML 1.1 reads 3e-4 as a text, 010 as 8 and 1:30 as 90. A text of more than VALUES values is refused while it is
+    parsed, before any of them is made.
     """
 
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._sizes: dict[yaml.Node, int] = {}
+        """Values below each complete node."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        mark, alias = self.peek_event().start_mark, self.check_event(yaml.AliasEvent)
+        node = super().compose_node(parent, index)
+        if node is None:
+            return None
+        if alias and node not in self._sizes:
+            raise ComposerError(None, None, "an alias stands for what it is in", mark)
+        if not alias:
+            below = [part for pair in node.value for part in pair] if isinstance(node, yaml.MappingNode) else \
+                node.value if isinstance(node, yaml.SequenceNode) else []
+            self._sizes[node] = 1 + sum(self._sizes[part] for part in below)
+        if self._sizes[node] > VALUES:
+            raise ComposerError(None, None, f"it holds more than {VALUES} values", mark)
+        return node
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        if twice := {str(key) for key in keys if keys.count(key) > 1}:
-            raise yaml.constructor.ConstructorError(
-                None, None, f"key {min(twice)} is given twice", node.start_mark)
+        keys: set[object] = set()
+        for part, _ in node.value:
+            key = self.construct_object(part, deep=True)
+            if isinstance(key, Hashable):  # super() refuses others
+                if key in keys:
+                    raise yaml.constructor.ConstructorError(None, None, f"key {key} is given twice", node.start_mark)
+                keys.add(key)
         return super().construct_mapping(node, deep)
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> Any:

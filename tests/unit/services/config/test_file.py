@@ -165,7 +165,13 @@ def test_several_errors_are_counted(file: Path):
     ("name: a\nsteps: 1\nlearner: 3\n", "learner is a section and cannot be 3; set its keys: learner.KEY=VALUE"),
     ("name: a\n  steps: 1\n", "is not YAML: line 2: mapping values are not allowed here; correct the file"),
     ("[" * 10_000, "nested too deeply"),
-    ("name: &a [*a]\n", "name cannot be"),
+    ("name: &a [*a]\n", "is not YAML: line 1: an alias stands for what it is in; correct the file"),
+    ("a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(  # 9**10 values
+        f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10)),
+     "is not YAML: line 6: it holds more than 100000 values; correct the file"),
+    ("a0: &a0 {k: 1}\n" + "".join(  # the same by merge keys
+        f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 9)}]}}\n" for i in range(1, 10)),
+     "it holds more than 100000 values"),
     ("name: a\x00b\n", "is not YAML"),
     ("name: a\n" * 200_000, "is larger than 1 MiB"),
     ("steps: 2026-13-45\n", "is not YAML"),
