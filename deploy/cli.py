@@ -44,6 +44,7 @@ from deploy.console.printable import printable
 from services.config.keys import config_keys
 from services.errors import Fault, UserError
 from services.files import FULL
+from services.process.own_code import OWN_CODE, Judge, allow, announcing, judging_imports, refuse
 from services.process.packages import check_one_installation
 from services.process.signals import signals_unwind
 from services.process.threads import wait_politely
@@ -93,6 +94,10 @@ MOVED = {
 }
 """Former command -> what to use instead."""
 
+RUNS_OWN_CODE = frozenset({"train", "sft", "eval", "tasks", "play", "prompt", "serve-env", "serve-agent", "credit",
+                           "doctor", "selftest"})
+"""Commands that import the environments, agents, estimators and state keys of the user's own that a config names. All
+others look at what somebody else may have made, and import them only with --own-code."""
 REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 """Errors of a file that this user may not read or write, or nobody on this mount."""
 
@@ -177,10 +182,13 @@ def _check_places(parser: argparse.ArgumentParser, args: argparse.Namespace) -> 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command of `gagpo` and returns its exit status."""
+    words = sys.argv[1:] if argv is None else argv
+
     def command() -> int | None:
-        args = parse(sys.argv[1:] if argv is None else argv)
-        check_one_installation()
-        return args.run(args)
+        with judging_imports(_judge_of(words)):
+            args = parse(words)  # `credit` imports an estimator of the user's own to learn its options
+            check_one_installation()
+            return args.run(args)
 
     return run_guarded(command)
 
@@ -211,6 +219,14 @@ def _run(command: Callable[[], int | None]) -> int:
         _flush_or_drop(sys.stdout)
         return _report(error)
     return status
+
+
+def _judge_of(argv: Sequence[str]) -> Judge:
+    """Returns what judges the own code that the command comes upon."""
+    command = next(iter(argv), "")
+    if OWN_CODE in argv or command == "eval" or {"--resume", "--agent"} & {*argv}:  # by the config of a run's folder
+        return announcing(lambda text: say(printable(text)))
+    return allow if command in RUNS_OWN_CODE else refuse
 
 
 def _flush_or_drop(stream: TextIO) -> None:

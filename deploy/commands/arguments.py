@@ -9,6 +9,7 @@ from pathlib import Path
 
 from deploy.runs.configs import default_config, light_config, load_config
 from services.config.tree import Config, EnvSection
+from services.process.own_code import OWN_CODE
 
 
 def add_config_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
@@ -36,6 +37,12 @@ def env_from(args: argparse.Namespace, read: Callable[..., Config] = light_confi
     deploy/runs/configs.py). Raises UserError."""
     env = read(args.config, args.overrides).env
     return env if args.env is None else env.model_copy(update={"name": args.env})
+
+
+def add_own_code(parser: argparse.ArgumentParser) -> None:
+    """Adds `--own-code`, by which deploy/cli.py lets a command that looks at a run import the code that it names."""
+    parser.add_argument(OWN_CODE, action="store_true", help="import the environment, estimator and state key that the "
+                        "run's config names as module:attribute, and print which (default: shipped ones alone)")
 
 
 def optional_config_from(args: argparse.Namespace) -> Config:

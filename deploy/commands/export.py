@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from deploy.commands.arguments import add_own_code
 from deploy.runs.policies import find_run, held_checkpoint, run_path
 
 
@@ -27,6 +28,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--push", metavar="OWNER/NAME",
                         help="also upload OUT to this repository of the Hugging Face hub, made private if it is new")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_own_code(parser)
     parser.set_defaults(run=run)
 
 

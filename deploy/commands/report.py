@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 
+from deploy.commands.arguments import add_own_code
 from deploy.console.printable import printable
 from deploy.launch.planning.machine import check_writable
 from deploy.runs.policies import check_distinct, run_path
@@ -29,6 +30,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
                         help="show the distribution of advantages at these learner steps, as the paper's figure 5 does "
                              "(default: in the first and last quarter)")
     parser.add_argument("--json", action="store_true", help="print the numbers as one JSON object")
+    add_own_code(parser)
     parser.set_defaults(run=run)
 
 

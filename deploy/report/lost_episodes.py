@@ -18,6 +18,7 @@ from deploy.runs.history import read_columns
 from envservice.registry import find_spec
 from envservice.spec import Explain, LostEpisode, LostTurn
 from services.errors import UserError
+from services.process.own_code import OwnCodeRefusedError
 from services.store.archive import evaluation_part, file_name
 from services.telemetry.evaluation_labels import TRAINED, on_curve, title_of
 
@@ -62,6 +63,8 @@ class LostEpisodesReport:
     temperature: float
     by_type: Mapping[str, LostEpisodeCounts]
     """Task type -> counts. ALL, the last one, has all types together."""
+    unexplained: str = ""
+    """The reason why the environment does not explain these episodes although it might, as a sentence."""
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the counts for machines."""
@@ -82,7 +85,11 @@ def count_lost_episodes(
     _, last = max(enumerate(rows), key=lambda found: (found[1]["step"], found[1]["label"] == TRAINED, found[0]))
     file = run / "episodes" / file_name(last["step"], evaluation_part(last["label"], last["temperature"]))
     tables, warnings = read_columns([file] if file.exists() else [], _COLUMNS)
-    explain, found = _explain(env), dict[str, LostEpisodeCounts]()
+    found: dict[str, LostEpisodeCounts] = {}
+    try:
+        explain, unexplained = _explain(env), ""
+    except OwnCodeRefusedError as error:
+        explain, unexplained = None, f"How far they came is not shown: {error}."
     for table in tables:
         # An archive has the rows of an episode together.
         for _, rows in groupby(table.to_pylist(), lambda row: (row["group"], row["k"])):
@@ -91,14 +98,20 @@ def count_lost_episodes(
             for kind in (episode[0].get("task_type") or "unknown", ALL):
                 _count(found.setdefault(kind, LostEpisodeCounts()), episode, why)
     order = {name: found[name] for name in sorted(found, key=lambda name: (name == ALL, name))}
-    report = LostEpisodesReport(label=last["label"], temperature=last["temperature"], by_type=order) if order else None
+    report = LostEpisodesReport(label=last["label"], temperature=last["temperature"], by_type=order,
+                                unexplained=unexplained) if order else None
     return report, warnings
 
 
 def _explain(env: str) -> Explain | None:
-    """Returns the environment's function that explains a lost episode; None if it has none or is not installed."""
+    """Returns the environment's function that explains a lost episode; None if it has none or is not installed.
+
+    Raises OwnCodeRefusedError for an environment whose code may not be imported.
+    """
     try:
         return find_spec(env).explain
+    except OwnCodeRefusedError:
+        raise
     except UserError:
         return None
 
@@ -143,7 +156,8 @@ def grids(report: LostEpisodesReport) -> dict[str, Grid]:
     shares = Grid(
         note=f"{where} Shares of the turns of lost episodes: actions that were not admissible, turns that repeat an "
              "earlier one of their episode (the same observation and action), turns that changed nothing. In a loop: "
-             "lost episodes of which half of the turns or more repeat one and the same turn.",
+             "lost episodes of which half of the turns or more repeat one and the same turn. "
+             + report.unexplained,
         head=["type", "lost", "in a loop", "inadmissible", "repeated", "no change", "how they ended"],
         rows=[[name, f"{found.lost} of {found.episodes}", _share(found.looped, found.lost), *(
             _share(count, found.turns) for count in (found.inadmissible, found.repeated, found.unchanged)),

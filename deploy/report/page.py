@@ -22,6 +22,7 @@ from deploy.runs.verdict import verdicts
 from envservice.registry import stands_in_for
 from services.amounts import number_of
 from services.files import write_whole
+from services.process.own_code import OwnCodeRefusedError
 from services.statistics import seed_interval
 from services.telemetry.evaluation_labels import TITLES, on_curve
 
@@ -120,9 +121,13 @@ def _cold_start(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _config(run: ReportedRun) -> str:
-    shown = yaml.safe_dump(applicable(run.config), sort_keys=True, allow_unicode=True)
-    return ("<h2>Config</h2><p>The keys that this run used; config.yaml in its folder has all.</p>"
-            f"<pre>{html.escape(shown)}</pre>")
+    note = "The keys that this run used; config.yaml in its folder has all."
+    try:
+        keys = applicable(run.config)
+    except OwnCodeRefusedError as error:
+        keys, note = run.config, f"All keys. Which of them this run used is not known: {error}"
+    shown = yaml.safe_dump(keys, sort_keys=True, allow_unicode=True)
+    return f"<h2>Config</h2><p>{html.escape(note)}</p><pre>{html.escape(shown)}</pre>"
 
 
 def _costs(compared: Compared, runs: Sequence[ReportedRun]) -> str:

@@ -24,6 +24,7 @@ from services.config.file import read_tree
 from services.config.tree import CreditSection
 from services.errors import UserError
 from services.files import read_json
+from services.process.own_code import OwnCodeRefusedError
 from services.telemetry.metrics_file import MetricsRow
 
 CREDIT = "learner.credit."
@@ -97,11 +98,16 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def applicable(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the config keys that matter for this run, without those of other environments, of stages that are off,
-    and those that its estimator ignores. A config of another version is returned whole."""
+    and those that its estimator ignores. A config of another version is returned whole.
+
+    Raises OwnCodeRefusedError for an estimator or a state key whose code may not be imported.
+    """
     credit = {key.removeprefix(CREDIT): value for key, value in config.items() if key.startswith(CREDIT)}
     try:
         read = keys_read(CreditSection(**credit))
         critic = estimator(str(credit.get("estimator", "gagpo"))).needs_critic
+    except OwnCodeRefusedError:
+        raise
     except (ValidationError, UserError, TypeError):
         return dict(config)
     ignored = {f"{CREDIT}{key}" for key in credit if key not in read}

@@ -1,16 +1,67 @@
-"""Imports the user's own code that a config names by `module:attribute`: environments, agents, estimators, keys."""
+"""Imports the user's own code that a config names by `module:attribute`: environments, agents, estimators, keys.
+
+`import_object` is the only door for names that come from a config. Commands that look at what others made refuse them
+there (`judging_imports(refuse)`). Those that continue or play a run import the code, and print which.
+"""
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.machinery import PathFinder
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from services.errors import EnvFault, UserError, described
 from services.process.signals import signal_of
+
+OWN_CODE = "--own-code"
+"""The option by which a command that looks at a run imports the code that its config names."""
+
+Judge = Callable[[str, str], None]
+"""Takes a config key and the name `module:attribute` that it has, before that is imported. Raises UserError to refuse
+it."""
+
+_judge: Judge | None = None
+
+
+class OwnCodeRefusedError(UserError):
+    """A config names code that a command which only looks at a run does not import."""
+
+
+@contextmanager
+def judging_imports(judge: Judge) -> Iterator[None]:
+    """Asks `judge` before any own code is imported while the block runs, in all threads of this process."""
+    global _judge  # noqa: PLW0603 - imports are the process's, so what judges them is too
+    before, _judge = _judge, judge
+    try:
+        yield
+    finally:
+        _judge = before
+
+
+def refuse(key: str, target: str) -> None:
+    """Raises OwnCodeRefusedError: a Judge for commands that look at what others made."""
+    raise OwnCodeRefusedError(f"{key}={target} is code that does not come with gagpo, and looking runs none",
+                              f"add {OWN_CODE} to import it, if you trust it")
+
+
+def allow(key: str, target: str) -> None:
+    """Allows all code: a Judge for commands that run what their user wrote."""
+
+
+def announcing(say: Callable[[str], None]) -> Judge:
+    """Returns a Judge that allows all code, and prints each name once with the file that it is imported from."""
+    announced: set[str] = set()
+
+    def announce(key: str, target: str) -> None:
+        if target not in announced:
+            announced.add(target)
+            say(f"imports {key}={target} from {_origin(target.partition(':')[0])}")
+
+    return announce
 
 
 @contextmanager
@@ -42,15 +93,18 @@ def make_object(target: str, *, kind: str, key: str) -> Any:
         return own()
 
 
-def import_object(target: str, *, kind: str, key: str) -> Any:
+def import_object(target: str, *, kind: str, key: str, shipped: bool = False) -> Any:
     """Imports and returns `module:attribute`. `kind` says what it should be; `key` is the config key that names it.
 
-    Raises UserError for a name of another form, a module that cannot be imported, and a missing attribute.
+    `shipped`: the name is from a table of ours, so that no command refuses it. Raises UserError for a name of another
+    form, a module that cannot be imported, and a missing attribute, and OwnCodeRefusedError as `refuse` does.
     """
     module, colon, attribute = target.partition(":")
     if not (colon and attribute and all(part.isidentifier() for part in module.split("."))):
         raise UserError(f"there is no {kind} {target!r}",
                         spelling_hint(target) or f"set {key} to module:attribute of your own")
+    if _judge is not None and not shipped:
+        _judge(key, target)
     # Last, so that nothing here hides an installed package. Ray puts the driver's current folder on its workers' path.
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)
@@ -76,6 +130,15 @@ def import_object(target: str, *, kind: str, key: str) -> Any:
         raise UserError(f"{module} has no {attribute}{f' in {file}' if file else ''}",
                         _hidden(module) or f"set {key} to module:attribute of your {kind}")
     return getattr(found, attribute)
+
+
+def _origin(module: str) -> str:
+    """Returns the file or folder that a module's top package is imported from, without importing anything."""
+    top = module.partition(".")[0]
+    loaded = getattr(sys.modules.get(top), "__spec__", None)
+    spec = loaded or PathFinder.find_spec(top, [*sys.path, str(Path.cwd())])
+    places = [spec.origin, *(spec.submodule_search_locations or ())] if spec else []
+    return next(filter(None, places), "nowhere")
 
 
 def file_of(module: str) -> Path:
