@@ -48,7 +48,7 @@ TINY = (
     "eval.every=20", "eval.episodes=4", "eval.panel=0", "eval.compare_cold_start=false", "checkpoint.every=2",
     "supervision.longest_pause_seconds=5")
 TITLES = {"worker": "ray::RolloutHost", "vllm": "rollout.engine.process", "engine": "EngineCore",
-          "learner": "ray::LearnerRank", "weights": "ray::WeightsShelf", "raylet": "raylet/raylet",
+          "learner": "ray::LearnerRank", "weights": "ray::WeightStore", "raylet": "raylet/raylet",
           "gcs": "gcs/gcs_server"}
 """The part of a command line that tells a process of the run."""
 KILLED = (*TITLES, "environment", "redis", "driver")

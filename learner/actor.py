@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 
 from learner.checkpoints.mirrored import mirrored_step
-from learner.weights.publisher import Publisher
 from services.config.tree import Config
 from services.errors import DeadlineExceeded
 from services.process.packages import check_one_installation
@@ -26,6 +25,10 @@ from services.store.lease_keeper import LeaseKeeper
 from services.store.store import Store
 from services.telemetry.heartbeat import Beating, Pulse
 from services.telemetry.logs import get_logger, life_of
+
+if TYPE_CHECKING:
+    from learner.weights.sender import WeightsActorClient
+    from services.weights.channel import WeightSender
 
 LEASE_S = 15.0
 log = get_logger("learner")
@@ -111,14 +114,13 @@ class LearnerRank:
 
         return learner, awake
 
-    def _transfer(self, learner: Any, publisher: Publisher) -> Any:
-        """Returns how versions go from GPU to GPU; None if they go through host memory alone."""
-        from learner.weights.transfer import Transfer
+    def _sender(self, learner: Any, actor: WeightsActorClient) -> WeightSender:
+        from learner.weights.sender import GpuSender, HostSender
 
-        way = self._config.transfer
+        host, way = HostSender(learner.sender, actor.publish), self._config.transfer
         if way == "host":
-            return None
-        return Transfer(sender=learner, ask=publisher.ask, way=way, seconds=self._config.weights.seconds)
+            return host
+        return GpuSender(learner.sender, host, actor.ask, way=way, seconds=self._config.weights.seconds)
 
     def _mirrored(self) -> Callable[[], int] | None:
         """Returns what tells the newest checkpoint in the object store; None: the run has no such store."""
@@ -128,17 +130,18 @@ class LearnerRank:
         from learner.checkpoints.checkpoint import Checkpoints
         from learner.loop import Leaving, TrainingLoop
         from learner.metrics.observer import Observer
+        from learner.weights.sender import WeightsActorClient
         from services.store.archive import EpisodeArchive
 
         config, seconds = self._config, self._config.learner.collective_s
         store = Store.of_run(config, self._store_url, self._run)
         lease = store.acquire("learner", f"{self._run}-learner", ttl_s=LEASE_S)
         keeper = stack.enter_context(LeaseKeeper(store, lease))
-        publisher = Publisher(ray.get_actor(self._weights_actor_name), seconds=seconds)
+        weights = WeightsActorClient(ray.get_actor(self._weights_actor_name), seconds=seconds)
 
         def check() -> None:
             keeper.check()
-            publisher.keep()
+            weights.keep()
             if self._leaving.is_set():
                 raise Leaving
 
@@ -155,9 +158,8 @@ class LearnerRank:
         learner, turn = self._made(make, store, pulse, check)
         stack.enter_context(Beating(pulse, store.beat))
         loop = TrainingLoop(
-            config=config, learner=learner, store=store, lease=lease, publish=publisher.publish,
+            config=config, learner=learner, store=store, lease=lease, sender=self._sender(learner, weights),
             before_publish=before_publish, check=check, mirrored=self._mirrored(), gpu_turn=turn,
-            transfer=self._transfer(learner, publisher),
             archive=stack.enter_context(EpisodeArchive(config.run_dir / "episodes", deadline_s=seconds)),
             checkpoints=Checkpoints(config.run_dir / "checkpoints", config.checkpoint.keep),
             observer=Observer(metrics=config.run_dir / "metrics.jsonl", pulse=pulse, patience_s=seconds))

@@ -2,7 +2,7 @@
 
     wait      for the manifest of the next step: groups_per_step finished groups, committed before any weight changes
     train     credit, loss, optimizer
-    publish   after the evaluation of the version that it replaces; between GPUs first, if the config says so
+    publish   after the evaluation of the version that it replaces (services/weights/channel.py)
     persist   a checkpoint when it is due; only after it episodes are retired and evaluations begin
 
 Three things become durable in a fixed order: the archive, the checkpoint, the retirement of its episodes. With an
@@ -34,7 +34,6 @@ from learner.collect import GroupCollector
 from learner.metrics.observer import Observer
 from learner.rows.archived import trained_rows
 from learner.trainer import Learner, StepReport
-from learner.weights.transfer import Transfer
 from services.config.tree import Config
 from services.patience import while_folder_away
 from services.records import Manifest, Version
@@ -42,6 +41,7 @@ from services.store.archive import EpisodeArchive
 from services.store.lease import Lease
 from services.store.store import Store
 from services.telemetry.logs import bind, get_logger
+from services.weights.channel import WeightSender
 from services.weights.pack import Packed, unpack
 
 LOOK_EVERY_S = 5.0
@@ -59,8 +59,8 @@ class Leaving(Exception):
 class TrainingLoop:
     """Trains, publishes and persists, step by step.
 
-    `publish` hands packed weights to the samplers. `before_publish` returns once the current version may be replaced,
-    and calls the function that it is given while it waits.
+    `sender` hands new weights to the samplers. `before_publish` returns once the current version may be replaced, and
+    calls the function that it is given while it waits.
     `check` raises if this process has lost its role, and Leaving if the run was asked to end.
     """
 
@@ -71,20 +71,16 @@ class TrainingLoop:
     archive: EpisodeArchive
     checkpoints: Checkpoints
     observer: Observer
-    publish: Callable[[Version, Packed], None]
+    sender: WeightSender
     before_publish: Callable[[Version, Callable[[], None]], None]
     check: Callable[[], None] = lambda: None
     mirrored: Callable[[], int] | None = None
     """Returns the step of the newest checkpoint in the object store; None: there is no such store."""
-    transfer: Transfer | None = None
-    """Sends versions from GPU to GPU; None: they go through host memory alone."""
     gpu_turn: Callable[[], AbstractContextManager[None]] = nullcontext
     """Held while the learner uses its GPUs, if it shares them with rollout workers in turns."""
     incarnation: int = 0
     position: Position = field(default=Position(step=0, incarnation=0, next_group=0, trained=0))
     version: Version = field(default=Version(incarnation=0, step=0))
-    packed: Packed | None = None
-    """The weights of `version`."""
     exported: Path | None = None
     """The newest checkpoint's model; None before the first, when it is the learner's first model."""
     writing: Background = field(init=False)
@@ -111,15 +107,15 @@ class TrainingLoop:
     def _run(self) -> None:
         with self.gpu_turn():
             self.restore()
-            packed = self.gather()
-        self.publish_weights(packed)
+            version = self.snapshot()
+        self.publish_weights(version)
         while self.learner.step < self.config.steps:
             self._check()
             self.observer.waiting()
             manifest, replayed = self.next_manifest()
-            report, packed = self.train(manifest)
+            report, version = self.train(manifest)
             self.observer.trained(report, replayed=replayed)
-            self.publish_weights(packed)
+            self.publish_weights(version)
             self.observer.published(self.version)
             self.persist()
 
@@ -154,10 +150,10 @@ class TrainingLoop:
         return GroupCollector(config=self.config, store=self.store, lease=self.lease, archive=self.archive,
                               check=self._check, pulse=self.observer.pulse)
 
-    def train(self, manifest: Manifest) -> tuple[StepReport, Packed | None]:
+    def train(self, manifest: Manifest) -> tuple[StepReport, Version]:
         """Takes one learner step and writes its episodes to the archive. Raises UserError if it failed too often.
 
-        Returns the new weights as `gather` does.
+        Returns the version of the new weights, of which the sender has a snapshot.
         """
         limit = self.config.learner.step_attempts
         # The wait for the GPUs is no attempt: asked to leave meanwhile, the learner has not failed.
@@ -165,13 +161,13 @@ class TrainingLoop:
                                               incarnation=self.incarnation, limit=limit):
             groups = self.store.committed(manifest)
             self.observer.training(manifest, groups)
-            report, packed = self.learner.train(groups, incarnation=self.incarnation), self.gather()
+            report, version = self.learner.train(groups, incarnation=self.incarnation), self.snapshot()
         last = max(int(group.removeprefix("train/")) for group in manifest.groups)
         self.position = Position(
             step=manifest.step, incarnation=self.incarnation, next_group=max(self.position.next_group, last + 1),
             trained=self.position.trained + len(manifest.groups))
         self.archive.write(manifest.step, trained_rows(groups, report.credits, report.logprobs))
-        return report, packed
+        return report, version
 
     def _check(self) -> None:
         self.check()
@@ -184,31 +180,17 @@ class TrainingLoop:
             if not self.writing.busy and self.retirement.due:
                 self.writing.start(self.retirement.retire)
 
-    def gather(self) -> Packed | None:
-        """Returns the learner's weights for the sampler in host memory; None if they go from GPU to GPU first."""
-        return self.learner.pack() if self.transfer is None else None
+    def snapshot(self) -> Version:
+        """Copies the learner's weights for the samplers, while it has its GPUs. Returns their version."""
+        return self.sender.snapshot(Version(incarnation=self.incarnation, step=self.learner.step))
 
-    def publish_weights(self, packed: Packed | None) -> None:
-        """Makes the learner's weights, `packed` or still on its GPUs, the current version.
-
-        If every worker has got them from GPU to GPU, none waits for the copy in host memory. That copy is for workers
-        that come later, and for the checkpoint.
-        """
+    def publish_weights(self, version: Version) -> None:
+        """Sends the last snapshot, `version`, and makes it the current version."""
         if self.config.evaluates(self.version.step):
             self.writing.wait()  # its evaluation begins with its checkpoint, and the next lines wait for that
         if self.version.incarnation:
             self.before_publish(self.version, self._check)
-        if packed is None:
-            assert self.transfer is not None
-            version, everywhere = self.transfer.send(self.incarnation, self.learner.step)
-            if everywhere:
-                self._point(version=version)
-            packed = self.learner.pack(version.digest)
-        else:
-            version = Version(incarnation=self.incarnation, step=self.learner.step, digest=packed.digest)
-        self.publish(version, packed)
-        self.packed = packed
-        self._point(version=version)
+        self.sender.send(version, lambda version: self._point(version=version))
         bind(version=version.short)
         log.info("published")
 
@@ -248,7 +230,7 @@ class TrainingLoop:
     def _make_durable(self) -> None:
         """Copies the published weights and all that goes with them; the rest is done beside the loop."""
         self.writing.wait()
-        started, position, packed = time.monotonic(), self.position, self.packed
+        started, position, packed = time.monotonic(), self.position, self.sender.packed
         assert packed is not None
         self.archive.flush()
         saved = self.learner.save(self._written(partial(self.checkpoints.draft, position.step)))
@@ -276,7 +258,7 @@ class TrainingLoop:
 
     def export(self, folder: Path, packed: Packed | None = None) -> None:
         """Writes `packed`, or the published weights, into a folder that transformers and vLLM load."""
-        packed = packed or self.packed
+        packed = packed or self.sender.packed
         assert packed is not None
         self._written(partial(self.learner.write, folder, unpack(packed.manifest, packed.buffer)))
 

@@ -1,16 +1,16 @@
 """The learner of one rank, without Ray: groups in, new weights out.
 
-Rank 0 calls train, pack, the steps of a transfer, state_dict_for_sampler, save, load, export, park and unpark. Ranks
+Rank 0 calls train, pack, the methods of `sender`, state_dict_for_sampler, save, load, export, park and unpark. Ranks
 above 0 call follow, which does their part. In a cold start all ranks call save_part and load_part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,14 +37,9 @@ from learner.rows.batch import Groups, assign_credit, rows_of, step_mask, with_a
 from learner.rows.judge import judgements
 from learner.rows.packing import Floats, Rows
 from learner.step import StepOutput, Stepper, Timer
-from learner.weights.shared_weights import PolicyWeights
+from learner.weights.rank_sender import RankSender
 from services.config.tree import Config
-from services.weights.pack import Packed, digest, unpack
-from services.weights.rounds import Round
-from services.weights.shared_memory import offered, opened
-
-if TYPE_CHECKING:
-    from learner.weights.sender import Prepared, WeightSender
+from services.weights.pack import Packed, unpack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +77,6 @@ class Learner:
         """Learner steps that the weights have taken."""
         self._saving: Future[object] | None = None
         self._copy = HostCopy()
-        self._transferring: WeightSender | None = None
         needs_critic = estimator(section.credit.estimator).needs_critic
         policy, weights = empty_policy(model_path)
         self.shape = shape_in(policy)
@@ -97,6 +91,8 @@ class Learner:
             reference = (initial_policy(policy) if section.lora.rank else
                          frozen_reference(model_path, mesh, layout=self.layout, half=half))
         grid = needs_grid(policy.hf) or not takes_varlen(gang.device, half=half)
+        self.sender = RankSender(policy, gang, dtype=getattr(torch, config.model.dtype), shards=self.layout.shards,
+                                 ipc=config.transfer == "ipc")
         self.stepper = Stepper(
             policy=Trainee(policy, section, lr=section.lr), reference=reference,
             critic=make_critic(config, model_path, gang, self.layout) if needs_critic else None, gang=gang,
@@ -144,64 +140,9 @@ class Learner:
         return utilization(flops, seconds, device=self.gang.device, ranks=self.gang.world,
                            half=self.config.model.dtype == "bfloat16")
 
-    def pack(self, known: str | None = None) -> Packed:
-        """Returns the weights for the sampler, in its dtype and in host memory, with tied entries.
-
-        `known`: their digest, if it has been computed already.
-        """
-        weights = self._weights()
-        with offered(weights.size) as (buffer, path):
-            self.gang.send_command("pack", path)
-            weights.write(buffer)
-            self.gang.barrier()  # the other ranks have written their parts
-        return Packed(manifest=weights.manifest, buffer=buffer, digest=known or digest(weights.manifest, buffer))
-
-    def _weights(self, *, gathers: bool | None = None) -> PolicyWeights:
-        several = self.layout.shards > len(self.gang.nodes[0])
-        return PolicyWeights(self.policy, getattr(torch, self.config.model.dtype), rank=self.gang.rank,
-                             gathers=several if gathers is None else gathers)
-
-    def prepare(self) -> Prepared:
-        """Takes snapshots of the weights for a transfer between GPUs (learner/weights/sender.py)."""
-        self.gang.send_command("prepare")
-        return self._sender().prepare()
-
-    def offer_links(self, receivers: int) -> str:
-        """Returns where the links of all senders with so many receivers meet."""
-        return self._sender().offer_links(receivers)
-
-    def send(self, found: Round, lost: Callable[[], str]) -> None:
-        """Sends the snapshots, until `lost` returns why the round has to end early."""
-        self.gang.send_command("send", found)
-        self._sender().send(found, lost)
-
-    def end_round(self, why: str) -> None:
-        """Ends a round early for all who take part."""
-        self._sender().end_round(why)
-
-    def release(self) -> None:
-        """Frees the snapshots."""
-        self.gang.send_command("release")
-        self._sender().release()
-
-    def _sender(self) -> WeightSender:
-        """Returns this rank's part in transfers. The first call is a collective of all ranks."""
-        if self._transferring is None:
-            from learner.weights.sender import WeightSender  # it logs: the self-test's few packages lack structlog
-
-            way = self.config.transfer
-            assert way != "host"
-            every = way == "ipc" or self.layout.shards == self.gang.world
-            self._transferring = WeightSender(
-                self._weights(gathers=way == "ipc"), self.gang, way=way,
-                senders=list(range(self.gang.world)) if every else self.gang.nodes[0])
-        return self._transferring
-
-    def _pack(self, path: str) -> None:
-        weights, with_rank_0 = self._weights(), self.gang.rank in self.gang.nodes[0]
-        if weights.gathers or with_rank_0:
-            weights.write(opened(path) if with_rank_0 else None)
-        self.gang.barrier()
+    def pack(self) -> Packed:
+        """Returns the weights for the sampler, in its dtype and in host memory, with tied entries."""
+        return self.sender.pack()
 
     def state_dict_for_sampler(self) -> Iterator[tuple[str, Tensor]]:
         """Yields (Hugging Face name, whole CPU tensor in the sampler's dtype), with tied entries."""
@@ -253,10 +194,7 @@ class Learner:
         """Does this rank's part of each command until rank 0 leaves. Called on ranks above 0."""
         self.gang.follow({
             "train": lambda rows: self._train(rows, Timer()),
-            "pack": self._pack,
-            "prepare": lambda _: self._sender().prepare(),
-            "send": lambda found: self._sender().send(found),
-            "release": lambda _: self._sender().release(),
+            **self.sender.commands,
             "save": self.save_part,
             "load": self.load_part,
             "park": lambda _: self._park(),

@@ -21,10 +21,10 @@ from services.records import Version
 from services.store.gpu_lease import GpuLease
 from services.telemetry.heartbeat import BEAT_S, NO_SERVERS, Beating, Pulse
 from services.telemetry.logs import life_of
+from services.weights.channel import WeightReceiver
 from services.weights.checksum import digest_like
-from services.weights.folder import pack_folder
-from services.weights.pack import Packed
-from services.weights.rounds import Participant
+from services.weights.pack import Packed, pack_folder
+from services.weights.registry import Participant
 
 if TYPE_CHECKING:
     from envservice.client.client import EnvClient
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from rollout.engine.engine import Engine
     from rollout.episode import Limits
     from rollout.prompt_renderer import PromptRenderer
-    from rollout.transfer.receiver import Receiver
     from rollout.worker import RolloutWorker
     from services.store.store import Store
 
@@ -112,8 +111,8 @@ class RolloutHost:
 
                 runner = await stack.enter_async_context(agent_runner(self._config, shared, self._model))
             await engine.while_alive(self._begun(RolloutWorker(
-                self._worker, store=store, engine=engine, runner=runner, fetch=self._fetch, settings=rollout,
-                gpu_turns=gpu_turns, receiver=self._receiver(engine))).run())
+                self._worker, store=store, engine=engine, runner=runner, weights=self._receiver(engine),
+                settings=rollout, gpu_turns=gpu_turns)).run())
 
     def _corrector(self, store: Store, engine: Engine, text: PromptRenderer, limits: Limits) -> Corrector | None:
         if not self._config.learner.judge.correction:
@@ -148,14 +147,15 @@ class RolloutHost:
         await turns.take()
         return turns
 
-    def _receiver(self, engine: Engine) -> Receiver | None:
-        if self._config.transfer == "host":
-            return None
-        from rollout.transfer.receiver import Receiver
+    def _receiver(self, engine: Engine) -> WeightReceiver:
+        from rollout.weights.receiver import GpuReceiver, HostReceiver
 
-        processes = self._config.rollout.tensor_parallel
-        member = Participant(worker=self._worker, processes=processes, shared_gpu=self._shared_gpu)
-        return Receiver(engine, member, self._ask, address=ray.util.get_node_ip_address())
+        host = HostReceiver(engine, self._fetch, seconds=self._config.rollout.update_seconds)
+        if self._config.transfer == "host":
+            return host
+        member = Participant(worker=self._worker, processes=self._config.rollout.tensor_parallel,
+                             shared_gpu=self._shared_gpu)
+        return GpuReceiver(engine, host, member, self._ask, address=ray.util.get_node_ip_address())
 
     async def _ask(self, method: str, *arguments: Any) -> Any:
         """Calls a method of the weights actor. Returns None if the actor is lost: Ray creates it again."""

@@ -6,7 +6,7 @@
     turns    a finished turn                      an episode                      the turns, for another worker
     renew    5 s                                  the clock                       the claims it holds
     beat     2 s                                  the clock                       a metrics snapshot; reads the servers
-    receive  a version on its way between GPUs    the learner's round             the engine's memory for it
+    weights  a version on its way between GPUs    the learner's round             the engine's memory for it
 
 If one loop ends, all end: the process exits and others claim its tickets. This file uses plain asyncio and no Ray.
 """
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -27,24 +26,20 @@ from rollout.engine.engine import Engine
 from rollout.gpu_turns import GpuTurns
 from rollout.meter import Meter
 from rollout.store_calls import StoreCalls
-from rollout.transfer.receiver import Receiver
 from rollout.turn_log import TurnLog
 from rollout.version_policy import Missing, may_start, next_version, usable, wanted_elsewhere
 from services.config.rollout import RolloutSection
-from services.errors import AgentFault, DeadlineExceeded, EnvFault, Fault, GagpoError, described, first_of
+from services.errors import AgentFault, EnvFault, Fault, GagpoError, described, first_of
 from services.records import Episode, PlayedTurn, Ticket, Version
 from services.store.store import Claim, Store, WithoutSteps
 from services.telemetry.heartbeat import BEAT_S
 from services.telemetry.logs import bind, get_logger
-from services.weights.pack import Packed
+from services.weights.channel import WeightReceiver
 
 POLL_S = 0.25
 RENEW_S = 5.0
 T = TypeVar("T")
 log = get_logger("worker")
-
-Fetch = Callable[[Version, str], Awaitable[Packed | None]]
-"""Returns the weights of a version, given the folder of its export ("" if unknown); None if nobody has them now."""
 
 
 class TicketRunner(Protocol):
@@ -62,19 +57,17 @@ class TicketRunner(Protocol):
 
 
 class RolloutWorker:
-    """One rollout worker. Its engine must have started. `fetch` gets published weights, unless `receiver` has got them.
-    """
+    """One rollout worker. Its engine must have started. `weights` loads published versions into it."""
 
-    def __init__(self, name: str, *, store: Store, engine: Engine, runner: TicketRunner, fetch: Fetch,
-                 settings: RolloutSection, gpu_turns: GpuTurns | None = None, receiver: Receiver | None = None) -> None:
+    def __init__(self, name: str, *, store: Store, engine: Engine, runner: TicketRunner, weights: WeightReceiver,
+                 settings: RolloutSection, gpu_turns: GpuTurns | None = None) -> None:
         self._name = name
         self._store = store
         self._calls = StoreCalls(store.longest_s)
         self._engine = engine
         self._runner = runner
-        self._fetch = fetch
+        self._weights = weights
         self._slots = settings.slots
-        self._update_s = settings.update_seconds
         self._retry_s = settings.retry_seconds
         self._playing: dict[str, tuple[Claim, asyncio.Task[None]]] = {}
         self._ending: set[Claim] = set()
@@ -86,7 +79,6 @@ class RolloutWorker:
         self._meter = Meter(name, engine, slots=settings.slots)
         self._turns = TurnLog(lambda turns: self._calls.for_loop(store.keep_turns, name, turns))
         self._gpu_turns = gpu_turns
-        self._receiver = receiver
         self._draining = False
 
     async def run(self) -> None:
@@ -95,9 +87,8 @@ class RolloutWorker:
             async with asyncio.TaskGroup() as group:
                 beside = [group.create_task(self._turns.run(), name="turns"),
                           group.create_task(self._every(RENEW_S, self._renew), name="renew"),
-                          group.create_task(self._every(BEAT_S, self._beat), name="beat")]
-                if self._receiver is not None:
-                    beside.append(group.create_task(self._receiver.run(), name="receive"))
+                          group.create_task(self._every(BEAT_S, self._beat), name="beat"),
+                          group.create_task(self._weights.run(), name="weights")]
                 await self._drive(group)
                 for one in beside:
                     one.cancel()
@@ -165,38 +156,20 @@ class RolloutWorker:
         if due == self._engine.version or self._missing.pauses(due):
             return False
         self._meter.fetches(due)
-        started = time.monotonic()
-        if self._receiver is not None and await self._receiver.swap(due):
-            self._updated(started)
-            return True
-        packed = await self._fetched(due, path if due == pointer else "")
-        if packed is not None:
-            started = time.monotonic()
-            await self._engine.update(due, packed.manifest, packed.buffer)
-            self._updated(started)
+        seconds = await self._weights.receive(due, path if due == pointer else "")
+        if seconds is not None:
+            self._missing.version = None
+            bind(version=due.short)
+            log.info("weights updated", seconds=seconds)
+            self._meter.updated(seconds)
         elif due == pointer:
-            if self._missing.version != due:  # told once, though it looks every few seconds
+            if self._missing.version != due:  # logged once, though it looks every few seconds
                 log.warning("nobody has the current weights; waiting for them", version=due.short)
             self._missing.note(due)
             return False
         else:
             await self._refuse(due)
         return True
-
-    def _updated(self, started: float) -> None:
-        self._missing.version = None
-        bind(version=self._engine.version.short)
-        seconds = time.monotonic() - started
-        log.info("weights updated", seconds=seconds)
-        self._meter.updated(seconds)
-
-    async def _fetched(self, version: Version, folder: str) -> Packed | None:
-        try:
-            async with asyncio.timeout(self._update_s):
-                return await self._fetch(version, folder)
-        except TimeoutError as error:
-            raise DeadlineExceeded(f"no weights of {version.short} within {self._update_s:.0f} s "
-                                   "(rollout.update_seconds)") from error
 
     async def _refuse(self, gone: Version) -> None:
         for claim in [c for c in self._held.values() if c.ticket.exact_version == gone]:

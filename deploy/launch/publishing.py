@@ -21,7 +21,7 @@ def publish_folder(parts: Topology, model: Path, *, holder: str, step: int = 0) 
     dies meanwhile. The weights go through a file, because Ray ends a process that hands over a large object in the
     moment in which its raylet dies. This process must outlive that.
     """
-    from services.weights.folder import pack_folder
+    from services.weights.pack import pack_folder
 
     packed = pack_folder(model, parts.config.model.dtype)
     lease = parts.store.acquire("learner", f"{holder}-learner", ttl_s=LEASE_S)

@@ -26,8 +26,8 @@ from rollout.engine.engine import Engine, Sample
 from services.process.environment import variable
 from services.records import Version
 from services.weights.headers import folder_parameters
-from services.weights.pack import ITEM_SIZES
-from services.weights.rounds import Way
+from services.weights.pack import ITEM_SIZES, pack_folder
+from services.weights.registry import Way
 
 UPDATES = 5
 GROWTH_MIB = 256
@@ -169,8 +169,6 @@ class _Trial:
         return []
 
     async def update(self, engine: Engine) -> list[Line]:
-        from services.weights.folder import pack_folder
-
         packed = await asyncio.to_thread(pack_folder, self.model, self.size.dtype)
         landed = asyncio.Event()
         flying = asyncio.create_task(_sample_until(landed, engine, self.size))

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rollout.engine.engine import Engine
-from rollout.transfer.receiver import Receiver
+from rollout.weights.receiver import GpuReceiver, HostReceiver
 from services.process.garbage import collect_garbage
-from services.weights.meeting import Meeting
-from services.weights.rounds import Participant, Way
+from services.records import Version
+from services.weights.registry import Participant, TransferRegistry, Way
 
 SECONDS = 120.0
 LOOK_S = 0.01
@@ -40,10 +40,18 @@ class _Alone:
 
     device: Any
     rank: int = 0
+    world: int = 1
     node: str = "127.0.0.1"
+    nodes: tuple[list[int], ...] = ([0],)
 
     def all_gather(self, value: Any) -> list[Any]:
         return [value]
+
+    def send_command(self, *_: Any) -> None:
+        pass
+
+    def barrier(self) -> None:
+        pass
 
 
 async def trips(engine: Engine, model: Path, dtype: str, way: Way, *, rounds: int, incarnation: int,
@@ -54,49 +62,72 @@ async def trips(engine: Engine, model: Path, dtype: str, way: Way, *, rounds: in
     """
     import torch
 
-    from learner.model.policy import load_policy
-    from learner.weights.shared_weights import PolicyWeights
-
-    gang: Any = _Alone(device=torch.device("cpu") if gpu is None else torch.device("cuda", gpu))
-    meeting = Meeting()
+    group: Any = _Alone(device=torch.device("cpu") if gpu is None else torch.device("cuda", gpu))
+    registry = TransferRegistry()
 
     async def ask(method: str, *arguments: Any) -> Any:
-        return getattr(meeting, method)(*arguments)
+        return getattr(registry, method)(*arguments)
 
-    receiver = Receiver(engine, Participant(worker="bench", processes=processes), ask, address="127.0.0.1")
+    async def fetch(*_: Any) -> None:
+        return None
+
+    receiver = GpuReceiver(engine, HostReceiver(engine, fetch, seconds=SECONDS),
+                           Participant(worker="bench", processes=processes), ask, address="127.0.0.1")
     receiving = asyncio.create_task(receiver.run())
     try:
-        return await _sent(
-            engine, receiver, meeting, gang=gang, way=way, versions=[(incarnation, step) for step in range(rounds)],
-            load=lambda: PolicyWeights(load_policy(model, gang.device), getattr(torch, dtype), rank=0,
-                                       gathers=way == "ipc"))
+        versions = [Version(incarnation=incarnation, step=step) for step in range(rounds)]
+        return await _sent(receiver, registry, _Source(model, dtype, way, group), engine, versions)
     finally:
         receiving.cancel()
         await asyncio.wait([receiving])
         if gpu is not None:
             collect_garbage()
-            torch.cuda.empty_cache()  # this process goes on, beside others that use the GPU
+            torch.cuda.empty_cache()  # this process continues, alongside others that use the GPU
 
 
-async def _sent(engine: Engine, receiver: Receiver, meeting: Meeting, *, gang: Any, way: Way,
-                load: Callable[[], Any], versions: Sequence[tuple[int, int]]) -> list[Trip]:
-    """Loads the weights, and lets them go at its end. `versions`: incarnation and step of each."""
-    from learner.weights.sender import WeightSender
-    from learner.weights.transfer import Transfer
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """The model that is sent."""
 
-    weights = load()
-    sender = WeightSender(weights, gang, way=way, senders=[0])
-    transfer = Transfer(sender=sender, ask=lambda method, *rest: getattr(meeting, method)(*rest), way=way,
-                        seconds=SECONDS)
-    while not meeting.members():  # noqa: ASYNC110 - plain state, which nobody signals
+    model: Path
+    dtype: str
+    way: Way
+    group: Any
+
+    def sender(self) -> Any:
+        """Loads the weights, which are freed with the sender."""
+        import torch
+
+        from learner.model.policy import load_policy
+        from learner.weights.rank_sender import RankSender
+
+        return RankSender(load_policy(self.model, self.group.device), self.group, dtype=getattr(torch, self.dtype),
+                          shards=1, ipc=self.way == "ipc")
+
+
+async def _sent(receiver: GpuReceiver, registry: TransferRegistry, source: _Source, engine: Engine,
+                versions: Sequence[Version]) -> list[Trip]:
+    from learner.weights.sender import GpuSender, HostSender
+
+    ranks = source.sender()
+    size = ranks.pack().buffer.nbytes
+    host = HostSender(ranks, lambda *_: None)
+    sender = GpuSender(ranks, host, lambda method, *rest: getattr(registry, method)(*rest), way=source.way,
+                       seconds=SECONDS)
+    while not registry.members():  # noqa: ASYNC110 - plain state, which nobody signals
         await asyncio.sleep(LOOK_S)
-    found = []
-    for named in versions:
-        started = time.monotonic()
-        version, everywhere = await asyncio.to_thread(transfer.send, *named)
-        sending = time.monotonic() - started
-        if not everywhere or not await receiver.swap(version):
-            raise RuntimeError(f"the version did not arrive: {meeting.outcomes() or 'nobody told anything'}")
-        found.append(Trip(size=weights.size, sending=sending, pause=engine.paused_seconds))
-    sender.unlink()
-    return found
+    results = []
+    for unnamed in versions:
+        started, live = time.monotonic(), list[float]()
+
+        def send(unnamed: Version = unnamed, live: list[float] = live) -> Version:
+            version = sender.snapshot(unnamed)
+            sender.send(version, lambda _: live.append(time.monotonic()))
+            return version
+
+        version = await asyncio.to_thread(send)
+        if await receiver.receive(version, "") is None:  # nobody has it in host memory
+            raise RuntimeError(f"version {version.short} did not arrive")
+        results.append(Trip(size=size, sending=live[0] - started, pause=engine.paused_seconds))
+    ranks.close()
+    return results

@@ -75,7 +75,7 @@ def _requests(owner: Any, threads: int) -> list[Figure]:
     import ray
 
     version = _publish(owner)
-    (actor,) = (one for one in psutil.Process().children(recursive=True) if "WeightsShelf" in " ".join(one.cmdline()))
+    (actor,) = (one for one in psutil.Process().children(recursive=True) if "WeightStore" in " ".join(one.cmdline()))
 
     def fetch(_: int) -> None:
         found: Any = ray.get(owner.fetch.remote(version), timeout=FETCH_S)

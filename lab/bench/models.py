@@ -123,7 +123,7 @@ def export_is_whole(folder: Path, into: Path) -> bool:
     """Whether an export of this model has the digest of the weights that are published."""
     from learner.rank_group import RankGroup
     from learner.trainer import Learner
-    from services.weights.folder import pack_folder
+    from services.weights.pack import pack_folder
 
     with contextlib.closing(_Alone(RankGroup(0, 1))) as alone:
         learner = Learner(CONFIG, folder, alone.gang)

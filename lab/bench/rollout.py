@@ -30,8 +30,7 @@ from services.seeds import seed_for
 from services.store.redis_server import private_redis
 from services.store.store import Store
 from services.units import GIB
-from services.weights.folder import pack_folder
-from services.weights.pack import Packed
+from services.weights.pack import Packed, pack_folder
 
 CONFIG = Config(
     name="bench-rollout", steps=1,
@@ -111,6 +110,7 @@ async def _play(model: Path, redis_url: str, env_url: str, tasks: Sequence[str])
     from rollout.engine.engine import Engine
     from rollout.episode import EpisodeRunner, Limits
     from rollout.prompt_renderer import load_text
+    from rollout.weights.receiver import HostReceiver
     from rollout.worker import RolloutWorker
 
     store = Store(redis_url, CONFIG.name)
@@ -129,7 +129,8 @@ async def _play(model: Path, redis_url: str, env_url: str, tasks: Sequence[str])
         limits = Limits(prompt_tokens=rollout.max_prompt_tokens, response_tokens=rollout.max_response_tokens,
                         reward_scale=CONFIG.env.reward_scale)  # fmt: skip
         runner = EpisodeRunner(worker="bench", engine=engine, env=client, env_engine="own", text=text, limits=limits)
-        worker = RolloutWorker("bench", store=store, engine=engine, runner=runner, fetch=fetch, settings=rollout)
+        worker = RolloutWorker("bench", store=store, engine=engine, runner=runner, settings=rollout,
+                               weights=HostReceiver(engine, fetch, seconds=rollout.update_seconds))
         working = asyncio.create_task(worker.run())
         stack.callback(working.cancel)
         _publish(store, packed)

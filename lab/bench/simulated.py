@@ -21,6 +21,7 @@ from envservice.client.client import EnvClient
 from learner.collect import GroupCollector
 from rollout.engine.engine import Engine
 from rollout.episode import Keep
+from rollout.weights.receiver import HostReceiver
 from rollout.worker import RolloutWorker
 from services.config.rollout import RolloutSection
 from services.config.tree import Config
@@ -219,7 +220,8 @@ def simulated_worker(name: str, store: Store, env: EnvClient, settings: RolloutS
 
     engine = SimulatedEngine(settings)
     runner = SimulatedRunner(env, engine, latency_s=latency_s, games=games)
-    return RolloutWorker(name, store=store, engine=engine, runner=runner, fetch=fetch, settings=settings)
+    weights = HostReceiver(engine, fetch, seconds=settings.update_seconds)
+    return RolloutWorker(name, store=store, engine=engine, runner=runner, weights=weights, settings=settings)
 
 
 def redis_cpu(store: Store) -> float:

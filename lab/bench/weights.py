@@ -16,7 +16,7 @@ from deploy.selftest.transfer import Trip, trips
 from lab.bench.figures import Figure, Tell, silent
 from services.config.rollout import RolloutSection
 from services.records import Version
-from services.weights.rounds import Way
+from services.weights.registry import Way
 
 HIDDEN, LAYERS, VOCABULARY = 1024, 8, 8192
 ROLLOUT = RolloutSection(slots=8, max_prompt_tokens=128, max_response_tokens=64, kv_cache_gb=0.25, threads=2)

@@ -20,6 +20,7 @@ from lab.bench.simulated import NO_WEIGHTS, ROOM, Ended, InThread, SimulatedEngi
 from lab.simulation.figures import Figures
 from lab.simulation.forecast import WARM, forecast
 from rollout.episode import Keep
+from rollout.weights.receiver import HostReceiver
 from rollout.worker import RolloutWorker
 from services.config.rollout import RolloutSection
 from services.config.tree import Config
@@ -107,5 +108,6 @@ def _worker(name: str, store: Store, env: EnvClient, settings: RolloutSection) -
         return NO_WEIGHTS
 
     engine = SimulatedEngine(settings)
-    return RolloutWorker(name, store=store, engine=engine, runner=WaitingRunner(env, engine), fetch=fetch,
+    weights = HostReceiver(engine, fetch, seconds=settings.update_seconds)
+    return RolloutWorker(name, store=store, engine=engine, runner=WaitingRunner(env, engine), weights=weights,
                          settings=settings)

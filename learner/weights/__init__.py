@@ -1,1 +1,1 @@
-"""New weights on their way to the samplers: through host memory, and from GPU to GPU."""
+"""The learner's end of the weight channel (services/weights/channel.py)."""

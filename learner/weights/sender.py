@@ -1,157 +1,191 @@
-"""One rank's side of a transfer between GPUs: a snapshot of its weights, and the link on which it sends that.
+"""Rank 0's end of the weight channel: HostSender, and GpuSender in front of it (services/weights/channel.py).
 
-    prepare   copies this rank's weights, in the sampler's number format, into one stream, and sums them: a collective
-    send      nccl: broadcasts the stream to the receivers; ipc: nothing, because they read it by themselves
-    end_round ends the sending and the receiving of all processes early
-    release   gives the memory of the snapshot back; with ipc it stays for the next one
+A round of GpuSender:
 
-The snapshot makes the sending independent of the other ranks: nothing is gathered meanwhile, so that a receiver that
-dies holds up only the links, which rank 0 ends when it misses a member. It takes c P / R bytes on each GPU for `nccl`,
-where every rank sends its own shards, and c P for `ipc`, where the ranks gather tensor by tensor for the sampler that
-shares their GPU.
+    members    the workers that call the registry
+    begin      they learn of the round, and connect or open the learner's memory
+    send       all ranks
+    progress   until every member has reported or is gone, or until the deadline
+
+Rank 0 looks for members that are gone or have failed while it sends and while it waits, and then ends the round for
+all. A failed round ends its connections, and its members take this version from host memory, like a worker that comes
+late. The next round connects the members that are there then. After GIVE_UP failed rounds in a row none is tried any
+more, because each may cost its deadline.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
+import msgspec
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError
 
-from learner.rank_group import RankGroup
-from learner.weights.shared_weights import PolicyWeights
-from services.process.rendezvous import Rendezvous
+from learner.weights.rank_sender import RankSender, Snapshot
+from services.errors import DeadlineExceeded
+from services.records import Version
 from services.telemetry.logs import get_logger
-from services.weights.checksum import combined, element_sum
-from services.weights.links import Link, RoundEnd
-from services.weights.pack import Manifest
-from services.weights.rounds import Round, Share, Way, places, row_elements
-from services.weights.shared_memory import exported
+from services.weights.pack import Packed
+from services.weights.registry import Participant, Round, Way
 
+ASK_S = 30.0
+KEEP_EVERY_S = 5.0
+RETRY_S = 0.5
+"""Between two tries while Ray creates the weights actor again."""
+PROGRESS_S = 0.02
+GIVE_UP = 3
+Ask = Callable[..., Any]
+"""Calls a method of the weights actor and returns its answer."""
 log = get_logger("transfer")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
-    """A version that is ready to be sent, as rank 0 describes it."""
+class WeightsActorClient:
+    """The weights actor as the learner calls it. `actor`: its handle. If it dies, Ray creates it again, empty.
 
-    digest: str
-    manifest: Manifest
-    shares: list[Share]
-    """One share for each sender, in the order of the ranks."""
-    handles: list[bytes]
-    """One for each sender; empty for `nccl`."""
-
-
-class WeightSender:
-    """A rank that takes part in transfers. Making it is a collective of all ranks.
-
-    `weights` must gather for `ipc`, and must not for `nccl`. `senders`: the ranks, rank 0 first, that hold all shards
-    together.
+    `seconds` bounds each call, also those that wait for the new actor (`learner.collective_s`).
     """
 
-    def __init__(self, weights: PolicyWeights, gang: RankGroup, *, way: Way, senders: list[int]) -> None:
-        assert weights.gathers == (way == "ipc")
-        assert senders[0] == 0
-        self._weights, self._gang, self._way, self._senders = weights, gang, way, senders
-        share = [piece for piece in weights.pieces() if piece.rows] if gang.rank in senders else []
-        shares: list[Share] = gang.all_gather(share)
-        self.shares = [shares[rank] for rank in senders]
-        """One share for each sender, in the order of `senders`."""
-        self._offsets, self._size = places(weights.manifest, share)
-        self._share = share
-        self._held = ExitStack()
-        self._exported: tuple[Tensor, Callable[[], bytes]] | None = None
-        self._stream: Tensor | None = None
-        self._meeting: Rendezvous | None = None
-        self._store: tuple[str, Any] = ("", None)
-        self._link: Link | None = None
-        self._end: RoundEnd | None = None
+    def __init__(self, actor: Any, *, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._actor, self._seconds, self._clock = actor, seconds, clock
+        self._current: tuple[Version, Packed] | None = None
+        self._checked = 0.0
 
-    def prepare(self) -> Prepared:
-        """Takes the snapshot. A collective of all ranks."""
-        self.release()
-        handle = self._allocate() if self._share else b""
-        found: list[tuple[list[int], bytes]] = self._gang.all_gather((self._snapshot(), handle))
-        mine = [found[rank] for rank in self._senders]
-        several = mine[:1] if self._way == "ipc" else mine  # with ipc each sender has all rows
-        totals = [sum(column) for column in zip(*(sums for sums, _ in several), strict=True)]
-        return Prepared(
-            digest=combined(self._weights.manifest, totals), manifest=self._weights.manifest, shares=self.shares,
-            handles=[handle for _, handle in mine] if self._way == "ipc" else [])
+    def publish(self, version: Version, packed: Packed) -> None:
+        """Hands a version over. If the actor dies meanwhile, its successor gets it. Raises as `ask` does."""
+        self.ask("publish", version, packed.manifest, packed.buffer)
+        self._current = version, packed
 
-    def _allocate(self) -> bytes:
-        """Makes the stream's memory. Returns a handle, if receivers open it.
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """Calls a method and returns its answer. If the actor dies, its successor is asked.
 
-        That memory is made once: a version may have no receivers, and then torch would never free it.
+        Raises DeadlineExceeded after `seconds`.
         """
-        if self._way == "nccl":
-            self._stream = torch.empty(self._size, dtype=torch.uint8, device=self._gang.device)
-            return b""
-        if self._exported is None:
-            self._exported = self._held.enter_context(exported(self._size, self._gang.device))
-        self._stream, share = self._exported
-        return share()
+        deadline = time.monotonic() + self._seconds
+        while True:
+            try:
+                return ray.get(getattr(self._actor, method).remote(*arguments),
+                               timeout=max(0.0, deadline - time.monotonic()))
+            except (RayActorError, GetTimeoutError) as error:
+                if time.monotonic() >= deadline:
+                    raise DeadlineExceeded(f"{method}: the weights actor gave no answer in {self._seconds:g} s "
+                                           "(learner.collective_s)") from error
+                time.sleep(RETRY_S)
 
-    def _snapshot(self) -> list[int]:
-        """Fills the stream. Returns its sum of each tensor, which is zero for tensors of which it has no rows."""
-        manifest = self._weights.manifest
-        at = {piece.tensor: (piece, offset) for piece, offset in zip(self._share, self._offsets, strict=True)}
-        sums = torch.zeros(len(manifest), dtype=torch.int64, device=self._gang.device)
-        for index, part in enumerate(self._weights.parts()):
-            if index in at and self._stream is not None:
-                (piece, offset), flat = at[index], part.contiguous().reshape(-1).view(torch.uint8)
-                self._stream[offset : offset + len(flat)].copy_(flat)
-                sums[index] = element_sum(part, piece.first * row_elements(manifest[index]))
-        return sums.tolist()  # waits for the device, so that other processes may read the snapshot
+    def keep(self) -> None:
+        """Publishes the current version again if the actor has lost it. Checks at most every five seconds.
 
-    def offer_links(self, receivers: int) -> str:
-        """Returns where new links of all senders and so many receivers meet. Called on rank 0."""
-        self._meeting = Rendezvous(self._gang.node, 0, len(self._senders) + receivers)
-        return self._meeting.offer()
-
-    def send(self, found: Round, lost: Callable[[], str] = str) -> None:
-        """Broadcasts the snapshot, if the round has links. If that fails, the receivers say so.
-
-        `lost`, on rank 0, returns why the round has to end early, or "".
+        Otherwise a worker that starts after the actor's death would find the version nowhere until the next step, and
+        the next step waits for that worker.
         """
-        self._end = None
-        if self._stream is None or not found.group:
+        if self._current is None or self._clock() - self._checked < KEEP_EVERY_S:
             return
-        self._end = RoundEnd(found.seconds, lost)
+        self._checked = self._clock()
         try:
-            self._linked(found, self._end).send(self._stream, self._end)
-        except (RuntimeError, TimeoutError) as error:
-            self.unlink()
-            self._end.tell(f"rank {self._gang.rank}: {error}")
-            log.warning("transfer failed", rank=self._gang.rank, version=found.version.short, reason=str(error))
+            if ray.get(self._actor.latest.remote(), timeout=ASK_S) != self._current[0]:
+                self.publish(*self._current)
+        except (RayActorError, GetTimeoutError):
+            return  # it is being created again, or its node is cut off: a later check publishes
 
-    def end_round(self, why: str) -> None:
-        """Ends the round early, also for the other ranks and the receivers, if it has links. Called on rank 0."""
-        if self._end is not None:
-            self._end.tell(why)
 
-    def _linked(self, found: Round, end: RoundEnd) -> Link:
-        index, world = self._senders.index(self._gang.rank), len(self._senders) + found.receivers
-        if self._store[0] != found.group:
-            self.unlink()
-            meeting, self._meeting = self._meeting or Rendezvous(self._gang.node, index, world), None
-            self._store = found.group, meeting.join(found.group, end.left)
-        end.meets(self._store[1], found.version.name)
-        if self._link is None:
-            self._link = Link(self._store[1], str(index), rank=0, world=1 + found.receivers, device=self._gang.device,
-                              end=end)
-        return self._link
+class HostSender:
+    """Sends versions through host memory. `publish` hands one to the weights actor."""
 
-    def unlink(self) -> None:
-        """Ends the link. The store stays, through which the others hear of the end, until the next links are made."""
-        if self._link is not None:
-            self._link.close()
-            self._link = None
+    def __init__(self, ranks: RankSender, publish: Callable[[Version, Packed], None]) -> None:
+        self._ranks, self._publish = ranks, publish
+        self.packed: Packed | None = None
+        self._snapshot: Packed | None = None
 
-    def release(self) -> None:
-        """Gives the snapshot's memory back, if no receiver has its handle."""
-        self._stream = None
+    def snapshot(self, version: Version) -> Version:
+        """Packs the weights. A digest that `version` has already is taken as theirs."""
+        self._snapshot = self._ranks.pack(version.digest)
+        return msgspec.structs.replace(version, digest=self._snapshot.digest)
+
+    def send(self, version: Version, live: Callable[[Version], None]) -> None:
+        """Publishes the snapshot."""
+        assert self._snapshot is not None
+        self._publish(version, self._snapshot)
+        self.packed = self._snapshot
+        live(version)
+
+
+class GpuSender:
+    """Sends versions from GPU to GPU, and then through `host`. `ask` calls the registry."""
+
+    def __init__(self, ranks: RankSender, host: HostSender, ask: Ask, *, way: Way, seconds: float) -> None:
+        self._ranks, self._host, self._ask = ranks, host, ask
+        self._way: Way = way
+        self.seconds = seconds
+        self.failed = 0
+        """Rounds in a row that failed."""
+        self._snapshot: Snapshot | None = None
+        self._connected: tuple[list[Participant], str] = [], ""
+
+    @property
+    def packed(self) -> Packed | None:
+        """The version that was sent last, in host memory."""
+        return self._host.packed
+
+    def snapshot(self, version: Version) -> Version:
+        """Copies the weights on the GPUs, or to host memory if no worker could receive them from there."""
+        if self.failed >= GIVE_UP or not self._ask("members"):
+            return self._host.snapshot(version)
+        self._snapshot = self._ranks.snapshot()
+        return msgspec.structs.replace(version, digest=self._snapshot.digest)
+
+    def send(self, version: Version, live: Callable[[Version], None]) -> None:
+        """Holds a round, and publishes the version. The learner's weights must be those of the snapshot."""
+        snapshot, self._snapshot = self._snapshot, None
+        if snapshot is not None:
+            if self._round(version, snapshot):
+                live(version)
+            self._host.snapshot(version)
+        self._host.send(version, live)
+
+    def _round(self, version: Version, snapshot: Snapshot) -> bool:
+        """Returns whether every worker that is there holds the version."""
+        present: list[Participant] = self._ask("members")
+        members = [member for member in present if self._way == "nccl" or member.shared_gpu < len(snapshot.shares)]
+        started = time.monotonic()
+        transfer = Round(version=version, way=self._way, manifest=snapshot.manifest, shares=snapshot.shares,
+                         members=members, group=self._group(members), handles=snapshot.handles, seconds=self.seconds)
+        self._ask("begin", transfer)
+        self._ranks.send(transfer, lambda: _text(self._ask("progress")[0]))
+        faults = self._faults(started)
+        self._ask("end")
+        if members:
+            self.failed = self.failed + 1 if faults else 0
+        if faults:
+            self._connected = [], ""
+            log.warning("transfer failed", version=version.short, faults=faults, then="nothing is sent any more"
+                        if self.failed == GIVE_UP else "workers take it from host memory")
+        elif members:
+            log.info("transferred", version=version.short, workers=len(members), seconds=time.monotonic() - started)
+        return not faults and len(members) == len(present) > 0
+
+    def _group(self, members: list[Participant]) -> str:
+        """Returns where senders and receivers meet, the same as long as the members are; "" if they do not connect."""
+        if self._way == "ipc" or not members:
+            return ""
+        if self._connected[0] != members:
+            self._connected = members, self._ranks.offer(sum(member.processes for member in members))
+        return self._connected[1]
+
+    def _faults(self, started: float) -> dict[str, str]:
+        """Waits for all members that are there. Returns why it failed, for each worker for which it did."""
+        aborted = False
+        while True:
+            faults, waiting = self._ask("progress")
+            if faults and not aborted:
+                aborted = True
+                self._ranks.abort(_text(faults))
+            if not waiting:
+                return faults
+            if time.monotonic() - started > self.seconds:
+                return faults | dict.fromkeys(waiting, f"no answer in {self.seconds:g} s (weights.seconds)")
+            time.sleep(PROGRESS_S)
+
+
+def _text(faults: dict[str, str]) -> str:
+    return ", ".join(f"{worker}: {reason}" for worker, reason in faults.items())

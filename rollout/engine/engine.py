@@ -4,7 +4,7 @@ the worker's process imports no vLLM.
 An update, under one deadline:
 
     check ▸ the digest, while requests go on         file ▸ the machine's, which vLLM's process maps; or `swap`, if
-                                                     it has come from GPU to GPU (rollout/transfer/receiver.py)
+                                                     it has come from GPU to GPU (rollout/weights/receiver.py)
     pause(keep) ▸ requests freeze, KV is dropped     load ▸ weights replaced in place
     reset the prefix cache                           resume ▸ frozen requests recompute their KV under the new weights
     probe ▸ one token at the new version             release what finished meanwhile
@@ -124,7 +124,7 @@ class Engine:
         await self._update_by(version, "load_packed", loaded_from_file(manifest, buffer, version.digest))
 
     async def swap(self, version: Version) -> None:
-        """As update, with a version that the engine's processes have received (rollout/transfer/backend.py)."""
+        """As update, with a version that the engine's processes have received (rollout/weights/inbox.py)."""
         await self._update_by(version, "load_received", contextlib.nullcontext((version.name,)))
 
     async def call(self, method: str, **arguments: Any) -> list[Any]:

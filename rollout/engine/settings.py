@@ -106,8 +106,7 @@ def engine_arguments(
         "enable_prefix_caching": not config.exact,
         "kv_cache_memory_bytes": kv_bytes,
         "logprobs_mode": "processed_logprobs",
-        "worker_extension_cls": "rollout.engine.extension.PackedLoader",
-        "weight_transfer_config": {"backend": "gagpo"},  # registered by the same module; idle until a round begins
+        "worker_extension_cls": "rollout.engine.extension.VersionLoader",
         "disable_log_stats": True,
     }
     if device_of(config) == "cuda":

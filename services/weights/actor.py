@@ -7,15 +7,13 @@ The pointer in the store, not this actor, says which version is *current*.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 import msgspec
 import numpy as np
 import ray
 
 from services.records import Version
-from services.weights.meeting import Meeting
 from services.weights.pack import Manifest
+from services.weights.registry import TransferRegistry
 
 KEEP = 2
 """Number of versions held."""
@@ -30,22 +28,19 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
     """One reference to the uint8 buffer, inside a list so that Ray passes the reference and not the bytes."""
 
 
-class WeightsShelf(Meeting):
-    """Holds the last KEEP versions, and is the place where learner and workers agree on transfers between GPUs.
-
-    WeightsActor is this class with Ray's decorator.
-    """
+class WeightStore(TransferRegistry):
+    """Holds the last KEEP versions, and the registry of transfers. WeightsActor is this class as a Ray actor."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._held: OrderedDict[Version, Published] = OrderedDict()
+        self._held: dict[Version, Published] = {}
 
     def publish(self, version: Version, manifest: Manifest, buffer: np.ndarray) -> None:
         """Keeps a copy of the buffer and frees versions beyond KEEP. Publishing a version twice is harmless."""
+        self._held.pop(version, None)
         self._held[version] = Published(version=version, manifest=manifest, refs=[ray.put(buffer)])
-        self._held.move_to_end(version)
         while len(self._held) > KEEP:
-            self._held.popitem(last=False)
+            del self._held[next(iter(self._held))]
 
     def publish_file(self, version: Version, manifest: Manifest, path: str) -> None:
         """Keeps a copy of the buffer in the file at `path`, as `publish` does."""
@@ -60,4 +55,4 @@ class WeightsShelf(Meeting):
         return self._held.get(version)
 
 
-WeightsActor = ray.remote(num_cpus=0, max_restarts=-1)(WeightsShelf)
+WeightsActor = ray.remote(num_cpus=0, max_restarts=-1)(WeightStore)

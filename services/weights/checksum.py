@@ -46,12 +46,12 @@ def element_sum(part: Tensor, first: int) -> Tensor:
     return total
 
 
-def combined(manifest: Sequence[Entry], sums: Sequence[int]) -> str:
-    """Returns the digest of a version. `sums`: the sum of each tensor of the manifest; only its last 64 bits count."""
+def combined(manifest: Sequence[Entry], *sums: Sequence[int]) -> str:
+    """Returns the digest of a version. `sums`: of each tensor of the manifest, by each process that holds a part."""
     state = blake3()
-    for entry, total in sorted(zip(manifest, sums, strict=True), key=lambda pair: pair[0].name):
+    for entry, *parts in sorted(zip(manifest, *sums, strict=True), key=lambda row: row[0].name):
         shape = ",".join(map(str, entry.shape))
-        state.update(f"{entry.name}\0{entry.dtype}\0{shape}\0{total % 2**64:x}\0".encode())
+        state.update(f"{entry.name}\0{entry.dtype}\0{shape}\0{sum(parts) % 2**64:x}\0".encode())
     return MARK + state.hexdigest(length=16)
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -48,6 +49,21 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 Manifest = list[Entry]
 
 
+class TensorPiece(msgspec.Struct, frozen=True, array_like=True):
+    """Consecutive bytes of one tensor: the rows that a rank of the learner holds, or none."""
+
+    tensor: int
+    """Index into the manifest."""
+    start: int
+    """Place of the first byte in the tensor."""
+    size: int
+    """Number of bytes."""
+
+
+Share = list[TensorPiece]
+"""Pieces of a version. Their bytes, one after another, are one stream."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed:
     """Weights ready to publish."""
@@ -75,6 +91,16 @@ def layout(tensors: Iterable[tuple[str, tuple[int, ...], str]]) -> tuple[Manifes
     return manifest, end
 
 
+def cut(share: Share, at: int, size: int) -> Iterator[tuple[TensorPiece, slice]]:
+    """Cuts `size` bytes of a share's stream, from place `at` on. Yields pieces, and which of those bytes are theirs."""
+    place = 0
+    for piece in share:
+        begin, end = max(place, at), min(place + piece.size, at + size)
+        if begin < end:
+            yield TensorPiece(piece.tensor, piece.start + begin - place, end - begin), slice(begin - at, end - at)
+        place += piece.size
+
+
 def pack_tensors(tensors: Iterable[tuple[str, torch.Tensor | np.ndarray]]) -> Packed:
     """Copies named tensors into one buffer and computes its digest.
 
@@ -87,6 +113,21 @@ def pack_tensors(tensors: Iterable[tuple[str, torch.Tensor | np.ndarray]]) -> Pa
     for entry in manifest:
         buffer[entry.offset : entry.offset + entry.nbytes] = _bytes_of(named[entry.name])
     return Packed(manifest=manifest, buffer=buffer, digest=digest(manifest, buffer))
+
+
+def pack_folder(folder: Path, dtype: str) -> Packed:
+    """Packs the model of a Hugging Face folder in `dtype`, a torch dtype by name. Its digest is always the same.
+
+    Tied tensors are packed under both names, as the learner sends them. For a folder without a model it raises the
+    errors of transformers.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()  # it would overwrite the run's own progress view
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), trust_remote_code=False)
+    return pack_tensors(model.state_dict().items())
 
 
 def unpack(manifest: Sequence[Entry], buffer: np.ndarray | bytes) -> dict[str, torch.Tensor]:

@@ -42,8 +42,7 @@ def _mapped(descriptor: int, size: int) -> np.ndarray:
 
 @contextmanager
 def exported(size: int, device: torch.device) -> Iterator[tuple[Tensor, Callable[[], bytes]]]:
-    """Yields an empty uint8 tensor on `device`, and a function that makes a handle, by which one other process opens it
-    during the block.
+    """Yields an empty uint8 tensor on `device`, and a function that makes a handle by which one other process opens it.
 
     On a GPU the handle is that of CUDA IPC, as torch.multiprocessing makes it. It holds numbers and bytes alone, so
     that nothing has to be unpickled. The tensor must be complete before a process opens it. torch counts the processes

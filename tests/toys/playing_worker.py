@@ -15,6 +15,7 @@ from rollout.engine.engine import Engine
 from rollout.episode import EpisodeRunner, Limits
 from rollout.gpu_turns import GpuTurns
 from rollout.judge import Judge
+from rollout.weights.receiver import HostReceiver
 from rollout.worker import RolloutWorker
 from services.config.objectives import JudgeSection
 from services.config.rollout import RolloutSection
@@ -113,8 +114,9 @@ async def working(world: SimpleNamespace, name: str = "rollout-0", text: type[To
                                text=text(), limits=limits, judge=judge)
         # A store of its own, as a process of its own would have: its first claim takes back what the dead one held.
         store = Store(world.redis_url, world.run)
-        worker = RolloutWorker(name, store=store, engine=world.engine, runner=runner, fetch=world.shelf.fetch,
-                               settings=SETTINGS, gpu_turns=gpu_turns)
+        worker = RolloutWorker(name, store=store, engine=world.engine, runner=runner, settings=SETTINGS,
+                               weights=HostReceiver(world.engine, world.shelf.fetch, seconds=SETTINGS.update_seconds),
+                               gpu_turns=gpu_turns)
         world.worker, task = worker, asyncio.create_task(worker.run())
         try:
             yield task

@@ -20,11 +20,12 @@ from rollout.engine.settings import ENGINE_GIB, kv_bytes
 from services.config.tree import Config
 from services.errors import UserError
 from services.units import GIB
+from services.weights.link import BUCKET
 
 CONTEXT_GIB = 1.0
 """CUDA context and NCCL buffers of a learner rank. vLLM's own are in ENGINE_GIB. An estimate, not yet measured."""
 LINK_GIB = 0.2
-"""NCCL's buffers of one link between a sending rank and the samplers. An estimate, not yet measured."""
+"""NCCL's buffers of the link between all sending ranks and samplers. An estimate, not yet measured."""
 HEAD_ROOM = 0.05
 """Share of a GPU that must stay free, for what the allocator cannot use."""
 CONTEXT = "CUDA context"
@@ -100,8 +101,8 @@ def _plan(config: Config, pool: GpuPool | None, transfer: Transfer) -> GpuPlan:
         sampler |= {"next version": received_bytes(config, shape, transfer) / GIB}
         learner |= {"version to send": whole if transfer == "ipc" else whole / training.shards}
     if transfer == "nccl":
-        sampler |= {"links": LINK_GIB * training.shards}
-        learner |= {"links": LINK_GIB}
+        sampler |= {"link": LINK_GIB}
+        learner |= {"link": LINK_GIB + (BUCKET / GIB if training.shards > 1 else 0.0)}
     seats = (_in_turns(config, sampler, learner) if config.shares_gpus and config.rollout.sleep else
              _seats(config, sampler, learner, shared=config.shares_gpus))
     return GpuPlan(pool=pool, seats=tuple(seats), checkpointing=training.checkpointing,

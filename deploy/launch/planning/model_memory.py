@@ -12,8 +12,8 @@ from services.errors import UserError
 from services.files import read_json
 from services.units import GIB
 from services.weights.headers import folder_parameters
-from services.weights.links import BUCKET
-from services.weights.rounds import Way
+from services.weights.link import BUCKET
+from services.weights.registry import Way
 
 SCRATCH_VOCABULARY = 1024
 """Upper bound of the vocabulary of the tokenizer that the cold start trains."""
@@ -58,7 +58,7 @@ def sampler_bytes(config: Config, shape: Shape) -> int:
 
 
 def received_bytes(config: Config, shape: Shape, way: Way) -> float:
-    """Returns the bytes on each GPU of an engine for a version that comes beside requests (rollout/transfer/inbox.py).
+    """Returns the bytes on each GPU of an engine for a version that comes beside requests (rollout/weights/inbox.py).
 
     Each GPU keeps its part. By NCCL the version comes in buckets. An engine over several GPUs gathers in the swap; then
     the largest whole tensors are there that vLLM's layerwise reload waits for: a matrix of embeddings, or a layer's.

@@ -36,7 +36,7 @@ with private_ray(log_to_driver=False, configure_logging=False):
     parts.store.acquire("learner", "test-learner", ttl_s=3600)  # of a learner that died at the end of its last step
     first = publish_folder(parts, Path(sys.argv[2]), holder="test")
     assert ray.get(parts.weights.latest.remote(), timeout=60) == first
-    only_child("ray::WeightsS").kill()
+    only_child("ray::WeightSt").kill()
     second = publish_folder(parts, Path(sys.argv[2]), holder="test")
     assert ray.get(parts.weights.latest.remote(), timeout=60) == second
     only_child("raylet").kill()

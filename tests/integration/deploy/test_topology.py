@@ -154,7 +154,7 @@ def test_only_its_owner_gets_in_and_a_polite_end_leaves_nothing(
         assert server.startswith("http://127.0.0.1:")
         started = psutil.Process(process.pid).children(recursive=True)
         titles = " ".join(" ".join(words_of(child)) for child in started)
-        assert [name for name in ("redis-server", "raylet", "serve-env", "WeightsShelf") if name not in titles] == []
+        assert [name for name in ("redis-server", "raylet", "serve-env", "WeightStore") if name not in titles] == []
         assert listening([psutil.Process(process.pid), *started]) == {"127.0.0.1"}
         assert_no_port_serves_strangers([psutil.Process(process.pid), *started])
         (token,) = temporary.glob("gagpo-ray-*/token")

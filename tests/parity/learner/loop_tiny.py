@@ -12,7 +12,7 @@ from learner.gpu_turn import unparked
 from learner.loop import Leaving, TrainingLoop
 from learner.metrics.observer import Observer
 from learner.trainer import Learner
-from learner.weights.transfer import Transfer
+from learner.weights.sender import GpuSender, HostSender
 from services.records import Episode, Ticket
 from services.seeds import seed_for
 from services.store.archive import EpisodeArchive
@@ -57,7 +57,7 @@ def run(store, folder, model_path, gang, *, crash_at=None, leave_at=None, parks=
     """One life of a learner: up to the end, to the publication of `crash_at`, or until it is asked to leave.
 
     `leave_at`: "waiting 2" asks while it waits for groups after the publication of step 2, "publishing 2" before it.
-    `parks`: outside its turns the learner's states wait in host memory. `ask` calls the meeting of transfers.
+    `parks`: outside its turns the learner's states wait in host memory. `ask` calls the registry of transfers.
     `meanwhile` takes the loop's own check while the loop waits until the current version may be replaced.
     `mirrored` returns the step of the newest checkpoint in an object store.
     """
@@ -84,12 +84,14 @@ def run(store, folder, model_path, gang, *, crash_at=None, leave_at=None, parks=
     learner = Learner(config, model_path, gang)
     if parks:
         learner.park()
+    sender = HostSender(learner.sender, publish)
+    if ask is not None:
+        sender = GpuSender(learner.sender, sender, ask, way=config.transfer, seconds=config.weights.seconds)
     with EpisodeArchive(folder / "episodes") as archive:
         TrainingLoop(
             config=config, learner=learner, store=store, lease=store.acquire("learner", "l"), archive=archive,
             checkpoints=Checkpoints(folder / "checkpoints", 1), observer=Observer(metrics=folder / "metrics.jsonl"),
-            publish=publish, before_publish=before_publish, check=check, mirrored=mirrored,
+            sender=sender, before_publish=before_publish, check=check, mirrored=mirrored,
             gpu_turn=partial(unparked, learner) if parks else nullcontext,
-            transfer=ask and Transfer(sender=learner, ask=ask, way=config.transfer, seconds=config.weights.seconds),
         ).run()
     return learner, published, replaced

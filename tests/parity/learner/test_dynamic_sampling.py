@@ -10,6 +10,7 @@ from learner.checkpoints.checkpoint import Checkpoints
 from learner.loop import TrainingLoop
 from learner.metrics.observer import Observer
 from learner.trainer import Learner
+from learner.weights.sender import HostSender
 from services.config.tree import Config
 from services.controller.controller import Controller, Hooks
 from services.controller.supervise import Supervisor
@@ -61,7 +62,7 @@ def life(store, folder, model_path, gang, *, crash_when=lambda counts: False, ro
         TrainingLoop(
             config=config, learner=learner, store=store, lease=store.acquire("learner", "l"), archive=archive,
             checkpoints=Checkpoints(folder / "checkpoints", 1), observer=Observer(metrics=folder / "metrics.jsonl"),
-            publish=lambda *_: None, before_publish=lambda *_: None, check=others,
+            sender=HostSender(learner.sender, lambda *_: None), before_publish=lambda *_: None, check=others,
         ).run()
     return learner
 

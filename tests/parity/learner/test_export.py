@@ -4,7 +4,7 @@ import pytest
 from learner_tiny import make_config
 
 from learner.trainer import Learner
-from services.weights.folder import pack_folder
+from services.weights.pack import pack_folder
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -2,62 +2,59 @@
 
 import threading
 import time
-from contextlib import suppress
 
 import pytest
 import torch
 from learner_tiny import weights
 from loop_tiny import STEPS, play, run
 
-from learner.weights.transfer import GIVE_UP
-from rollout.transfer.inbox import HELD, RECEIVING, Inbox
+from learner.weights.sender import GIVE_UP
+from rollout.weights.inbox import RECEIVED, RECEIVING, Inbox
 from services.store.store import Store
-from services.weights.checksum import digest_like
-from services.weights.links import RoundEnd
-from services.weights.meeting import Meeting
+from services.weights.checksum import combined, digest_like
 from services.weights.pack import unpack
-from services.weights.rounds import Participant
+from services.weights.registry import Participant, TransferRegistry
 
 SECONDS = 3600.0
 
 
 class Worker:
-    """A worker without an engine: rollout/transfer/receiver.py in a thread.
+    """A worker without an engine: rollout/weights/receiver.py in a thread.
 
-    `dies_at`: in the round of this step it joins the links, closes them as the end of a process does, and is silent
-    from then on.
+    `dies_at`: in the round of this step it disconnects, as the end of a process does, and is silent from then on.
     """
 
-    def __init__(self, meeting, name="w", *, refuses=(), dies_at=None):
-        self.meeting, self.inbox, self.refuses, self.dies_at = meeting, Inbox(torch.device("cpu")), refuses, dies_at
+    def __init__(self, registry, name="w", *, refuses=(), dies_at=None):
+        self.registry, self.inbox, self.refuses, self.dies_at = registry, Inbox(torch.device("cpu")), refuses, dies_at
         self.member, self.received, self.ended = Participant(worker=name), {}, threading.Event()
         self.thread = threading.Thread(target=self.work)
-        self.meeting.call(self.member)
+        self.registry.call(self.member)
         self.thread.start()
 
     def work(self):
         while not self.ended.is_set():
-            found = self.meeting.call(self.member)
+            found = self.registry.call(self.member)
             if found is not None and found.version.step == self.dies_at:
-                self.die(found)
+                self.die()
                 return
             if found is not None:
-                receiver = found.first_receiver(self.member.worker)
-                self.inbox.begin(found, receiver=receiver, shared_gpu=0, address="127.0.0.1")
-                while self.inbox.state() == RECEIVING:
+                self.inbox.begin(found, first=found.first_receiver(self.member.worker), shared_gpu=0,
+                                 address="127.0.0.1")
+                while self.inbox.state()[0] == RECEIVING:
                     time.sleep(0.001)
-                if self.inbox.state() == HELD:
-                    held = self.inbox.held(found.version.name)
-                    self.received[found.version] = {name: held.whole(name).clone() for name in held.names}
-                fault = "refused" if found.version.step in self.refuses else self.inbox.state().replace(HELD, "")
-                self.meeting.tell(self.member.worker, found.version, fault)
+                fault, sums = self.inbox.state()
+                if fault == RECEIVED:
+                    assert combined(found.manifest, sums) == found.version.digest
+                    tensors = self.inbox.received(found.version.name).tensors()
+                    self.received[found.version] = {
+                        entry.name: tensor.clone() for entry, tensor in zip(found.manifest, tensors, strict=True)}
+                self.registry.report(self.member.worker, found.version,
+                                     "refused" if found.version.step in self.refuses else fault)
             time.sleep(0.001)
 
-    def die(self, found):
-        with suppress(RuntimeError, TimeoutError):  # on a slow machine the round may end before it has joined
-            self.inbox._linked(found, found.first_receiver(self.member.worker), "127.0.0.1", RoundEnd(found.seconds))
+    def die(self):
         self.inbox.close()
-        self.meeting.leave(self.member.worker)
+        self.registry.leave(self.member.worker)
 
     def end(self):
         self.ended.set()
@@ -74,15 +71,15 @@ def by_host(redis_url, model_path, gang, tmp_path_factory):
 
 def ran(store, folder, model_path, gang, way, *, dies_at=None, **options):
     """Returns the learner, what it published to host memory, the worker, and the pointer before each version."""
-    meeting = Meeting(lambda: 0.0)  # nobody is ever silent, however slow the machine
-    worker = Worker(meeting, **options)
-    other = None if dies_at is None else Worker(meeting, "x", dies_at=dies_at)
+    registry = TransferRegistry(lambda: 0.0)  # nobody is ever silent, however slow the machine
+    worker = Worker(registry, **options)
+    other = None if dies_at is None else Worker(registry, "x", dies_at=dies_at)
     before = []
 
     def ask(method, *arguments):
         if method == "end":  # the pointer has not moved yet
             before.append(store.version())
-        return getattr(meeting, method)(*arguments)
+        return getattr(registry, method)(*arguments)
 
     try:
         play(store, range(2 * STEPS))

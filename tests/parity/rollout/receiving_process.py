@@ -1,6 +1,6 @@
 """A worker without an engine: python receiving_process.py NAME FOLDER [stops]. It tells what it does, line by line.
 
-With `stops` it joins the links of its first round, and then waits to be killed.
+With `stops` it connects in its first round, and then waits to be killed.
 """
 
 import sys
@@ -8,34 +8,39 @@ import time
 from pathlib import Path
 
 import torch
-from sending_gang import Meeting
+from sending_gang import Registry
 
-from rollout.transfer.inbox import HELD, RECEIVING, Inbox
-from services.weights.links import RoundEnd
-from services.weights.rounds import Participant
+from rollout.weights.inbox import RECEIVING, Inbox
+from services.process.rendezvous import Rendezvous
+from services.weights.checksum import combined
+from services.weights.link import Link
+from services.weights.registry import Participant
 
 HERE = "127.0.0.1"
 
 
 def main(name, folder, *stops):
-    manager = Meeting(address=str(Path(folder) / "meeting"), authkey=b"test")
+    manager = Registry(address=str(Path(folder) / "registry"), authkey=b"test")
     manager.connect()
-    meeting, member, inbox = manager.meeting(), Participant(worker=name), Inbox(torch.device("cpu"))
+    registry, member, inbox = manager.registry(), Participant(worker=name), Inbox(torch.device("cpu"))
     while True:
-        found = meeting.call(member)
+        found = registry.call(member)
         if found is None:
             time.sleep(0.05)
             continue
-        receiver = found.first_receiver(name)
+        first, world = found.first_receiver(name), len(found.shares) + found.receivers
         if stops:
-            inbox._linked(found, receiver, HERE, RoundEnd(found.seconds))
-            print("linked", flush=True)
+            rank = len(found.shares) + first
+            Link(Rendezvous(HERE, rank, world), found.group, rank=rank, world=world,
+                 device=torch.device("cpu")).begin(found.version.name, found.seconds)
+            print("connected", flush=True)
             time.sleep(3600)
-        inbox.begin(found, receiver=receiver, shared_gpu=0, address=HERE)
-        while inbox.state() == RECEIVING:
+        inbox.begin(found, first=first, shared_gpu=0, address=HERE)
+        while inbox.state()[0] == RECEIVING:
             time.sleep(0.01)
-        meeting.tell(name, found.version, inbox.state().replace(HELD, ""))
-        print(inbox.state(), found.version.name, flush=True)
+        fault, sums = inbox.state()
+        registry.report(name, found.version, fault)
+        print(fault or combined(found.manifest, sums), flush=True)
 
 
 if __name__ == "__main__":

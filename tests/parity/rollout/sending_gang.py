@@ -1,7 +1,7 @@
 """Two learner ranks that send weights: python sending_gang.py WAY MODEL FOLDER. Commands on stdin, answers on stdout.
 
     train          takes a learner step
-    send SECONDS   sends the weights to the members of the meeting; answers with their version and whether all hold it
+    send SECONDS   sends the weights to the members of the registry; answers with their version and whether all hold it
     pack           writes the same weights, packed for host memory, to FOLDER/<step>
 """
 
@@ -20,38 +20,38 @@ from learner_tiny import make_config, make_groups
 
 from learner.rank_group import RankGroup
 from learner.trainer import Learner
-from learner.weights.transfer import Transfer
+from learner.weights.sender import GpuSender, HostSender
 from services.config.weights import WeightsSection
 from services.process.rendezvous import Rendezvous
+from services.records import Version
 
 
-class Meeting(BaseManager):
-    """The meeting of the test's process."""
+class Registry(BaseManager):
+    """The registry of the test's process."""
 
 
-Meeting.register("meeting")
+Registry.register("registry")
 
 
 def lead(learner, way, folder):
-    manager = Meeting(address=str(folder / "meeting"), authkey=b"test")
+    manager = Registry(address=str(folder / "registry"), authkey=b"test")
     manager.connect()
-    meeting = manager.meeting()
-    transfer = Transfer(sender=learner, ask=lambda method, *rest: getattr(meeting, method)(*rest), way=way, seconds=0)
-    digest = None
+    registry = manager.registry()
+    host = HostSender(learner.sender, lambda *_: None)
+    sender = GpuSender(learner.sender, host, lambda method, *rest: getattr(registry, method)(*rest), way=way, seconds=0)
     for line in sys.stdin:
         command, *rest = line.split()
         answer = {}
         if command == "train":
             learner.train(make_groups(learner.step, step=learner.step))
         elif command == "send":
-            transfer.seconds = float(rest[0])
-            version, everywhere = transfer.send(1, learner.step)
-            digest = version.digest
-            answer = {"version": version, "everywhere": everywhere, "failed": transfer.failed}
+            sender.seconds, live = float(rest[0]), []
+            version = sender.snapshot(Version(incarnation=1, step=learner.step))
+            sender.send(version, live.append)
+            answer = {"version": version, "everywhere": len(live) == 2}  # by the round, and by host memory
         elif command == "pack":
-            packed = learner.pack(digest)
-            packed.buffer.tofile(folder / str(learner.step))
-            answer = {"manifest": packed.manifest}
+            sender.packed.buffer.tofile(folder / str(learner.step))
+            answer = {"manifest": sender.packed.manifest}
         print(msgspec.json.encode(answer).decode(), flush=True)
 
 

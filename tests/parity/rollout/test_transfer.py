@@ -1,6 +1,6 @@
 """Weights from a gang of two ranks into a real engine, over gloo and shared memory in the place of NCCL and CUDA IPC.
 
-Everything else is what GPUs run: snapshot, digest, meeting, receiver, inbox, vLLM's hook, swap.
+Everything else is what GPUs run: snapshot, digest, registry, receiver, inbox, vLLM's hook, swap.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ import torch
 
 from deploy.selftest.transfer import trips
 from rollout.engine.engine import Engine
-from rollout.transfer.receiver import Receiver
+from rollout.weights.receiver import GpuReceiver, HostReceiver
 from services.records import Version
 from services.weights.checksum import MARK
-from services.weights.meeting import Meeting
 from services.weights.pack import Manifest, unpack
-from services.weights.rounds import Participant
+from services.weights.registry import Participant, TransferRegistry
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
@@ -40,13 +39,14 @@ PROMPT = [int(i) for i in np.random.default_rng(3).integers(2, 500, 50)]
 
 
 class Gang:
-    """The processes of sending_gang.py, and the meeting that they and the receivers share."""
+    """The processes of sending_gang.py, and the registry that they and the receivers share."""
 
     def __init__(self, way: str, model: Path, folder: Path) -> None:
-        self.meeting, self._folder = Meeting(lambda: 0.0), folder  # nobody is ever silent, however slow the machine
+        # Nobody is ever silent, however slow the machine.
+        self.registry, self._folder = TransferRegistry(lambda: 0.0), folder
         served = type("Served", (BaseManager,), {})
-        served.register("meeting", callable=lambda: self.meeting)
-        server = served(address=str(folder / "meeting"), authkey=b"test").get_server()
+        served.register("registry", callable=lambda: self.registry)
+        server = served(address=str(folder / "registry"), authkey=b"test").get_server()
         threading.Thread(target=server.serve_forever, daemon=True).start()
         self._process = self.start("sending_gang.py", way, model, folder)
 
@@ -72,7 +72,10 @@ class Gang:
         return msgspec.convert(answer["manifest"], Manifest), buffer
 
     async def ask(self, method: str, *arguments):
-        return getattr(self.meeting, method)(*arguments)
+        return getattr(self.registry, method)(*arguments)
+
+    async def fetch(self, *_) -> None:
+        """Nothing comes through host memory."""
 
     def close(self) -> None:
         self._process.stdin.close()
@@ -83,9 +86,10 @@ class Gang:
 async def started(way: str, model: Path, folder: Path, engine: Engine):
     """Starts a gang, and the receiver of an engine on its first GPU."""
     gang = Gang(way, model, folder)
-    receiver = Receiver(engine, Participant(worker="one"), gang.ask, address="127.0.0.1")
+    host = HostReceiver(engine, gang.fetch, seconds=LONG_S)
+    receiver = GpuReceiver(engine, host, Participant(worker="one"), gang.ask, address="127.0.0.1")
     task = asyncio.create_task(receiver.run())
-    while not gang.meeting.members():  # noqa: ASYNC110
+    while not gang.registry.members():  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     try:
         yield gang, receiver
@@ -132,9 +136,9 @@ async def check_same(engine: Engine, gang: Gang, version: Version, make) -> None
     assert np.abs(logprobs(make, unpack(manifest, buffer), by_host) - by_host.logprobs).max() < 1e-4
 
 
-async def swapped(receiver: Receiver, version: Version) -> None:
-    assert not await receiver.swap(msgspec.structs.replace(version, step=77)), "another version"
-    assert await receiver.swap(version)
+async def swapped(receiver: GpuReceiver, version: Version) -> None:
+    assert await receiver.receive(msgspec.structs.replace(version, step=77), "") is None, "another version"
+    assert await receiver.receive(version, "") is not None
 
 
 @pytest.mark.parametrize("way", ["nccl", "ipc"])
@@ -186,8 +190,8 @@ async def test_a_worker_that_stops_in_a_round_ends_it_before_its_deadline_and_ta
         sampler: Engine, tied_folder, tmp_path):
     """It is stopped, so that its links stay open: NCCL does not tell a dead process from one that is silent.
 
-    The deadline is longer than the test may take. The meeting is told of the silence that it would notice in 10 s.
-    The other worker may have the version all the same: a sender sends to one after another.
+    The deadline is longer than the test may take. The registry is told of the silence that it would notice in 10 s.
+    The other worker may have the version all the same.
     """
     async with started("nccl", tied_folder, tmp_path, sampler) as (gang, receiver):
         with gang.start("receiving_process.py", "two", tmp_path, "stops") as stopped:
@@ -195,14 +199,14 @@ async def test_a_worker_that_stops_in_a_round_ends_it_before_its_deadline_and_ta
                 await two_members(gang)
                 await gang("train")
                 sending = asyncio.create_task(gang.sent(3600))
-                assert await asyncio.to_thread(stopped.stdout.readline) == "linked\n"
+                assert await asyncio.to_thread(stopped.stdout.readline) == "connected\n"
                 stopped.send_signal(signal.SIGSTOP)
-                gang.meeting.leave("two")
+                gang.registry.leave("two")
                 version, everywhere = await sending
             finally:
                 stopped.kill()
         assert not everywhere
-        if not await receiver.swap(version):
+        if await receiver.receive(version, "") is None:
             await sampler.update(version, *await gang.packed(1))
         assert (await sample(sampler, 7)).spans[-1].version == version
 
@@ -212,7 +216,7 @@ async def test_a_worker_that_stops_in_a_round_ends_it_before_its_deadline_and_ta
                 await gang("train")
                 version, everywhere = await gang.sent(LONG_S)
                 assert everywhere
-                assert await asyncio.to_thread(back.stdout.readline) == f"held {version.name}\n"
+                assert await asyncio.to_thread(back.stdout.readline) == f"{version.digest}\n"
                 await swapped(receiver, version)
             finally:
                 back.kill()
@@ -220,5 +224,5 @@ async def test_a_worker_that_stops_in_a_round_ends_it_before_its_deadline_and_ta
 
 
 async def two_members(gang: Gang) -> None:
-    while len(gang.meeting.members()) < 2:  # noqa: ASYNC110
+    while len(gang.registry.members()) < 2:  # noqa: ASYNC110
         await asyncio.sleep(0.01)

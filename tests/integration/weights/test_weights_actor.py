@@ -8,7 +8,7 @@ import pytest
 from processes import gone, only_child
 from waiting import wait_until
 
-from learner.weights.publisher import Publisher
+from learner.weights.sender import WeightsActorClient
 from services.errors import DeadlineExceeded
 from services.records import Version
 from services.weights.pack import pack_tensors
@@ -32,7 +32,7 @@ def kill(weights: object) -> None:
     """Kills the actor, and waits until its process is gone: until then it may still answer."""
     import ray
 
-    process = only_child("ray::WeightsS")
+    process = only_child("ray::WeightSt")
     ray.kill(weights, no_restart=False)
     wait_until(lambda: gone(process.pid))
 
@@ -41,34 +41,34 @@ def kill(weights: object) -> None:
 def test_a_killed_weights_actor_is_filled_again(weights, monkeypatch):
     import ray
 
-    monkeypatch.setattr("learner.weights.publisher.ASK_S", 0.5)
+    monkeypatch.setattr("learner.weights.sender.ASK_S", 0.5)
 
     now = [0.0]
-    publisher = Publisher(weights, seconds=DEADLINE_S, clock=lambda: now[0])
-    publisher.keep()  # nothing is published yet: nothing to keep
+    client = WeightsActorClient(weights, seconds=DEADLINE_S, clock=lambda: now[0])
+    client.keep()  # nothing is published yet: nothing to keep
     version, packed = Version(incarnation=1, step=3, digest="d"), pack_tensors([("w", np.arange(4, dtype=np.float32))])
-    publisher.publish(version, packed)
+    client.publish(version, packed)
     assert ray.get(weights.latest.remote(), timeout=DEADLINE_S) == version
     kill(weights)
     deadline = time.monotonic() + DEADLINE_S
     found = None
     while found is None and time.monotonic() < deadline:
         now[0] += 10.0
-        publisher.keep()
+        client.keep()
         found = ray.get(weights.fetch.options(max_task_retries=-1).remote(version), timeout=DEADLINE_S)
     assert found is not None
     assert ray.get(found.refs[0], timeout=DEADLINE_S).tobytes() == packed.buffer.tobytes()
     for step in range(4, 7):
         kill(weights)
-        publisher.publish(Version(incarnation=1, step=step, digest="d"), packed)  # whether the actor is there or not
+        client.publish(Version(incarnation=1, step=step, digest="d"), packed)  # whether the actor is there or not
     kill(weights)
-    assert publisher.ask("members") == [], "a transfer goes on with the new actor, which knows no member yet"
-    actor = only_child("ray::WeightsS")
+    assert client.ask("members") == [], "a transfer goes on with the new actor, which knows no member yet"
+    actor = only_child("ray::WeightSt")
     actor.suspend()
     try:
         now[0] += 10.0
-        publisher.keep()  # an actor that does not answer, as on a node that is cut off, ends no learner
+        client.keep()  # an actor that does not answer, as on a node that is cut off, ends no learner
         with pytest.raises(DeadlineExceeded, match=r"latest: .* no answer in 0\.5 s \(learner\.collective_s"):
-            Publisher(weights, seconds=0.5).ask("latest")
+            WeightsActorClient(weights, seconds=0.5).ask("latest")
     finally:
         actor.resume()

@@ -3,8 +3,9 @@
 import torch
 
 from learner.model.policy import load_policy
-from learner.weights.sender import WeightSender
-from learner.weights.shared_weights import PolicyWeights
+from learner.weights.rank_sender import RankSender
+from services.records import Version
+from services.weights.registry import Round
 from services.weights.shared_memory import imported
 
 
@@ -12,17 +13,16 @@ def test_versions_that_nobody_reads_do_not_take_memory_again_and_again(model_pat
     """torch frees memory that was offered by CUDA IPC only once a process has opened and closed it: its counter of
     readers begins at 1 (torch/csrc/CudaIPCTypes.cpp). So all versions take the same memory."""
     policy = load_policy(model_path)
-    weights = PolicyWeights(policy, torch.float32, rank=0, gathers=True)
-    sender = WeightSender(weights, gang, way="ipc", senders=[0])
-    first = sender.prepare()
+    sender = RankSender(policy, gang, dtype=torch.float32, shards=1, ipc=True)
+    first = sender.snapshot()
     seen = imported(first.handles[0], gang.device)
     before = seen.clone()
-    sender.release()
+    sender.send(Round(version=Version(incarnation=1, step=1), way="ipc", manifest=first.manifest, shares=first.shares,
+                      members=[], seconds=1), str)
     with torch.no_grad():
         next(policy.parameters()).add_(1)
-    second = sender.prepare()
+    second = sender.snapshot()
     assert second.handles == first.handles
     assert second.digest != first.digest
     assert torch.equal(seen, imported(second.handles[0], gang.device))
     assert not torch.equal(seen, before)
-    sender.release()

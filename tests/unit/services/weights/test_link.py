@@ -1,4 +1,4 @@
-"""The links between learner and samplers. How they carry a version: tests/unit/rollout/transfer/test_inbox.py."""
+"""The link between senders and receivers. How it carries a version: tests/unit/rollout/weights/test_inbox.py."""
 
 import os
 import time
@@ -11,19 +11,29 @@ import pytest
 import torch
 from torch._C._distributed_c10d import HashStore, PrefixStore
 
-from services.weights import links
-from services.weights.links import Link, RoundEnd
+from services.weights import link
+from services.weights.link import Link
+
+
+def link_to(store, rank: int) -> Link:
+    meeting = SimpleNamespace(join=lambda where, seconds: store)
+    return Link(meeting, "here", rank=rank, world=2, device=torch.device("cpu"))
+
+
+def two_links(store, seconds=60.0) -> list[Link]:
+    links = [link_to(store, rank) for rank in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda link: link.begin("1.5", seconds), links))
+    return links
 
 
 def test_a_receiver_that_dies_while_all_connect_ends_the_round_once_it_is_missed():
     """It has said that it is there, and takes no part in what comes then. NCCL would wait for it for ever."""
     store, started = HashStore(), time.monotonic()
-    PrefixStore("0/here", store).set("1", "here")
-    end = RoundEnd(30.0, lost=lambda: "two: it is gone" if time.monotonic() - started > 2 else "")
-    end.meets(store, "version")
+    PrefixStore("here", store).set("1", "here")
     with pytest.raises(RuntimeError, match=r"^two: it is gone$"):
-        Link(store, "0", rank=0, world=2, device=torch.device("cpu"), end=end)
-    assert store.get("end/version") == b"two: it is gone"
+        link_to(store, 0).begin("1.5", 30.0, lambda: "two: it is gone" if time.monotonic() - started > 2 else "")
+    assert store.get("end/1.5") == b"two: it is gone"
 
 
 def test_members_find_nothing_in_the_keys_of_their_group_but_what_it_wrote(monkeypatch):
@@ -36,27 +46,19 @@ def test_members_find_nothing_in_the_keys_of_their_group_but_what_it_wrote(monke
         store.set("0", "a name")
         return b"a name"
 
-    monkeypatch.setattr(links, "_connected", connected)
-    store, cpu = HashStore(), torch.device("cpu")
-    with ThreadPoolExecutor(2) as pool:
-        made = [pool.submit(Link, store, "0", rank=rank, world=2, device=cpu, end=RoundEnd(60.0)) for rank in range(2)]
-        assert [link.result()._group for link in made] == [b"a name"] * 2
+    monkeypatch.setattr(link, "connected_group", connected)
+    assert [made._group for made in two_links(HashStore())] == [b"a name"] * 2
 
 
-def test_a_link_that_another_member_closed_names_the_end_that_was_told(monkeypatch):
-    """Whoever hears of an early end closes its link at once; gloo tells the other side of a lost connection alone."""
-    store, cpu = HashStore(), torch.device("cpu")
-    ends = [RoundEnd(60.0) for _ in range(2)]
-    with ThreadPoolExecutor(2) as pool:
-        made = [pool.submit(Link, store, "0", rank=rank, world=2, device=cpu, end=ends[rank]) for rank in range(2)]
-        sender, receiver = (link.result() for link in made)
-    monkeypatch.setattr(links, "ASK_EVERY_S", 3600.0)  # so that the sender hears of it by its link alone
-    ends[0].meets(store, "1.5")
-    ends[1].meets(store, "1.5")
-    ends[1].tell("worker two is gone")
+def test_a_link_that_another_member_closed_names_the_first_reason_of_the_end(monkeypatch):
+    """Whoever hears of an early end closes its link at once; gloo reports to the others a lost connection alone."""
+    sender, receiver = two_links(HashStore())
+    monkeypatch.setattr(link, "ASK_EVERY_S", 3600.0)  # so that the sender hears of it by its link alone
+    receiver.abort("worker two is gone")
+    receiver.abort("rank 1: worker two is gone")
     receiver.close()
     with pytest.raises(RuntimeError, match=r"^worker two is gone$"):
-        sender.send(torch.zeros(1 << 24, dtype=torch.uint8), ends[0])
+        list(sender.buckets([1 << 24], torch.zeros(1 << 24, dtype=torch.uint8)))
     sender.close()
 
 
@@ -67,7 +69,6 @@ class Nccl:
     read: ClassVar[list[dict[str, str]]] = []
 
     def __init__(self, *_):
-        time.sleep(0.1)  # long enough for another link to be made meanwhile
         self.read.append(variables())
 
     def broadcast(self, *_):
@@ -90,8 +91,6 @@ def test_links_of_nccl_have_no_watchdog_that_ends_the_process_and_other_groups_k
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     monkeypatch.setattr(torch, "zeros", lambda *_, **__: None)
     arguments = HashStore(), 0, 1, torch.device("cuda", 0), timedelta(seconds=1)
-    with ThreadPoolExecutor(3) as pool:
-        for made in [pool.submit(links._connected, *arguments) for _ in range(3)]:
-            made.result()
-    assert Nccl.read == [{**given, "TORCH_NCCL_BLOCKING_WAIT": "1"}] * 3
+    link.connected_group(*arguments)
+    assert Nccl.read == [{**given, "TORCH_NCCL_BLOCKING_WAIT": "1"}]
     assert variables() == given

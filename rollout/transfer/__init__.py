@@ -1,1 +1,0 @@
-"""The receiving side of weights that come from GPU to GPU."""

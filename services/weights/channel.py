@@ -1,0 +1,87 @@
+"""The channel by which a policy version gets from the learner into every sampler: one interface, two ways.
+
+    learner, rank 0                      weights actor (actor.py)                    rollout worker
+    TrainingLoop                         versions in host memory, TransferRegistry   RolloutWorker
+      ▸ WeightSender.snapshot, send                                                    ▸ WeightReceiver.run, receive
+          learner/weights/sender.py                                                        rollout/weights/receiver.py
+            HostSender ── publish ─────────▸ one packed buffer ◂──── fetch ───────────── HostReceiver
+            GpuSender ─── begin, progress ─▸ registry ◂───────────── call, report ────── GpuReceiver
+              ▸ RankSender of each rank ═══ NCCL or CUDA IPC (link.py, shared_memory.py) ══▸ Inbox of vLLM's process
+                  learner/weights/rank_sender.py                                           rollout/weights/inbox.py
+
+Host memory: the ranks write their rows into one buffer, BLAKE3 names it, the weights actor owns it. A worker fetches it
+when it follows the pointer in the store; the workers of a machine check it once and share one file of it.
+
+GPU to GPU: each rank copies its rows into a stream of its own and sums them; the sums name the version. The workers
+that call the registry then take part in a *round*: a thread in vLLM's process receives the streams while requests go
+on, and sums its part of the memory that it will load from. Host memory always gets a copy too.
+
+Order
+    1. snapshot ends before the weights change. send ends before the next snapshot.
+    2. A version becomes current (`live`) when every worker that takes part holds it, or when host memory has it.
+    3. A round ends before the next begins: each rank, receiver and worker is in one round at most.
+    4. All members broadcast in one order: sender by sender, bucket by bucket.
+    5. Weights are replaced only in a pause of the engine's requests, by vLLM's layerwise reload.
+
+Guaranteed: a worker loads a version only if its bytes have the version's digest. Each version that was sent can be
+received from host memory until two later ones were sent, and from the exported checkpoint that the pointer names.
+
+    failure                                  noticed by                       then
+    a receiver dies or hangs                 rank 0: no call for SILENT_S     the round ends for all, host memory
+    it cannot connect, its digest differs    its report                       the same
+    nobody ends the round                    weights.seconds, at all members  the same
+    GIVE_UP rounds in a row failed           GpuSender                        host memory from then on
+    a rank of the learner dies               its rank group's collectives     all ranks restart from the checkpoint
+    the weights actor dies                   RayActorError                    the learner publishes again
+    nobody has a version's weights           receive returns None             the worker waits for the learner
+
+vLLM's own transfer engines (0.32: nccl, ipc, sharded_rdt, nccl_m2n) are not used. They lack: a deadline and an end when
+a member dies (the broadcast waits for ever), members that come and go (the group is made once), a digest, several
+senders without a gather (nccl), handles that need no pickle (ipc), any way on CPUs, and requests that go on meanwhile:
+they receive into the model in the pause. What they share with us is used: the layerwise reload.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from services.records import Version
+from services.weights.pack import Packed
+
+
+class WeightSender(Protocol):
+    """The learner's end, on rank 0."""
+
+    @property
+    def packed(self) -> Packed | None:
+        """The version that was sent last, in host memory: for checkpoints and exports."""
+        ...
+
+    def snapshot(self, version: Version) -> Version:
+        """Copies the learner's weights, so that they may change. Returns `version` with their digest."""
+        ...
+
+    def send(self, version: Version, live: Callable[[Version], None]) -> None:
+        """Sends the last snapshot. Calls `live` once the version may become current, perhaps twice.
+
+        A round that fails is no error, because host memory has the version in the end. Raises DeadlineExceeded if the
+        weights actor gives no answer in learner.collective_s; then all ranks end and are started again.
+        """
+        ...
+
+
+class WeightReceiver(Protocol):
+    """A worker's end."""
+
+    async def run(self) -> None:
+        """Takes part in rounds until it is cancelled. Raises EngineFault."""
+        ...
+
+    async def receive(self, version: Version, export: str) -> float | None:
+        """Loads a version into the engine, which has it afterwards. `export`: a folder with its weights, "" if unknown.
+
+        Returns the seconds of the update without the fetch, or None if nobody has the version now. Raises EngineFault
+        if the engine cannot be used any more, DeadlineExceeded after rollout.update_seconds.
+        """
+        ...
