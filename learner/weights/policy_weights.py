@@ -29,6 +29,8 @@ class PolicyWeights:
                                           for name, value in state.items() if not is_adapter(name))
         self.share: Share = [self._piece(index, entry, state[entry.name]) for index, entry in enumerate(self.manifest)]
         """One piece of each tensor, in the order of the manifest; empty where this rank has no rows."""
+        self.places = [entry.offset + piece.start for entry, piece in zip(self.manifest, self.share, strict=True)]
+        """Their places in the packed buffer."""
 
     def copy(self, memory: Tensor | None, places: Iterable[int], sums: Tensor | None = None) -> None:
         """Copies the pieces into uint8 memory at `places`; None: only helps the other ranks.

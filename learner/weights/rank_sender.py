@@ -1,9 +1,4 @@
-"""One rank's part in sending weights. Rank 0 calls it, and its commands make the other ranks do their part.
-
-    pack       host memory: the ranks of rank 0's machine write their rows into one buffer that they share. No tensor is
-               gathered, unless the model is sharded over several machines: then rank 0 writes all of them
-    snapshot   each rank copies its rows into a stream on its own device, and sums them
-    send       nccl: broadcasts the streams to the receivers, and frees them; ipc: receivers read them by themselves
+"""One rank's part in sending weights (services/weights/channel.py). Rank 0 calls it, and so commands the other ranks.
 
 A stream takes c P / R bytes on each GPU for `nccl`, where every rank sends its own rows, and c P for `ipc`, where the
 ranks gather tensor by tensor for the sampler that shares their GPU. The memory for `ipc` is allocated once: a version
@@ -29,19 +24,19 @@ from services.weights.checksum import combined
 from services.weights.link import Link
 from services.weights.pack import Manifest, Packed, Share, digest
 from services.weights.registry import Round
-from services.weights.shared_memory import exported, offered, opened
+from services.weights.shared_memory import exported, imported
+
+HOST = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """A version on the ranks' devices, as rank 0 describes it."""
+    """A version on the ranks' devices. `shares` and `handles` (of `ipc`) are in the order of the senders."""
 
     digest: str
     manifest: Manifest
     shares: list[Share]
-    """One share for each sender, in the order of the ranks."""
     handles: list[bytes]
-    """`ipc`: one for each sender."""
 
 
 class RankSender:
@@ -55,7 +50,7 @@ class RankSender:
         self._policy, self._group, self._dtype, self._ipc = policy, group, dtype, ipc
         self._gathers = shards > len(group.nodes[0])
         self._senders = list(range(group.world)) if ipc or shards == group.world else group.nodes[0]
-        self._held = ExitStack()
+        self._kept = ExitStack()
         self._exported: tuple[Tensor, Callable[[], bytes]] | None = None
         self._stream: Tensor | None = None
         self._link: Link | None = None
@@ -64,28 +59,33 @@ class RankSender:
         """The commands of rank 0 to the other ranks."""
 
     def pack(self, known: str = "") -> Packed:
-        """Returns the weights in host memory. `known`: their digest, if it has been computed already."""
+        """Returns the weights in host memory. `known`: their digest, if it has been computed already.
+
+        The ranks of rank 0's machine write their rows into one buffer that they share. No tensor is gathered, unless
+        the model is sharded over several machines; then rank 0 writes all of them.
+        """
         weights = self._weights(gathers=self._gathers)
-        with offered(weights.size) as (buffer, path):
-            self._group.send_command("pack", path)
-            weights.copy(torch.from_numpy(buffer), _places_in_buffer(weights))
-            self._group.barrier()  # the other ranks have written their parts
+        with exported(weights.size, HOST) as (memory, handle):
+            self._group.send_command("pack", handle())
+            weights.copy(memory, weights.places)
+            self._group.barrier()  # the other ranks have written their rows
+        buffer = memory.numpy()
         return Packed(manifest=weights.manifest, buffer=buffer, digest=known or digest(weights.manifest, buffer))
 
     def snapshot(self) -> Snapshot:
-        """Copies the weights into the ranks' streams."""
+        """Copies the weights into a stream on each sender's device, and sums them."""
         self._group.send_command("snapshot")
         return self._snapshot()
 
     def offer(self, receivers: int) -> str:
         """Returns the place where all senders meet so many receivers."""
-        self.close()
         meeting = Rendezvous(self._group.node, 0, len(self._senders) + receivers)
-        self._link = self._new_link(meeting, meeting.offer(), receivers)
-        return self._link.where
+        return self._connect(meeting, meeting.offer(), receivers).where
 
     def send(self, transfer: Round, abort_reason: Callable[[], str]) -> None:
-        """Sends the snapshot. If that fails, the receivers report it. `abort_reason`: why it has to end early, or "".
+        """Broadcasts the streams if the round has a place to meet, and frees them. Receivers report failures.
+
+        `abort_reason` returns why the round has to end early, or "".
         """
         self._group.send_command("send", transfer)
         self._send(transfer, abort_reason)
@@ -103,11 +103,12 @@ class RankSender:
     def _weights(self, *, gathers: bool) -> PolicyWeights:
         return PolicyWeights(self._policy, self._dtype, rank=self._group.rank, gathers=gathers)
 
-    def _pack(self, path: str) -> None:
-        weights, with_rank_0 = self._weights(gathers=self._gathers), self._group.rank in self._group.nodes[0]
-        if self._gathers or with_rank_0:
-            memory = torch.from_numpy(opened(path)) if not self._gathers else None
-            weights.copy(memory, _places_in_buffer(weights))
+    def _pack(self, handle: bytes) -> None:
+        weights = self._weights(gathers=self._gathers)
+        if self._gathers:
+            weights.copy(None, weights.places)
+        elif self._group.rank in self._group.nodes[0]:
+            weights.copy(imported(handle, HOST), weights.places)
         self._group.barrier()
 
     def _snapshot(self) -> Snapshot:
@@ -115,40 +116,38 @@ class RankSender:
         self._stream = None  # the old memory goes first
         *places, size = accumulate((piece.size for piece in weights.share), initial=0)
         if sends and self._ipc:
-            self._exported = self._exported or self._held.enter_context(exported(size, self._group.device))
+            self._exported = self._exported or self._kept.enter_context(exported(size, self._group.device))
             self._stream, handle = self._exported[0], self._exported[1]()
         elif sends:
             self._stream = torch.empty(size, dtype=torch.uint8, device=self._group.device)
-        totals = torch.zeros(len(places), dtype=torch.int64, device=self._group.device)
-        weights.copy(self._stream, places, totals)
+        sums = torch.zeros(len(places), dtype=torch.int64, device=self._group.device)
+        weights.copy(self._stream, places, sums)
         # tolist waits for the device, so that other processes may read the stream.
-        every = self._group.all_gather((weights.share, totals.tolist(), handle))
-        shares, sums, handles = zip(*(every[rank] for rank in self._senders), strict=True)
+        every = self._group.all_gather((weights.share, sums.tolist(), handle))
+        shares, totals, handles = zip(*(every[rank] for rank in self._senders), strict=True)
         return Snapshot(
-            digest=combined(weights.manifest, *(sums[:1] if self._ipc else sums)),  # with ipc each has all rows
+            digest=combined(weights.manifest, *(totals[:1] if self._ipc else totals)),  # with ipc each has all rows
             manifest=weights.manifest, shares=list(shares), handles=list(handles) if self._ipc else [])
 
     def _send(self, transfer: Round, abort_reason: Callable[[], str] = str) -> None:
         stream, self._stream = self._stream, None
         if stream is None or not transfer.group:
             return
-        if self._link is None or self._link.where != transfer.group:
-            self.close()
-            rank, world = self._senders.index(self._group.rank), len(self._senders) + transfer.receivers
-            self._link = self._new_link(Rendezvous(self._group.node, rank, world), transfer.group, transfer.receivers)
+        link = self._link
+        if link is None or link.where != transfer.group:
+            world = len(self._senders) + transfer.receivers
+            meeting = Rendezvous(self._group.node, self._senders.index(self._group.rank), world)
+            link = self._connect(meeting, transfer.group, transfer.receivers)
         try:
-            self._link.begin(transfer.version.name, transfer.seconds, abort_reason)
-            for _ in self._link.buckets([sum(piece.size for piece in share) for share in transfer.shares], stream):
+            link.begin(transfer.version.name, transfer.seconds, abort_reason)
+            for _ in link.buckets(transfer.sizes, stream):
                 pass
         except (RuntimeError, TimeoutError) as error:
-            self._link.abort(f"rank {self._group.rank}: {error}")
-            self._link.close()
+            link.abort(f"rank {self._group.rank}: {error}")
+            link.close()
 
-    def _new_link(self, meeting: Rendezvous, where: str, receivers: int) -> Link:
-        return Link(meeting, where, rank=self._senders.index(self._group.rank), world=len(self._senders) + receivers,
-                    device=self._group.device)
-
-
-
-def _places_in_buffer(weights: PolicyWeights) -> list[int]:
-    return [entry.offset + piece.start for entry, piece in zip(weights.manifest, weights.share, strict=True)]
+    def _connect(self, meeting: Rendezvous, where: str, receivers: int) -> Link:
+        self.close()
+        self._link = Link(meeting, where, rank=self._senders.index(self._group.rank),
+                          world=len(self._senders) + receivers, device=self._group.device)
+        return self._link

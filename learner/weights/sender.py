@@ -1,16 +1,9 @@
 """Rank 0's end of the weight channel: HostSender, and GpuSender in front of it (services/weights/channel.py).
 
-A round of GpuSender:
-
-    members    the workers that call the registry
-    begin      they learn of the round, and connect or open the learner's memory
-    send       all ranks
-    progress   until every member has reported or is gone, or until the deadline
-
-Rank 0 looks for members that are gone or have failed while it sends and while it waits, and then ends the round for
-all. A failed round ends its connections, and its members take this version from host memory, like a worker that comes
-late. The next round connects the members that are there then. After GIVE_UP failed rounds in a row none is tried any
-more, because each may cost its deadline.
+GpuSender holds a round with the workers that call the registry: it begins, all ranks send, and rank 0 asks for progress
+until every member has reported or is gone, or until the deadline. A failed round ends its connections, and the next one
+connects the members that are there then. After GIVE_UP failed rounds in a row none is tried any more, because each may
+cost its deadline.
 """
 
 from __future__ import annotations
@@ -32,12 +25,8 @@ from services.weights.registry import Participant, Round, Way
 
 ASK_S = 30.0
 KEEP_EVERY_S = 5.0
-RETRY_S = 0.5
-"""Between two tries while Ray creates the weights actor again."""
 PROGRESS_S = 0.02
 GIVE_UP = 3
-Ask = Callable[..., Any]
-"""Calls a method of the weights actor and returns its answer."""
 log = get_logger("transfer")
 
 
@@ -58,20 +47,13 @@ class WeightsActorClient:
         self._current = version, packed
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """Calls a method and returns its answer. If the actor dies, its successor is asked.
-
-        Raises DeadlineExceeded after `seconds`.
-        """
-        deadline = time.monotonic() + self._seconds
-        while True:
-            try:
-                return ray.get(getattr(self._actor, method).remote(*arguments),
-                               timeout=max(0.0, deadline - time.monotonic()))
-            except (RayActorError, GetTimeoutError) as error:
-                if time.monotonic() >= deadline:
-                    raise DeadlineExceeded(f"{method}: the weights actor gave no answer in {self._seconds:g} s "
-                                           "(learner.collective_s)") from error
-                time.sleep(RETRY_S)
+        """Calls a method and returns its answer. If the actor dies, its successor is asked. Raises DeadlineExceeded."""
+        try:
+            call = getattr(self._actor, method).options(max_task_retries=-1)
+            return ray.get(call.remote(*arguments), timeout=self._seconds)
+        except (RayActorError, GetTimeoutError) as error:
+            raise DeadlineExceeded(f"{method}: the weights actor gave no answer in {self._seconds:g} s "
+                                   "(learner.collective_s)") from error
 
     def keep(self) -> None:
         """Publishes the current version again if the actor has lost it. Checks at most every five seconds.
@@ -111,9 +93,10 @@ class HostSender:
 
 
 class GpuSender:
-    """Sends versions from GPU to GPU, and then through `host`. `ask` calls the registry."""
+    """Sends versions from GPU to GPU, and then through `host`. `ask` calls a method of the registry."""
 
-    def __init__(self, ranks: RankSender, host: HostSender, ask: Ask, *, way: Way, seconds: float) -> None:
+    def __init__(self, ranks: RankSender, host: HostSender, ask: Callable[..., Any], *, way: Way,
+                 seconds: float) -> None:
         self._ranks, self._host, self._ask = ranks, host, ask
         self._way: Way = way
         self.seconds = seconds

@@ -1,12 +1,11 @@
 """Receives versions in vLLM's process, next to its engine: a thread fills memory of its own while requests go on.
 
-The T processes of an engine over T GPUs keep an equal part of each tensor, whatever its shape, so that a version that
-waits for its swap takes 1 / T of its bytes on each GPU. vLLM's loaders take entire tensors and cut them by themselves.
-In the swap the processes therefore put one tensor after another together, by a gather over vLLM's own group.
+The T processes of an engine over T GPUs keep an equal part of each tensor, so that a version that waits for its swap
+takes 1 / T of its bytes on each GPU. vLLM's loaders take entire tensors and cut them by themselves. In the swap the
+processes therefore put one tensor after another together, by a gather over vLLM's own group.
 
-Each process sums its own part once it is complete, and the worker (receiver.py) compares the digest of all of them. So
-missing rows, rows sent twice and bytes that changed on the way are all noticed, at a cost that does not grow with the
-number of senders.
+Each process sums its part once it is complete, and the worker (receiver.py) compares the digest of all of them. So
+missing rows and changed bytes are noticed, at a cost that does not grow with the number of senders.
 """
 
 from __future__ import annotations
@@ -139,5 +138,5 @@ class Inbox:
             self._link = Link(Rendezvous(address, rank, world), transfer.group, rank=rank, world=world,
                               device=self._device)
         self._link.begin(transfer.version.name, transfer.seconds)
-        for sender, at, bucket in self._link.buckets([sum(piece.size for piece in share) for share in transfer.shares]):
+        for sender, at, bucket in self._link.buckets(transfer.sizes):
             part.put(transfer.shares[sender], at, bucket)

@@ -36,9 +36,7 @@ ASK_EVERY_S = 0.25
 BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
 """The variable by which torch makes a group of NCCL without a watchdog. Other groups of this process keep theirs.
 
-A watchdog that finds an error of NCCL ends the process: by itself, or, with TORCH_NCCL_ASYNC_ERROR_HANDLING=2, through
-the monitor of the process's first group, which it asks for a dump. A link needs none, because whoever looks at its
-broadcast finds the error.
+A watchdog that finds an error of NCCL ends the process. A link needs none: whoever looks at its broadcast finds it.
 """
 
 

@@ -51,6 +51,11 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     """Deadline of the round."""
 
     @property
+    def sizes(self) -> list[int]:
+        """Bytes of each sender's stream."""
+        return [sum(piece.size for piece in share) for share in self.shares]
+
+    @property
     def receivers(self) -> int:
         """Number of receiving processes."""
         return sum(member.processes for member in self.members)

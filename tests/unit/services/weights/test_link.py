@@ -32,7 +32,7 @@ def test_a_receiver_that_dies_while_all_connect_ends_the_round_once_it_is_missed
     store, started = HashStore(), time.monotonic()
     PrefixStore("here", store).set("1", "here")
     with pytest.raises(RuntimeError, match=r"^two: it is gone$"):
-        link_to(store, 0).begin("1.5", 30.0, lambda: "two: it is gone" if time.monotonic() - started > 2 else "")
+        link_to(store, 0).begin("1.5", 10.0, lambda: "two: it is gone" if time.monotonic() - started > 2 else "")
     assert store.get("end/1.5") == b"two: it is gone"
 
 
