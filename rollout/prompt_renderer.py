@@ -14,6 +14,7 @@ from envservice.registry import find_spec, make_template
 from envservice.text.response_format import ACTION_END
 from envservice.text.tool_calls import TAGS
 from rollout.judge_prompt import Verdict, corrected, mistakes_question, question, read_said, read_verdict
+from services.answer_end import answer_end, generation_ends
 from services.chat import ChatFormat, TokenUnknown, chat_format, check_chat
 from services.config.tree import EnvSection, ModelSection
 from services.control_tokens import tokens
@@ -33,7 +34,7 @@ class PromptRenderer:
     stops: tuple[str, ...] = (ACTION_END,)
     """Tags that end an answer. A tag that is one token in the vocabulary ends the sampling."""
     end_ids: tuple[int, ...] = ()
-    """Further tokens that end an answer, from the model's generation config and its chat template."""
+    """Further tokens that end an answer, from the model's generation config."""
     chat: ChatFormat | None = None
     """How messages become text. None: the tokenizer's chat template as it is."""
     vocabulary: int | None = None
@@ -55,7 +56,8 @@ class PromptRenderer:
         tags = frozenset({*TAGS, *self.stops})
         chat = self.chat or ChatFormat(tokenizer=self.tokenizer, tags=tags)
         object.__setattr__(self, "chat", chat)
-        object.__setattr__(self, "stop_ids", _stop_ids(self.tokenizer, self.stops, self.end_ids))
+        end = answer_end(self.tokenizer, chat, stops=self.stops, ends=self.end_ids)
+        object.__setattr__(self, "stop_ids", end.stop_ids)
         object.__setattr__(self, "opening", chat.opening() if self.template.chat else "")
         known = self.tokenizer.get_vocab()
         object.__setattr__(self, "longest_token", max(map(len, known)))
@@ -129,17 +131,8 @@ def load_text(model: str, env: EnvSection, settings: ModelSection | None = None)
     chat = chat_format(tokenizer, settings or ModelSection(), {*TAGS, *stops})
     if template.chat:
         check_chat(chat, Path(model))
-    ends = generation_ends(Path(model))
-    ends += chat.ends([tokenizer.eos_token_id, *ends])
     return PromptRenderer(template=template, tokenizer=tokenizer, stops=stops, chat=chat,
-                          end_ids=ends, vocabulary=vocabulary_of(Path(model)))
-
-
-def generation_ends(folder: Path) -> tuple[int, ...]:
-    """Returns the tokens that end an answer by the model's generation config: Llama 3 and Gemma name several there."""
-    path = folder / "generation_config.json"
-    ends = read_json(path, dict[str, Any]).get("eos_token_id") if path.exists() else None
-    return tuple(ends) if isinstance(ends, list) else () if ends is None else (ends,)
+                          end_ids=generation_ends(Path(model)), vocabulary=vocabulary_of(Path(model)))
 
 
 def vocabulary_of(folder: Path) -> int | None:
@@ -147,12 +140,6 @@ def vocabulary_of(folder: Path) -> int | None:
     path = folder / "config.json"
     size = read_json(path, dict[str, Any]).get("vocab_size") if path.exists() else None
     return size if isinstance(size, int) else None
-
-
-def _stop_ids(tokenizer: PreTrainedTokenizerBase, stops: Sequence[str], ends: Sequence[int]) -> tuple[int, ...]:
-    vocabulary = tokenizer.get_vocab()
-    found = (*map(vocabulary.get, stops), tokenizer.eos_token_id, *ends)
-    return tuple(sorted({i for i in found if isinstance(i, int)}))
 
 
 def _hidden_ids(tokenizer: PreTrainedTokenizerBase, tags: frozenset[str]) -> frozenset[int] | None:

@@ -126,23 +126,34 @@ class ChatFormat:
         begins = self.prompt(question).rpartition(question)[2]  # a system prompt before it may name the tag
         return begins[begins.index(THINK):] if THINK in begins else ""
 
-    def ends(self, known: Sequence[int]) -> tuple[int, ...]:
-        """Returns the special token with which the template ends an answer, or () if it writes one of `known` there.
+    def end(self, known: Collection[int]) -> tuple[int, ...]:
+        """Returns the tokens that the template writes behind an answer, up to the one that ends it, or () if it writes
+        none. `known`: the ends that the tokenizer and the model name.
 
-        Base models of Qwen2.5 have ChatML and name <|endoftext|> as their only end: an answer would go on behind its
-        <|im_end|> to the last token that it may have.
+        The end is what stands behind every answer, the last one and one in the history. Phi writes its end of text
+        behind the last `<|end|>` alone. Where the two share no token the last answer counts: GPT-OSS ends it by
+        `<|return|>`. GLM writes nothing behind it, and names the next `<|user|>` as an end.
         """
         if not self.tokenizer.chat_template:
             return ()
-        mark = _MARK.format("answer")
+        special = {i for i, token in self.tokenizer.added_tokens_decoder.items()
+                   if token.special and token.content not in self.tags} | set(known)
         try:
-            said = self.text([{"role": "user", "content": "x"}, {"role": "assistant", "content": mark}],
-                             answering=False)
+            last, followed = self._behind_answer(), self._behind_answer({"role": "user", "content": "x"})
         except ChatRefused:  # such a template cannot be used, and check_chat says so where it is
             return ()
-        special = {i for i, token in self.tokenizer.added_tokens_decoder.items() if token.special}
-        written = self.tokenizer.encode(said.partition(mark)[2], add_special_tokens=False)
-        return () if set(written) & set(known) else tuple([i for i in written if i in special][:1])
+        shared = next((place for place, (one, other) in enumerate(zip(last, followed, strict=False)) if one != other),
+                      min(len(last), len(followed)))
+        if places := [place for place in range(shared) if last[place] in special]:
+            return tuple(last[: places[-1] + 1])
+        return tuple([i for i in last if i in special][:1] or [i for i in followed[:1] if i in known])
+
+    def _behind_answer(self, *following: Message) -> list[int]:
+        """Returns the tokens that the template writes behind an answer, with these messages after it."""
+        mark = _MARK.format("answer")
+        written = self.text([{"role": "user", "content": "x"}, {"role": "assistant", "content": mark}, *following],
+                            answering=False)
+        return list(self.tokenizer.encode(written.partition(mark)[2], add_special_tokens=False))
 
 
 def _called(message: Message) -> bool | None:

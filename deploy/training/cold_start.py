@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from deploy.console.plain import span
 from deploy.training.demonstrations import Report, shown_to
 from services.amounts import number_of
+from services.answer_end import answer_end, generation_ends
 from services.chat import chat_format
 from services.config.tree import Config
 from services.errors import UserError
@@ -64,7 +65,8 @@ def cold_start(
     tokenizer = _tokenizer(config, path, shown.examples, spec, report)
     max_tokens = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
     chat = chat_format(tokenizer, config.model, {*TAGS, *spec.stops}) if template.chat else None
-    rows = encode(tokenizer, shown.examples, chat=chat, max_tokens=max_tokens, stops=spec.stops)
+    end = answer_end(tokenizer, chat, stops=spec.stops, ends=generation_ends(path) if path is not None else ())
+    rows = encode(tokenizer, shown.examples, chat=chat, max_tokens=max_tokens, end=end)
     _check_length(len(rows), len(shown.examples), max_tokens, report)
     budget = Budget(minutes=minutes) if epochs is None else \
         Budget(updates=epochs * math.ceil(len(rows) / config.sft.batch_rows))

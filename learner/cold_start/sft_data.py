@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from learner.cold_start.tokenizer import STOP
+from services.answer_end import AnswerEnd, answer_end
 from services.chat import THINK, THINK_END, ChatFormat, ChatRefused, Message
 from services.control_tokens import CUT, tokens
 from services.errors import UserError
@@ -72,31 +73,28 @@ class Batch:
 
 def encode(
     tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], *, chat: ChatFormat | None, max_tokens: int,
-    stops: Sequence[str] = (STOP,),
+    end: AnswerEnd | None = None,
 ) -> list[TokenRow]:
     """Returns rows of at most `max_tokens`. Longer examples are left out: a cut prompt would teach wrong answers.
 
     With `chat` a prompt is one user message in that format or a whole conversation, and a thought that the format
-    itself opens is not answered again. Without it, prompts are raw text. An answer gets the tokenizer's end-of-text
-    token, unless it ends in one of `stops` that is a token, at which sampling ends. Raises UserError for a conversation
-    that the chat template refuses.
+    itself opens is not answered again. Without it, prompts are raw text. `end`: the end of answers. None: that of
+    `tokenizer` and `chat`, with the tag `</action>`. Raises UserError for a conversation that the chat template refuses.
     """
     opening = "" if chat is None else chat.opening()
     thinks = bool(opening) and THINK_END not in opening
-    known = tokenizer.get_vocab()
-    ends = tuple(stop for stop in stops if stop in known)
+    end = end or answer_end(tokenizer, chat, stops=(STOP,))
     first = first_tokens(tokenizer) if chat is None else []
     rows: list[TokenRow] = []
     for start in range(0, len(examples), AT_ONCE):
         part = examples[start : start + AT_ONCE]
         responses = [one.response.removeprefix(THINK) if thinks else one.response for one in part]
         prompt_ids = _ids(tokenizer, [_text(example, chat) for example in part])
-        endings = [[] if response.endswith(ends) else [tokenizer.eos_token_id] for response in responses]
         rows += [
-            TokenRow(ids=np.asarray([*first, *prompt, *response, *ending], dtype=np.int32),
+            TokenRow(ids=np.asarray([*first, *prompt, *ids, *end.after(response)], dtype=np.int32),
                      prompt_tokens=len(first) + len(prompt), learn_prompt=example.learn_prompt)
-            for example, prompt, response, ending in zip(part, prompt_ids, _ids(tokenizer, responses), endings,
-                                                         strict=True)
+            for example, prompt, response, ids in zip(part, prompt_ids, responses, _ids(tokenizer, responses),
+                                                      strict=True)
         ]
     return [row for row in rows if len(row.ids) <= max_tokens]
 

@@ -17,7 +17,7 @@ from learner.model.policy import load_policy
 from learner.model.probe import Probe
 from learner.rows.packing import make_rows, pack_rows
 from learner.trainer import Learner
-from rollout.prompt_renderer import generation_ends
+from services.answer_end import generation_ends
 from services.errors import UserError
 from services.records import Step, Version, VersionSpan
 

@@ -7,8 +7,11 @@ from byte_tokenizer import byte_tokenizer
 from third_party import TEMPLATES
 
 from envservice.text.tool_calls import ToolCall, parse_calls, tool
+from learner.cold_start.sft_data import Example, encode
 from rollout.agents.completions import templated
+from services.answer_end import answer_end
 from services.chat import THINK, ChatFormat, ChatRefused
+from services.errors import UserError
 
 pytestmark = pytest.mark.skipif(TEMPLATES is None, reason="TRL is not installed (scripts/setup --test)")
 TOOLS = [tool("add", "Adds a number.", {"n": {"type": "integer"}, "word": {"type": "string"}})]
@@ -146,3 +149,61 @@ def test_fields_without_a_value_are_as_if_they_were_not_there(name: str, calls: 
     told = asking("user", "assistant", "user")
     sent = [told[0], told[1] | {"tool_calls": calls, "refusal": None, "audio": None, "function_call": None}, told[2]]
     assert chat(name).text(templated(sent)) == chat(name).text(templated(told))
+
+
+ENDS = {"qwen2_5": "<|im_end|>", "qwen3": "<|im_end|>", "gemma": "<end_of_turn>", "gemma3": "<end_of_turn>",
+        "phi3": "<|end|>", "phi3_5": "<|end|>", "llama3": "<|eot_id|>", "llama3_1": "<|eot_id|>",
+        "cohere": "<|END_OF_TURN_TOKEN|>", "lfm2": "<|im_end|>", "gptoss": "<|return|>"}
+"""Maps templates to the token that ends an answer in them. The tokenizer's own end is another one."""
+
+
+def ending(name: str, *marks: str, eos: str = "<|endoftext|>") -> tuple[ChatFormat, dict[str, int]]:
+    """A template with a tokenizer whose marks are special tokens, and the numbers of these."""
+    form = chat(name)
+    form.tokenizer.add_special_tokens({"eos_token": eos, "additional_special_tokens": list(marks)})
+    return form, {mark: form.tokenizer.convert_tokens_to_ids(mark) for mark in (*marks, eos)}
+
+
+@pytest.mark.parametrize(("name", "end"), ENDS.items())
+def test_the_end_that_the_template_writes_is_taught_and_sampled(name: str, end: str):
+    """The tokenizer's end of text was taught: the template's end became unlikely, and later turns joined no row."""
+    form, ids = ending(name, end, "<|user|>", "<|system|>", "<|start|>")
+    found = answer_end(form.tokenizer, form)
+    assert found.taught == (ids[end],)
+    assert set(found.stop_ids) == {ids[end], ids["<|endoftext|>"]}
+    (row,) = encode(form.tokenizer, [Example(prompt="Go.", response="look")], chat=form, max_tokens=10_000)
+    assert row.ids[-1] == ids[end]
+
+
+@pytest.mark.parametrize("name", sorted(set(ENDS) - {"gptoss"}))
+def test_a_conversation_continues_a_taught_answer(name: str):
+    """So its turns train as one row. GPT-OSS writes another end into the history, and each of its calls has a row."""
+    form, _ = ending(name, ENDS[name])
+    (row,) = encode(form.tokenizer, [Example(prompt="Go.", response="look")], chat=form, max_tokens=10_000)
+    told = [{"role": "user", "content": "Go."}, {"role": "assistant", "content": "look"}]
+    again = form.tokenizer.encode(form.text([*told, {"role": "user", "content": "y"}]), add_special_tokens=False)
+    assert again[: len(row.ids)] == row.ids.tolist()
+
+
+def test_an_end_of_several_tokens_is_taught_to_its_last():
+    form, ids = ending("cohere2", "<|END_RESPONSE|>", "<|END_OF_TURN_TOKEN|>")
+    found = answer_end(form.tokenizer, form)
+    assert found.taught[-1] == ids["<|END_OF_TURN_TOKEN|>"]
+    assert ids["<|END_RESPONSE|>"] not in found.stop_ids
+
+
+def test_the_next_turn_ends_an_answer_if_the_model_names_it_as_an_end():
+    """As GLM does, whose template writes nothing behind the last answer."""
+    form, ids = ending("qwen2_5", "<|user|>")
+    form.tokenizer.chat_template = (
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}")
+    assert answer_end(form.tokenizer, form, ends=[ids["<|user|>"]]).taught == (ids["<|user|>"],)
+    assert answer_end(form.tokenizer, form).taught == (ids["<|endoftext|>"],)
+
+
+def test_a_tokenizer_without_any_end_is_refused():
+    tokenizer = byte_tokenizer()
+    tokenizer.eos_token = None
+    with pytest.raises(UserError, match=r"no end-of-text token.*name its eos_token"):
+        answer_end(tokenizer, None)

@@ -12,6 +12,7 @@ from learner.cold_start.scratch_model import scratch_model
 from learner.cold_start.sft import FINAL_LR, Budget, losses, lr_factor, train
 from learner.cold_start.sft_data import IGNORE, Example, TokenRow, batches, encode
 from learner.cold_start.tokenizer import END, train_tokenizer
+from services.answer_end import answer_end
 from services.chat import ChatFormat
 from services.config.tree import ModelSection, SftSection
 from services.errors import LearnerFault, UserError
@@ -83,7 +84,8 @@ def test_a_tokenizer_is_given_some_of_the_texts_at_once(tokenizer, rows, monkeyp
 def test_an_answer_that_ends_in_no_token_of_a_stop_gets_the_end_of_text(tokenizer, stops):
     """A model that imitates an answer without an end goes on to the last token that it may sample."""
     shown = [Example(prompt="Now: a mug 1\n", response=response) for response in ("take mug 1", "<action>go</action>")]
-    plain, tagged = encode(tokenizer, shown, chat=None, max_tokens=64, stops=stops)
+    plain, tagged = encode(tokenizer, shown, chat=None, max_tokens=64,
+                           end=answer_end(tokenizer, None, stops=stops))
     assert plain.ids[-1] == tokenizer.eos_token_id
     assert (tagged.ids[-1] == tokenizer.eos_token_id) == (not stops)
 
