@@ -79,7 +79,7 @@ def encode(
 
     With `chat` a prompt is one user message in that format or a whole conversation, and a thought that the format
     itself opens is not answered again. Without it, prompts are raw text. `end`: the end of answers. None: that of
-    `tokenizer` and `chat`, with the tag `</action>`. Raises UserError for a conversation that the chat template refuses.
+    `tokenizer` and `chat`, with the tag `</action>`. Raises UserError for a conversation that the template refuses.
     """
     opening = "" if chat is None else chat.opening()
     thinks = bool(opening) and THINK_END not in opening

@@ -13,6 +13,7 @@ Other keys of a line are ignored.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +30,19 @@ LINE_BYTES = 16 << 20
 _FORMS = 'write {"messages": [...]} or {"steps": [...]}'
 _CALLS = "write the calls into its content, in the form in which the model writes them"
 _THOUGHT = "write the thought into its content, in its tags"
-_UNREAD = {"tool_calls": _CALLS, "function_call": _CALLS, "reasoning_content": _THOUGHT, "reasoning": _THOUGHT}
-"""Maps each part of a message that is not read to where it belongs. A model would learn to leave it out."""
+_UNREAD = (("tool_calls|function_call", _CALLS), ("(?i).*(reason|think|thought).*", _THOUGHT))
+"""Patterns of the fields of a message that are not read, and where their content belongs. A model would learn to leave
+it out. Each service has a name of its own for thoughts: thinking_blocks, reasoning_details."""
+_OTHER_FORMS = (
+    (("conversations",), "in ShareGPT's form", "rename conversations to messages, from to role (human: user, gpt: "
+     "assistant) and value to content"),
+    (("prompt", "chosen", "rejected"), "in TRL's form of preferences", "write prompt and chosen as messages"),
+    (("chosen", "rejected"), "in TRL's form of preferences", "rename chosen to messages"),
+    (("prompt", "completion"), "in TRL's form of prompt and completion",
+     'write both lists as one list of messages, or two texts as {"steps": [{"prompt": ..., "response": ...}]}'),
+    (("instruction", "output"), "in Alpaca's form", 'write {"steps": [{"prompt": ..., "response": ...}]}'),
+    (("text",), "a whole text, which does not say what the answers in it are", _FORMS))
+"""Keys of other tools' lines, the name of the form, and how to write it."""
 
 
 class _Message(msgspec.Struct):
@@ -39,10 +51,6 @@ class _Message(msgspec.Struct):
     weight: Literal[0, 1] = 1
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: list[Any] | None = None
-    function_call: Any = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
 
     def written(self) -> dict[str, Any]:
         """Returns the message as chat templates take it."""
@@ -51,13 +59,17 @@ class _Message(msgspec.Struct):
                 **{key: value for key, value in named.items() if value is not None}}
 
 
+class _Conversation(msgspec.Struct):
+    messages: list[_Message]
+
+
 class _Step(msgspec.Struct):
     prompt: str
     response: str
 
 
 class _Trajectory(msgspec.Struct):
-    messages: list[_Message] | None = None
+    messages: list[dict[str, Any]] | None = None
     steps: list[_Step] | None = None
     tools: list[dict[str, Any]] | None = None
 
@@ -111,15 +123,42 @@ def _examples(line: bytes, where: str, *, chat: bool) -> Iterator[Example]:
     except NOT_JSON as error:
         raise UserError(f"{where} is no trajectory ({error})", _FORMS) from None
     if (found.messages is None) == (found.steps is None):
-        which = "both messages and steps" if found.messages is not None else "neither messages nor steps"
-        raise UserError(f"{where} has {which}", _FORMS)
+        if found.messages is not None:
+            raise UserError(f"{where} has both messages and steps", _FORMS)
+        raise _other_form(line, where)
     if found.steps is not None:
         yield from _of_steps(found.steps, where)
     elif not chat:
         raise UserError(f"{where} has messages, and env.prompt makes raw text, not conversations",
                         "write steps, or use a prompt and a model with a chat template")
     else:
-        yield from _of_messages(found.messages or [], found.tools or [], where)
+        yield from _of_messages(_messages(found.messages or [], where), found.tools or [], where)
+
+
+def _other_form(line: bytes, where: str) -> UserError:
+    """Returns the error for a line with neither messages nor steps. It names the form of another tool."""
+    given = msgspec.json.decode(line, type=dict[str, Any])
+    for keys, form, fix in _OTHER_FORMS:
+        if all(key in given for key in keys):
+            return UserError(f"{where} is {form}", fix)
+    return UserError(f"{where} has neither messages nor steps", _FORMS)
+
+
+def _messages(written: list[dict[str, Any]], where: str) -> list[_Message]:
+    """Returns the messages of a line. Raises UserError for one that is none, or whose fields are not read."""
+    for number, message in enumerate(written, 1):
+        if "from" in message and "value" in message:
+            raise UserError(f"{where}, message {number} is in ShareGPT's form",
+                            "rename from to role (human: user, gpt: assistant) and value to content")
+        for field, fix in ((name, fix) for name, value in message.items() if value for pattern, fix in _UNREAD
+                           if re.fullmatch(pattern, name)):
+            raise UserError(f"{where}, message {number} has {field}, which is not read", fix)
+        if isinstance(message.get("content"), list):
+            raise UserError(f"{where}, message {number} has its content in parts", "join their texts to one text")
+    try:
+        return msgspec.convert({"messages": written}, _Conversation).messages
+    except msgspec.ValidationError as error:
+        raise UserError(f"{where} is no trajectory ({error})", _FORMS) from None
 
 
 def _of_steps(steps: list[_Step], where: str) -> Iterator[Example]:
@@ -134,9 +173,6 @@ def _of_steps(steps: list[_Step], where: str) -> Iterator[Example]:
 
 def _of_messages(messages: list[_Message], tools: list[dict[str, Any]], where: str) -> Iterator[Example]:
     for number, message in enumerate(messages, 1):
-        for field, fix in _UNREAD.items():
-            if getattr(message, field):
-                raise UserError(f"{where}, message {number} has {field}, which is not read", fix)
         if message.content is None:
             raise UserError(f"{where}, message {number} has no content", 'give it a text, which may be ""')
     answers = [number for number, message in enumerate(messages) if message.role == "assistant"]
