@@ -1,12 +1,23 @@
-"""The tokenizer of a model's folder."""
+"""The tokenizer of a model's folder, and the bytes of its tokens."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 _TEXT = "Go to the  oven 12:\n\tnaïve café, (x=3.50) … 火 🔥 don't"
 """Holds what rules of tokenizers treat differently: spaces, digits, accents, other scripts, an apostrophe."""
+
+_PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
+_OF_SYMBOL = {chr(byte): byte for byte in _PRINTABLE} | {
+    chr(256 + place): byte for place, byte in enumerate(sorted({*range(256)} - {*_PRINTABLE}))}
+"""Maps each character in which byte-level vocabularies are written to its byte. Bytes that print stand for themselves,
+the others are numbered from 256 on."""
+_BYTE = re.compile("<0x([0-9A-F]{2})>")
+"""A byte in a vocabulary of pieces, for characters that no piece has."""
+_SPACE = "\u2581"
+"""Stands for a space in the pieces of sentencepiece."""
 
 
 def load_tokenizer(folder: str | Path) -> Any:
@@ -38,3 +49,25 @@ def first_tokens(tokenizer: Any) -> list[int]:
     """
     begin = tokenizer.bos_token_id
     return [begin] if begin is not None and tokenizer.encode("a")[:1] == [begin] else []
+
+
+def token_bytes(tokenizer: Any, token: int) -> bytes:
+    """Returns a token's own bytes. A character of several tokens has its bytes in all of them.
+
+    Decoding one of them alone would give the replacement character.
+    """
+    added = tokenizer.added_tokens_decoder.get(token)
+    if added is not None:
+        return str(added.content).encode()
+    piece = tokenizer.convert_ids_to_tokens(token)
+    if piece is None:  # a row of the embedding that pads its size
+        return b""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    rules: bytes = b"" if backend is None or backend.decoder is None else backend.decoder.__getstate__()
+    if b"ByteLevel" in rules and all(symbol in _OF_SYMBOL for symbol in piece):
+        return bytes(_OF_SYMBOL[symbol] for symbol in piece)
+    if byte := _BYTE.fullmatch(piece):
+        return bytes.fromhex(byte[1])
+    if _SPACE in piece:
+        return str(piece).replace(_SPACE, " ").encode()
+    return str(tokenizer.decode([token])).encode()

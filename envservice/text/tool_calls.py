@@ -78,7 +78,7 @@ class _Tagged(msgspec.Struct, frozen=True):
     """A call as Hermes and Qwen write it."""
 
     name: str
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, Any] | list[Any] | str | None = None
 
 
 class _WholeAnswer(msgspec.Struct, frozen=True):
@@ -106,6 +106,11 @@ def parse_calls(text: str, tools: Sequence[Tool] = ()) -> ParsedAnswer:
         return ParsedAnswer(content=thought, calls=[call], whole=True)
     rest = _CALLS.sub("", tagged) + said[len(tagged):]
     return ParsedAnswer(content=(thought + rest).strip() if calls else text, calls=calls, whole=CALL not in rest)
+
+
+def given_arguments(arguments: object) -> object:
+    """Returns the arguments of a call, {} for the forms in which clients and models write that there are none."""
+    return {} if arguments is None or arguments in ("", []) else arguments
 
 
 def _thought(text: str) -> tuple[str, str]:
@@ -136,7 +141,10 @@ def _tagged(body: str, tools: Sequence[Tool]) -> ToolCall:
     function = _FUNCTION.fullmatch(body)
     if function is None:
         call = msgspec.json.decode(body, type=_Tagged)
-        return ToolCall(call.name, call.arguments)
+        arguments = given_arguments(call.arguments)
+        if not isinstance(arguments, dict):
+            raise msgspec.DecodeError("the arguments are no object")
+        return ToolCall(call.name, cast("dict[str, Any]", arguments))
     name, inside = function.groups()
     parameters = closed(inside, "</parameter>")
     if _PARAMETER.sub("", parameters).strip() or inside[len(parameters):].strip():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -26,6 +27,7 @@ from services.chat import ChatRefused, TokenUnknown
 from services.errors import Fault
 from services.http.body import BodyLimit
 from services.http.strict_json import StrictRoute
+from services.tokenizer import token_bytes
 
 STATE_HEADER = "x-gagpo-state"
 """Names the state that a call is made in."""
@@ -35,6 +37,8 @@ Finder = Callable[[Request], Episode]
 
 NO_SUCH = ("models are asked by POST /v1/chat/completions. There is no Responses API: openai-agents leaves it by "
            "set_default_openai_api('chat_completions'), and ChatOpenAI by use_responses_api=False")
+MODEL = {"id": "policy", "object": "model", "created": 0, "owned_by": "gagpo"}
+"""The model that is listed. A request may name any."""
 NO_JSON = "the body is no JSON object"
 MAX_BODY = 4 * 1024 * 1024
 """The most bytes of one request's body."""
@@ -136,7 +140,13 @@ def _error(status: int, message: str, kind: str = "invalid_request_error") -> JS
 def _model_routes(app: FastAPI, found: Finder) -> None:
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [{"id": "policy", "object": "model", "created": 0, "owned_by": "gagpo"}]}
+        return {"object": "list", "data": [MODEL]}
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        if name != MODEL["id"]:
+            raise Refused(404, f"there is no model {name!r:.60} here: the policy is {MODEL['id']!r}")
+        return MODEL
 
     @app.post("/v1/chat/completions", response_model=None)
     async def chat(asked: ChatRequest, request: Request) -> JSONResponse | StreamingResponse:
@@ -146,14 +156,15 @@ def _model_routes(app: FastAPI, found: Finder) -> None:
         try:
             answer = await _answered(request, llm.chat(
                 asked.conversation, tools=asked.tools, max_tokens=asked.limit, state=request.headers.get(STATE_HEADER),
-                stop=asked.stops, calls=asked.tool_choice != "none"))
+                stop=asked.stops, stop_token_ids=asked.stop_token_ids or (),
+                keep_stop=bool(asked.include_stop_str_in_output), calls=asked.tool_choice != "none"))
         except TokenUnknown as error:
             raise Refused(400, str(error)) from None
         except ChatRefused as error:
             raise Refused(400, f"the chat template refuses the messages ({error})") from None
         if await request.is_disconnected():
             llm.forget(answer)  # the client asks again, and that call is the one that counts
-        whole = reply(answer, asked, llm.text.tokenizer.decode)
+        whole = reply(answer, asked, partial(token_bytes, llm.text.tokenizer))
         if asked.stream:
             return StreamingResponse(chunks(whole, asked), media_type="text/event-stream")
         return JSONResponse(whole)

@@ -4,26 +4,51 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
+from envservice.tool_calls import given_arguments
 from rollout.agents.session import ChatAnswer
 from services.files import NOT_JSON
 
 _CONSTRAINED = "answers are not constrained: a policy would not be what is trained"
 _WHOLE = "each answer is a whole message: leave it out"
-_UNSERVED = {
-    **dict.fromkeys(("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
-                    _CONSTRAINED),
-    "continue_final_message": _WHOLE,
-    "functions": "they are the older form of tools: send tools",
+_SAMPLED = "an answer ends where the policy ends it, or at max_tokens: leave it out"
+_RENDERED = "it is the run's: set model.chat_template_kwargs in its config"
+_TEXT_ALONE = "the policy reads and writes text alone: leave it out"
+_RECORDED = "the run's archive has the tokens: leave it out"
+_REFUSED = {
+    **dict.fromkeys(("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+                     "logit_bias", "allowed_token_ids", "bad_words", "logits_processors"), _CONSTRAINED),
+    **dict.fromkeys(("continue_final_message", "echo"), _WHOLE),
+    **dict.fromkeys(("min_tokens", "ignore_eos", "thinking_token_budget"), _SAMPLED),
+    **dict.fromkeys(("chat_template_kwargs", "reasoning_effort", "enable_thinking", "thinking", "verbosity",
+                     "include_reasoning", "add_special_tokens"), _RENDERED),
+    **dict.fromkeys(("modalities", "audio", "web_search_options"), _TEXT_ALONE),
+    **dict.fromkeys(("return_token_ids", "return_tokens_as_token_ids", "prompt_logprobs"), _RECORDED),
+    **dict.fromkeys(("best_of", "use_beam_search"), "each call is one step, whose answer is sampled: leave it out"),
+    **dict.fromkeys(("functions", "function_call"), "they are the older form of tools: send tools"),
+    "truncate_prompt_tokens": "a prompt is read whole: shorten the messages",
+    "skip_special_tokens": "special tokens are no text of an answer: leave it out",
     "documents": "the policy reads messages alone: write them in a message",
-    "chat_template": "it is the run's: set model.chat_template in its config",
-    "chat_template_kwargs": "they are the run's: set model.chat_template_kwargs in its config"}
+    "chat_template": "it is the run's: set model.chat_template in its config"}
 """Maps fields that change an answer or its prompt, most of them vLLM's own, to why they are refused."""
+_ASKS_NOTHING: dict[str, tuple[Any, ...]] = {
+    "prompt_logprobs": (None,), "best_of": (None, 1), "skip_special_tokens": (None, True),
+    "include_reasoning": (None, True), "modalities": (None, [], ["text"]), "function_call": (None, "none", "auto")}
+"""Maps fields to the values with which they change nothing. For all others these are the empty ones."""
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty",
+             "repetition_penalty", "length_penalty")
+"""Values for sampling. Those of the run count."""
+_HARMLESS = frozenset((
+    *_SAMPLING, "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+    "prompt_cache_retention", "prediction", "request_id", "priority", "cache_salt", "guided_decoding_backend",
+    "guided_whitespace_pattern", "spaces_between_special_tokens", "mm_processor_kwargs", "media_io_kwargs", "provider",
+    "usage"))
+"""Fields that change no answer, or that the run decides. They are ignored."""
 
 
 class _Part(BaseModel):
@@ -37,7 +62,7 @@ class _Function(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     name: str
-    arguments: str | dict[str, Any] = "{}"
+    arguments: str | dict[str, Any] | list[Any] | None = None
 
 
 class _Call(BaseModel):
@@ -75,6 +100,8 @@ class ChatRequest(BaseModel):
     max_completion_tokens: int | None = Field(default=None, ge=1)
     n: int | None = Field(default=1, ge=1)
     stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = False
     stream: bool | None = False
     stream_options: dict[str, Any] | None = None
     logprobs: bool | None = False
@@ -90,8 +117,9 @@ class ChatRequest(BaseModel):
             return f"response_format is set, and {_CONSTRAINED}"
         if self.top_logprobs:
             return f"top_logprobs is {self.top_logprobs}, and only sampled tokens have logprobs: leave it out"
-        if sent := [name for name, value in (self.model_extra or {}).items() if value and name in _UNSERVED]:
-            return f"{sent[0]} is set, and {_UNSERVED[sent[0]]}"
+        for name, value in (self.model_extra or {}).items():
+            if name not in _HARMLESS and (value not in _ASKS_NOTHING[name] if name in _ASKS_NOTHING else value):
+                return f"{name} is set, and {_REFUSED.get(name, 'this endpoint does not have it: leave it out')}"
         if self.add_generation_prompt is False:
             return f"add_generation_prompt is false, and {_WHOLE}"
         if unread := [part.type for message in self.messages for part in message.parts if part.text is None]:
@@ -136,20 +164,21 @@ def _templated(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _object(call: dict[str, Any]) -> Any:
-    arguments = call["function"].get("arguments", "{}")
+    arguments = call["function"].get("arguments")
     try:
-        return msgspec.json.decode(arguments) if isinstance(arguments, str) else arguments
+        value = msgspec.json.decode(arguments.strip() or "null") if isinstance(arguments, str) else arguments
+        return given_arguments(value)
     except NOT_JSON:
         return arguments
 
 
-def reply(answer: ChatAnswer, request: ChatRequest, decode: Any) -> dict[str, Any]:
-    """Returns the body of a chat completion. `decode` turns token ids into text."""
+def reply(answer: ChatAnswer, request: ChatRequest, bytes_of: Callable[[int], bytes]) -> dict[str, Any]:
+    """Returns the body of a chat completion. `bytes_of` returns a token's own bytes."""
     choice: dict[str, Any] = {"index": 0, "message": _message(answer, request), "finish_reason": _finish(answer),
                               "logprobs": None}
     if request.logprobs:
         sampled = zip(answer.sample.ids.tolist(), answer.sample.logprobs.tolist(), strict=True)
-        choice["logprobs"] = {"content": [_token(token, logprob, decode) for token, logprob in sampled]}
+        choice["logprobs"] = {"content": [_token(bytes_of(token), logprob) for token, logprob in sampled]}
     return {"id": f"chatcmpl-{uuid.uuid4().hex}", "object": "chat.completion", "created": int(time.time()),
             "model": request.model, "choices": [choice], "usage": _usage(answer)}
 
@@ -194,6 +223,5 @@ def _usage(answer: ChatAnswer) -> dict[str, int]:
             "total_tokens": answer.prompt_tokens + given}
 
 
-def _token(token: int, logprob: float, decode: Any) -> dict[str, Any]:
-    text = str(decode([token]))
-    return {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
+def _token(own: bytes, logprob: float) -> dict[str, Any]:
+    return {"token": own.decode(errors="replace"), "logprob": logprob, "bytes": list(own), "top_logprobs": []}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, SupportsFloat, cast
@@ -105,14 +105,14 @@ class AgentSession:
 
     async def chat(self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None,
                    state: str | None = None, max_tokens: int | None = None, stop: str | Sequence[str] = (),
-                   calls: bool = True) -> ChatAnswer:
+                   stop_token_ids: Sequence[int] = (), keep_stop: bool = False, calls: bool = True) -> ChatAnswer:
         """Asks the model for the next message of a conversation, and records the call.
 
         `state` names the state that the call is made in, for the credit; without it, it is the state of the episode's
-        environment, and without that the conversation itself. The answer ends before the first of the texts `stop`.
-        Its calls of `tools` are parsed unless `calls` is false. The temperature is the run's. Raises EpisodeOver when a
-        budget of the episode is used up, ChatRefused if the chat template cannot write the messages, EngineFault, and
-        TypeError for a state that is no text.
+        environment, and without that the conversation itself. The answer ends before the first of the texts `stop` or
+        of the tokens `stop_token_ids`, and with `keep_stop` behind it. Its calls of `tools` are parsed unless `calls`
+        is false. The temperature is the run's. Raises EpisodeOver when a budget of the episode is used up, ChatRefused
+        if the chat template cannot write the messages, EngineFault, and TypeError for a state that is no text.
         """
         assert self.text.chat is not None
         if not isinstance(cast("object", state), str | None):
@@ -121,8 +121,10 @@ class AgentSession:
         prompt = self._admitted(await self._tokens(written), written)
         seen = self.seen or Outcome(observation=_written(messages), admissible_actions=[])
         number, self._begun = self._begun, self._begun + 1
-        sample = await self._sample(prompt, number, min(max_tokens or self.response_tokens, self.response_tokens))
-        sample, said = cut_at(sample, [stop] if isinstance(stop, str) else stop, self.text.decode)
+        sample = await self._sample(prompt, number, min(max_tokens or self.response_tokens, self.response_tokens),
+                                    (*self.text.stop_ids, *stop_token_ids))
+        sample, said = cut_at(sample, [stop] if isinstance(stop, str) else stop, self._decoder(
+            () if keep_stop else stop_token_ids), keep=keep_stop)
         if self._opening is None:
             self._opening = self.text.chat.opening()  # whatever env.prompt is: agents always chat
         text = self._opening + said
@@ -167,11 +169,18 @@ class AgentSession:
         encode = partial(self.text.encode, written)
         return encode() if len(written) <= QUICK_TEXT else await asyncio.to_thread(encode)
 
-    async def _sample(self, prompt: list[int], number: int, max_tokens: int) -> Sample:
+    def _decoder(self, hidden: Sequence[int]) -> Callable[[list[int]], str]:
+        """Returns what decodes an answer without a last token that is one of `hidden`."""
+        def decode(ids: list[int]) -> str:
+            return self.text.decode(ids[:-1] if ids and ids[-1] in hidden else ids)
+
+        return decode
+
+    async def _sample(self, prompt: list[int], number: int, max_tokens: int, stop_ids: Sequence[int]) -> Sample:
         try:
             return await self.engine.sample(
                 prompt, temperature=self.ticket.temperature, seed=seed_for(self.ticket.seed, number),
-                max_tokens=max_tokens, stop_token_ids=self.text.stop_ids, request_id=f"{self.ticket.id}/{number}")
+                max_tokens=max_tokens, stop_token_ids=stop_ids, request_id=f"{self.ticket.id}/{number}")
         except Fault as fault:
             self.fault = fault
             raise

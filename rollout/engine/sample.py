@@ -32,8 +32,10 @@ def sample_of(final: Mapping[str, Any], versions: Mapping[str, Version]) -> Samp
         finished=final["finished"])
 
 
-def cut_at(sample: Sample, stops: Sequence[str], decode: Callable[[list[int]], str]) -> tuple[Sample, str]:
+def cut_at(sample: Sample, stops: Sequence[str], decode: Callable[[list[int]], str], *,
+           keep: bool = False) -> tuple[Sample, str]:
     """Returns what a sampler that ends at the first of the texts `stops` would have sampled, and its text before them.
+    `keep`: and the text that ended it.
 
     A token depends on those before it alone, so nothing is different from having ended there. The token that completes
     the text is the last of the sample, as the policy had to choose it.
@@ -51,4 +53,5 @@ def cut_at(sample: Sample, stops: Sequence[str], decode: Callable[[list[int]], s
     spans = [VersionSpan(version=span.version, start=span.start, end=min(span.end, longest))
              for span in sample.spans if span.start < longest]
     cut = Sample(ids=sample.ids[:longest], logprobs=sample.logprobs[:longest], spans=spans, finished="stop")
-    return cut, text[:min(text.index(stop) for stop in stops if stop in text)]
+    begins, length = min((text.index(stop), len(stop)) for stop in stops if stop in text)
+    return cut, text[:begins + length * keep]

@@ -20,11 +20,13 @@ class ScriptedEngine:
         self.asked: list[tuple[list[int], list[int]]] = []
         self.paused = False
 
-    async def sample(self, prompt_ids, **_):
+    async def sample(self, prompt_ids, *, stop_token_ids=(), **_):
         await asyncio.sleep(0)  # as a real one, it lets other calls run
         answer = next(self._answers)
         ids = [*(self._text.tokenizer.encode(answer, add_special_tokens=False) if isinstance(answer, str) else answer),
                self._end]
+        end = next((place for place, token in enumerate(ids) if token in stop_token_ids), len(ids) - 1)
+        ids = ids[:end + 1]
         self.asked.append((list(prompt_ids), ids))
         rng = np.random.default_rng(len(self.asked))
         return Sample(ids=np.array(ids, np.int32), logprobs=-rng.random(len(ids), np.float32), finished="stop",

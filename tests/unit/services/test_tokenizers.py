@@ -20,6 +20,7 @@ from rollout.engine.engine import Sample
 from rollout.prompt_renderer import PromptRenderer, load_text
 from services.chat import ChatFormat
 from services.config.tree import EnvSection
+from services.tokenizer import token_bytes
 
 pytestmark = pytest.mark.skipif(not TOKENIZERS, reason="scripts/setup --test has not fetched them by npm")
 MODELS = ("deepseek_v3", "mistral_nemo", "qwen2_5", "qwen3")
@@ -45,6 +46,16 @@ def ids(name: str, text: str) -> list[int]:
 def test_an_answer_reads_as_it_was_written(name: str, text: str):
     """transformers builds DeepSeek's by LLaMA's rules, which drop every space: no action would be admissible."""
     assert text_of(name).decode(ids(name, text)) == text
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("text", [*TEXTS, "Привет, мир", "👩‍🚀 去厨房拿苹果"])
+def test_the_bytes_of_the_tokens_are_those_of_the_text(name: str, text: str):
+    """Tokens of parts of a character had the bytes of the replacement character."""
+    tokenizer = text_of(name).tokenizer
+    assert b"".join(token_bytes(tokenizer, i) for i in ids(name, text)).decode() == text
+    end = tokenizer.eos_token_id
+    assert token_bytes(tokenizer, end) == tokenizer.eos_token.encode()
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -138,7 +149,7 @@ def test_a_call_comes_back_from_an_openai_client_as_the_tokens_that_were_sampled
         ids=np.array(sampled, dtype=np.int32), logprobs=np.zeros(len(sampled), dtype=np.float32), spans=[],
         finished="stop"))
     assert [read_call(written_call(found)) for found in answer.parsed.calls] == [ToolCall("add", arguments)]
-    told = reply(answer, ChatRequest(messages=ASKED), str)["choices"][0]["message"]
+    told = reply(answer, ChatRequest(messages=ASKED), lambda _: b"")["choices"][0]["message"]
     assert json.loads(told["tool_calls"][0]["function"]["arguments"]) == arguments
     result = {"role": "tool", "tool_call_id": told["tool_calls"][0]["id"], "name": "add", "content": "17"}
     again = ids(name, chat.text(templated([*ASKED, told, result]), TOOLS))

@@ -97,6 +97,14 @@ IMAGE = {"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "im
      "continue_final_message is set, and each answer is a whole message"),
     ([USER], {"extra_body": {"add_generation_prompt": False}},
      "add_generation_prompt is false, and each answer is a whole message"),
+    *[([USER], {"extra_body": {name: value}}, f"{name} is set, and {reason}") for name, value, reason in (
+        ("echo", True, "each answer is a whole message"), ("min_tokens", 4, "an answer ends where the policy ends it"),
+        ("ignore_eos", True, "an answer ends where"), ("truncate_prompt_tokens", 9, "a prompt is read whole"),
+        ("return_token_ids", True, "the run's archive"), ("prompt_logprobs", 0, "the run's archive"),
+        ("skip_special_tokens", False, "special tokens"), ("bad_words", ["a"], "answers are not constrained"),
+        ("an_invention", 1, "this endpoint does not have it: leave it out"))],
+    ([USER], {"logit_bias": {"5": 9}}, "logit_bias is set, and answers are not constrained"),
+    ([USER], {"reasoning_effort": "low"}, "reasoning_effort is set, and it is the run's: set model.chat_template_kw"),
     ([USER], {"extra_body": {"chat_template": "x"}}, "chat_template is set, and it is the run's: set model.chat_temp"),
     ([USER], {"extra_body": {"documents": [{"text": "x"}]}}, "documents is set, .*: write them in a message")])
 async def test_a_field_that_would_do_nothing_is_refused(asked, messages, named, refusal):
@@ -110,8 +118,43 @@ async def test_a_field_with_the_value_that_it_has_anyway_is_not_refused(asked):
     """Clients that write out all fields of vLLM send these."""
     client, _ = asked("so")
     named = {"structured_outputs": None, "guided_json": None, "guided_decoding_backend": None, "documents": None,
-             "chat_template": None, "continue_final_message": False, "add_generation_prompt": True}
-    assert (await said(client, extra_body=named)).content == "so"
+             "chat_template": None, "continue_final_message": False, "add_generation_prompt": True, "echo": False,
+             "min_tokens": 0, "ignore_eos": False, "prompt_logprobs": None, "skip_special_tokens": True, "best_of": 1,
+             "an_invention": None}
+    harmless = {"temperature": 0.2, "top_p": 0.9, "seed": 7, "user": "me", "store": False, "metadata": {"a": "b"}}
+    assert (await said(client, **harmless, extra_body=named | {"top_k": 5, "priority": 1})).content == "so"
+
+
+@pytest.mark.parametrize(("keep", "content"), [(False, "abc"), (True, "abcX")])
+@pytest.mark.parametrize("how", ["stop", "stop_token_ids"])
+async def test_the_end_that_a_client_names_is_in_the_answer_if_it_asks_for_it(asked, text, how, keep, content):
+    """As vLLM serves it, for a text and for a token. The step ends behind the token in both."""
+    client, llm = asked("abcXdef")
+    [token] = text.tokenizer.encode("X", add_special_tokens=False)
+    named = {"stop": "X", "stop_token_ids": [token]}
+    message = await said(client, extra_body={how: named[how], "include_stop_str_in_output": keep})
+    assert message.content == content
+    [step] = llm.steps
+    assert text.decode(step.response_ids.tolist()) == "abcX"
+
+
+async def test_each_token_has_its_own_bytes(asked):
+    """A token of a part of a character had those of the replacement character."""
+    written = "\U0001f525 火 жар"
+    client, _ = asked(written)
+    reply = await client.chat.completions.create(model="policy", messages=[USER], logprobs=True)
+    tokens = reply.choices[0].logprobs.content
+    assert b"".join(bytes(token.bytes) for token in tokens[:-1]).decode() == written
+    assert (tokens[0].token, tokens[0].bytes) == ("\ufffd", [0xF0])
+    assert tokens[-1].token == "<|end|>"
+
+
+async def test_the_listed_model_is_retrieved(asked):
+    client, _ = asked()
+    [listed] = (await client.models.list()).data
+    assert await client.models.retrieve(listed.id) == listed
+    with pytest.raises(openai.NotFoundError, match="there is no model 'owner/other' here: the policy is 'policy'"):
+        await client.models.retrieve("owner/other")
 
 
 async def test_a_prompt_that_is_too_long_may_be_shortened(asked):

@@ -16,6 +16,26 @@ from services.errors import UserError
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 7, "b": 3}}\n</tool_call>'
 
 
+def _bytes(_token: int) -> bytes:
+    return b""
+
+
+@pytest.mark.parametrize("written", ["", "null", "[]", "{}", " ", None, []])
+def test_a_call_without_arguments_has_an_empty_object(written):
+    """Clients write it in each of these forms, and templates ask for the names in it."""
+    request = ChatRequest(messages=[{"role": "assistant", "tool_calls": [
+        {"id": "a", "type": "function", "function": {"name": "look", "arguments": written}}]}])
+    assert request.conversation[0]["tool_calls"][0]["function"]["arguments"] == {}
+
+
+@pytest.mark.parametrize("written", ['""', "null", "[]", "{}"])
+def test_a_model_may_write_that_a_call_has_no_arguments(written):
+    parsed = parse_calls(f'<tool_call>{{"name": "look", "arguments": {written}}}</tool_call>')
+    assert (parsed.calls, parsed.whole) == ([ToolCall("look", {})], True)
+    broken = parse_calls('<tool_call>{"name": "look", "arguments": [1]}</tool_call>')
+    assert (broken.calls, broken.whole) == ([], False)
+
+
 def test_calls_are_taken_out_of_an_answer():
     parsed = parse_calls(f"First I add.{CALL}{CALL}")
     assert parsed.calls == [ToolCall("add", {"a": 7, "b": 3})] * 2
@@ -37,12 +57,12 @@ def test_the_id_that_a_model_gives_its_call_is_the_clients():
     request = ChatRequest(messages=[{"role": "user", "content": "7 plus 3"}])
     for text, wanted in (('[TOOL_CALLS][{"name": "add", "arguments": {}, "id": "0a1b2c3d4"}]', "0a1b2c3d4"),
                          ('[TOOL_CALLS]add[CALL_ID]0a1b2c3d4[ARGS]{}', "0a1b2c3d4")):
-        [call] = reply(answer(text), request, str)["choices"][0]["message"]["tool_calls"]
+        [call] = reply(answer(text), request, _bytes)["choices"][0]["message"]["tool_calls"]
         assert call["id"] == wanted
-    first, second = reply(answer(CALL + CALL), request, str)["choices"][0]["message"]["tool_calls"]
+    first, second = reply(answer(CALL + CALL), request, _bytes)["choices"][0]["message"]["tool_calls"]
     assert re.fullmatch("[0-9a-f]{9}", first["id"])
     assert first["id"] != second["id"]
-    assert reply(answer(CALL + CALL), request, str)["choices"][0]["message"]["tool_calls"] == [first, second]
+    assert reply(answer(CALL + CALL), request, _bytes)["choices"][0]["message"]["tool_calls"] == [first, second]
 
 
 def test_without_tools_an_object_is_an_answer_like_any_other():
@@ -141,7 +161,7 @@ def answer(text):
 
 def test_an_answer_with_a_call_is_openais():
     request = ChatRequest(messages=[{"role": "user", "content": "7 plus 3"}], logprobs=True)
-    whole = reply(answer(CALL), request, lambda ids: f"<{ids[0]}>")
+    whole = reply(answer(CALL), request, lambda token: f"<{token}>".encode())
     choice = whole["choices"][0]
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a":7,"b":3}'}
