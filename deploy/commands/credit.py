@@ -141,7 +141,8 @@ def _add_option(parser: argparse.ArgumentParser, name: str, field: FieldInfo, me
 
 def run(args: argparse.Namespace) -> int:
     """Prints the credit; 0. Raises UserError for bad input, an option that means nothing here or is out of range."""
-    from learner.credit.registry import unread
+    from learner.credit.registry import describe_lone_calls, unread
+    from learner.credit.types import statistics
     from learner.logged_groups.agents import read_agents
     from learner.logged_groups.files import read_groups
     from learner.logged_groups.form import credit_of, credit_options, found_nothing
@@ -155,6 +156,10 @@ def run(args: argparse.Namespace) -> int:
     for name, why in {**found_nothing(groups, options), **unread(options, given)}.items():
         print(f"warning: --{name.replace('_', '-')} does nothing {why}", file=sys.stderr)
     credits = credit_of(groups, options)
+    if args.source == "agents":
+        share = statistics(credits)["singleton_share"]
+        if text := describe_lone_calls(share, options):
+            print(f"warning: {text}", file=sys.stderr)
     for number, (group, credit) in enumerate(zip(groups, credits, strict=True), start=1):
         if args.table and len(groups) > 1:
             print(f"{'' if number == 1 else chr(10)}group {number}{f': {_cell(group.id)}' if group.id else ''}")
@@ -184,6 +189,7 @@ def _table(group: LoggedGroup, credit: Credit) -> str:
     columns: dict[str, list[list[Any]] | None] = {
         "state": credit.states,  # type: ignore[dict-item]  # these two are columns of text
         "action": group.actions,  # type: ignore[dict-item]
+        "invalid": _reasons(group),  # type: ignore[dict-item]
         "return": credit.returns,
         "value": credit.baselines or ([[values[s][0] for s in row] for row in credit.states] if values else None),
         "count": [[values[s][1] for s in row] for row in credit.states] if values else None,
@@ -198,6 +204,12 @@ def _table(group: LoggedGroup, credit: Credit) -> str:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     cells = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
     return "\n".join([*cells, _sharing(credit)])
+
+
+def _reasons(group: LoggedGroup) -> list[list[str]] | None:
+    """Returns why each output is invalid, or None if all are valid."""
+    rows = [[(step.reason or "yes") if step.invalid else "" for step in episode.steps] for episode in group.episodes]
+    return rows if any(map(any, rows)) else None
 
 
 def _sharing(credit: Credit) -> str:

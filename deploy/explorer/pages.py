@@ -30,6 +30,7 @@ from deploy.explorer.verdict import heading, judge, sentences
 from deploy.runs.comparison import judged_by
 from deploy.runs.health import warnings
 from deploy.runs.verdict import verdicts
+from envservice.text.tool_calls import invalid_reason
 from services.amounts import number_of
 from services.errors import UserError
 from services.telemetry.evaluation_labels import title_of
@@ -52,6 +53,11 @@ class StepRow:
     """Number of episodes that visited this state."""
     calculation: list[str]
     """The formulas of its numbers, one per line."""
+
+    @property
+    def invalid_reason(self) -> str:
+        """Returns why the answer is invalid."""
+        return invalid_reason(self.response, cut=bool(self.step.cut))
 
     @property
     def shown(self) -> list[Alternative]:

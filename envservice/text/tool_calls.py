@@ -113,6 +113,13 @@ def given_arguments(arguments: object) -> object:
     return {} if arguments is None or arguments in ("", []) else arguments
 
 
+def invalid_reason(text: str, *, cut: bool) -> str:
+    """Returns why an answer with this text is invalid. `cut`: its limit of tokens ended it."""
+    if cut:
+        return "cut at its limit of tokens"
+    return "a broken call of a tool" if CALL in text or MISTRAL_CALLS in text else "not in the form of the prompt"
+
+
 def _thought(text: str) -> tuple[str, str]:
     """Returns the thought that an answer begins with, "" if it has none that ends, and the rest."""
     if not text.lstrip().startswith(THINK) or THINK_END not in text:

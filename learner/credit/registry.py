@@ -204,6 +204,19 @@ def keys_read(section: CreditSection) -> frozenset[str]:
     return frozenset(read)
 
 
+LONE_CALLS = 1 / 3
+"""Share of an agent's calls alone in their state from which on a warning says so."""
+
+
+def describe_lone_calls(share: float, section: CreditSection) -> str | None:
+    """Returns what to do if `share` of an agent's calls are alone in their state, or None if that is few, or nothing
+    that the estimator reads."""
+    if share < LONE_CALLS or "state_key" not in keys_read(section):
+        return None
+    return (f"{share:.0%} of the calls are alone in their state, so nothing is compared with them: play more episodes "
+            "of a task, or let the agent name the state of each call in the header x-gagpo-state")
+
+
 def unread(section: CreditSection, given: Mapping[str, Any]) -> dict[str, str]:
     """Maps each given key of `learner.credit` that differs from its default and does nothing to the words that say
     why: `under the estimator grpo`. A key of another state key does nothing under this state key."""

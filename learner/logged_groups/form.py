@@ -51,6 +51,8 @@ class LoggedStep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, gc=Fa
     """The action, for people and for estimators that compare actions."""
     invalid: bool = False
     """Malformed output, which the penalty touches."""
+    reason: str = ""
+    """Why the output is invalid, for people."""
     admissible: list[str] | None = None
     """The admissible actions before the action, for the state key `observation+admissible`."""
     unchanged: bool = False

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
-from envservice.tool_calls import given_arguments
+from envservice.text.tool_calls import given_arguments
 from rollout.agents.session import ChatAnswer
 from services.files import NOT_JSON
 

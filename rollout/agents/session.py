@@ -109,7 +109,7 @@ class AgentSession:
         """Asks the model for the next message of a conversation, and records the call.
 
         `state` names the state that the call is made in, for the credit; without it, it is the state of the episode's
-        environment, and without that the conversation itself. The answer ends before the first of the texts `stop` or
+        environment, and without that the latest message. The answer ends before the first of the texts `stop` or
         of the tokens `stop_token_ids`, and with `keep_stop` behind it. Its calls of `tools` are parsed unless `calls`
         is false. The temperature is the run's. Raises EpisodeOver when a budget of the episode is used up, ChatRefused
         if the chat template cannot write the messages, EngineFault, and TypeError for a state that is no text.
@@ -119,7 +119,7 @@ class AgentSession:
             raise TypeError(f"the state of a call is {state!r:.60}, and it should be a text")
         written = self.text.chat.text(messages, tools)
         prompt = self._admitted(await self._tokens(written), written)
-        seen = self.seen or Outcome(observation=_written(messages), admissible_actions=[])
+        seen = self.seen or Outcome(observation=latest_state(messages), admissible_actions=[])
         number, self._begun = self._begun, self._begun + 1
         sample = await self._sample(prompt, number, min(max_tokens or self.response_tokens, self.response_tokens),
                                     (*self.text.stop_ids, *stop_token_ids))
@@ -218,13 +218,16 @@ class AgentSession:
         return float(sum(step.reward for step in self.steps))
 
 
-def _written(messages: Sequence[Message]) -> str:
-    """Returns a conversation as text. Equal conversations are one state."""
-    return "\n".join(f"{message['role']}: {_content(message)}" for message in messages)
+def latest_state(messages: Sequence[Message]) -> str:
+    """Returns the state of a call that names none: what the agent was told last, by a user or a tool, without regard to
+    white space.
+
+    The conversation itself would be alone in its group after the first answer, since hardly two answers are the same.
+    """
+    told = [message for message in messages if message["role"] in ("user", "tool", "function")]
+    return " ".join(_content((told or messages)[-1]).split())
 
 
 def _content(message: Message) -> str:
-    rest = {name: value for name, value in message.items() if name not in ("role", "content") and value is not None}
     content = message.get("content")
-    shown = content if isinstance(content, str) else "" if content is None else msgspec.json.encode(content).decode()
-    return shown if not rest else f"{shown} {msgspec.json.encode(rest, order='sorted').decode()}"
+    return content if isinstance(content, str) else "" if content is None else msgspec.json.encode(content).decode()

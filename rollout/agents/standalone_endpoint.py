@@ -18,6 +18,7 @@ from envservice.registry import find_spec, open_environment
 from envservice.server.app import Settings
 from envservice.server.app import create_app as environment_app
 from envservice.server.capacity import session_limit, sessions_bytes
+from envservice.text.tool_calls import CALL, invalid_reason
 from rollout.agents.app import create_app
 from rollout.agents.open_episodes import OpenEpisodes, add_routes
 from rollout.agents.session import AgentSession
@@ -193,8 +194,9 @@ def _server(config: Config, token: str | None) -> Iterator[list[str]]:
 
 def append_episode(out: Path, episode: Episode) -> None:
     """Appends an episode as one JSON line, which `gagpo credit --from agents` reads with the others of its task."""
-    steps = [{"state": step.observation, "action": step.action, "reward": step.reward, "invalid": not step.valid}
-             for step in episode.steps]
+    steps = [{"state": step.observation, "action": step.action, "reward": step.reward, "invalid": not step.valid,
+              # Answers of agents are invalid for two reasons alone.
+              **({} if step.valid else {"reason": invalid_reason(CALL, cut=step.cut)})} for step in episode.steps]
     line: dict[str, Any] = {"task": episode.ticket.task, "won": episode.won, "end": episode.end,
                             "reward": episode.total_reward, "time": time.time(), "steps": steps}
     if episode.end in CUT and episode.final_observation:

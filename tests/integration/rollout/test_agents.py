@@ -95,7 +95,7 @@ async def test_calls_of_openais_client_become_steps(world):
 
 
 async def test_a_stream_and_a_reward_by_http_without_an_environment(world):
-    """The conversation is the state, unless a call names another state."""
+    """The latest message is the state, unless a call names another state."""
     async def agent(task, llm, env):
         pieces = [chunk async for chunk in await ask(llm, stream=True, stream_options={"include_usage": True})]
         assert pieces[-1].usage.completion_tokens == len(llm.steps[0].response_ids)
@@ -107,7 +107,7 @@ async def test_a_stream_and_a_reward_by_http_without_an_environment(world):
             assert reply.json() == {"steps": 2, "total": 5.0}
 
     episode = await world.play(agent)
-    assert [step.observation for step in episode.steps] == ["user: hello", "the end"]
+    assert [step.observation for step in episode.steps] == ["hello", "the end"]
     assert (episode.won, [step.reward for step in episode.steps]) == (True, [0.0, 5.0])
 
 

@@ -15,6 +15,7 @@ import pytest
 from counter import Counter, counter_spec
 from scripted_engine import ScriptedEngine
 
+from deploy.cli import main
 from envservice.server.app import Settings, create_app
 from learner.logged_groups.agents import read_agents
 from rollout.agents.open_episodes import OpenEpisodes, Opening
@@ -278,3 +279,37 @@ async def test_a_record_that_cannot_be_written_is_told_and_can_be_asked_for_agai
         out.unlink()
         again = [(await http.delete("/episodes", headers=head)).status_code for _ in range(2)]
     assert (again, len(out.read_text().splitlines())) == ([200, 401], 1)
+
+
+async def test_without_an_environment_the_latest_message_is_the_state(text, tmp_path, capsys):
+    """The whole conversation was: no two calls shared it after the first answer, and no call had credit of its own."""
+    out, told = tmp_path / "episodes.jsonl", {"role": "user", "content": "Find the key."}
+    tool = {"type": "function", "function": {"name": "look", "parameters": {}}}
+    async with served(text, ["I look.", "<tool_call>{", "I peek.", "done"], out=out, with_env=False) as http:
+        for said in ("I look.", "I peek."):
+            head = bearer((await begin(http, task="mine"))["api_key"])
+            for messages in ([told], [told, {"role": "assistant", "content": said},
+                                      {"role": "tool", "tool_call_id": said[2:6], "content": "A  drawer.\n"}]):
+                reply = await http.post("/v1/chat/completions", json={"messages": messages, "tools": [tool]},
+                                        headers=head)
+                assert reply.status_code == 200, reply.text
+            await http.delete("/episodes", headers=head)
+    (group,) = read_agents(str(out))
+    assert [[step.state for step in episode.steps] for episode in group.episodes] == [
+        ["Find the key.", "A drawer."]] * 2
+    assert [[step.reason for step in episode.steps] for episode in group.episodes] == [
+        ["", "a broken call of a tool"], ["", ""]]
+    assert main(["credit", str(out), "--from", "agents", "--table"]) == 0
+    shown = capsys.readouterr()
+    assert "a broken call of a tool" in shown.out
+    assert shown.err == ""
+
+
+def test_calls_that_are_alone_in_their_state_are_warned_of(tmp_path, capsys):
+    out = tmp_path / "episodes.jsonl"
+    steps = [[{"state": state, "reward": 0.0, "invalid": k == 1} for state in ("a", f"b{k}")] for k in (0, 1)]
+    out.write_text("".join(json.dumps({"task": "t", "steps": part}) + "\n" for part in steps))
+    assert main(["credit", str(out), "--from", "agents", "--table"]) == 0
+    shown = capsys.readouterr()
+    assert "warning: 50% of the calls are alone in their state" in shown.err
+    assert "x-gagpo-state" in shown.err
