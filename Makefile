@@ -1,11 +1,11 @@
 # Two commands do all of it on a fresh machine: `make train` and `make test`.
-.PHONY: help train monitor test check docs setup clean
+.PHONY: help train monitor test test-all check docs setup clean
 
 CONFIG ?= deploy/configs/alfworld-tiny.yaml
 RUNS ?= runs
 
 help:  ## this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 train: setup  ## set up and run the main job, or go on with it (CONFIG=..., more in ARGS=...)
 	@exec .venv/bin/gagpo train --resume --config $(CONFIG) $(ARGS)
@@ -13,9 +13,13 @@ train: setup  ## set up and run the main job, or go on with it (CONFIG=..., more
 monitor: setup  ## watch runs in Prometheus and Grafana (RUNS=..., more in ARGS=...)
 	@exec .venv/bin/gagpo monitor $(RUNS) $(ARGS)
 
-test:  ## set up and pass all checks and tests
+test:  ## set up and pass all checks and tests, but for the long tests
 	@scripts/setup --test
 	@exec scripts/test $(ARGS)
+
+test-all:  ## the same with the long tests: whole clusters, images, packages of others
+	@scripts/setup --test
+	@exec scripts/test --all $(ARGS)
 
 check: setup  ## style, types and the import line
 	@exec scripts/check

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from canaries import Watch, files_with, plant_pickles, private_secrets
 
-pytestmark = [pytest.mark.attack, pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.long, pytest.mark.attack, pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(1800)]
 
 LIFE_S = 600.0
 TINY = (

@@ -23,7 +23,7 @@ SETTINGS = (
 )
 LIFE_S = 600.0
 
-pytestmark = [pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from deploy.training.cold_start import cold_start
 from learner.cold_start.states import kept
 from services.telemetry.metrics_file import read_evaluations
 
-pytestmark = [pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(1800)]
 
 TINY = (
     "--config", "alfworld-tiny", "steps=1", "env.max_steps=12", "env.alfworld.task_types=[look]", "model.layers=1",

@@ -9,7 +9,7 @@ import pytest
 
 from tests.toys.site import cannot, remains
 
-pytestmark = [pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(3600)]
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 3400.0

@@ -24,6 +24,7 @@ SETTINGS = (
 LIFE_S = 600.0
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(3600 + 600 * RESUMES),
     pytest.mark.skipif(RESUMES == 0, reason="takes half a minute for each resume; python -m lab.resume_check N"),
 ]

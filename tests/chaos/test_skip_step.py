@@ -28,7 +28,7 @@ from services.store.redis_server import url_served_from
 from services.store.store import Claim, Store
 from services.telemetry.metrics_file import read_rows
 
-pytestmark = [pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(1800)]
 
 STEPS = 4
 LIFE_S = 600.0

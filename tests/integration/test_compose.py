@@ -27,7 +27,7 @@ from tests.toys.container import missing, podman
 from tests.toys.nodes import why_not
 from tests.toys.site_containers import container_names, remove_orphans
 
-pytestmark = [pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(3600)]
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = Path(sys.executable).with_name("podman-compose")

@@ -34,7 +34,7 @@ from deploy.training.cold_start import cold_start
 from services.store.redis_server import private_redis
 from services.telemetry.metrics_file import read_rows
 
-pytestmark = [pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(3000)]
+pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(3000)]
 
 ROOT = Path(__file__).parents[2]
 PRETENDED_GPUS = ROOT / "tests" / "toys" / "pretended_gpus"

@@ -22,7 +22,8 @@ POD_MONITOR: Resource = {
                  "type": "object", "x-kubernetes-preserve-unknown-fields": True}}}]}}
 """Declares the kind, without the schema of its project."""
 
-pytestmark = [needs_api_server, pytest.mark.skipif(not CRDS, reason="needs KubeRay's CRDs in the folder $KUBERAY_CRDS")]
+pytestmark = [pytest.mark.long, needs_api_server,
+              pytest.mark.skipif(not CRDS, reason="needs KubeRay's CRDs in the folder $KUBERAY_CRDS")]
 
 
 @pytest.fixture(scope="module")

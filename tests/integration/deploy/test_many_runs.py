@@ -19,7 +19,7 @@ from lab.experiments.credit.progress import RunsProgress
 from lab.experiments.credit.runs import Runner, left
 from services.config.tree import Config
 
-pytestmark = [pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(1800)]
 
 VARIANTS = ABLATIONS[:1]
 """Only this variant runs here. Unit tests check how the others differ."""

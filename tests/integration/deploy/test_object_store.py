@@ -14,6 +14,8 @@ from learner.checkpoints.checkpoint import Checkpoints, Position
 from services.errors import DeadlineExceeded, UserError
 from services.object_folder import HEAD_PIECES, ObjectFolder
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def store():

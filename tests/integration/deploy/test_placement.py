@@ -35,7 +35,7 @@ from services.process.addresses import is_local
 from services.store.redis_server import private_redis
 from services.store.store import Store
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.long, pytest.mark.ray]
 DEADLINE_S = 240.0
 
 

@@ -24,6 +24,7 @@ def test_without_a_gpu_it_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch, c
         "run it on a machine whose `nvidia-smi` lists a GPU"]
 
 
+@pytest.mark.long
 def test_its_parts_pass_at_a_tiny_size(tmp_path: Path):
     told: list[str] = []
     lines = list(selftest.run_parts(("engine", "loop"), CPU, tmp_path, told.append))

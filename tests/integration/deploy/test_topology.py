@@ -133,7 +133,8 @@ def temporary() -> Iterator[Path]:
 
 
 @pytest.mark.attack
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "status"), [
+    (signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.long)])
 def test_only_its_owner_gets_in_and_a_polite_end_leaves_nothing(
     tmp_path: Path, temporary: Path, number: signal.Signals, status: int,
 ):

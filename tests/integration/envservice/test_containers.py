@@ -11,6 +11,8 @@ from container import SCRIPT, TOKEN, Container, missing, podman, running
 
 from envservice.client.client import EnvClient
 
+pytestmark = pytest.mark.long
+
 TASK = "alfworld-gen/valid/pick-0000"
 FAMILIES = ("alfworld", "webshop", "search", "scienceworld")
 SMALL_MB = {"alfworld": 330, "webshop": 430, "search": 430, "scienceworld": 600}

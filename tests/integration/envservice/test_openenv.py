@@ -19,7 +19,7 @@ from envservice.text.tool_calls import ToolCall, written_call
 from services.config.env import EnvSection
 from services.errors import UserError
 
-pytestmark = needs_third_party
+pytestmark = [pytest.mark.long, needs_third_party]
 PROGRAMS = Path(__file__).parent / "openenv_programs"
 ROOT = Path(__file__).parents[3]
 DEADLINE_S = 240

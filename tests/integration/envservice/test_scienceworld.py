@@ -85,6 +85,7 @@ async def play(episode: Any, actions: list[str]) -> Any:
     return now
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)  # 1200 steps of 20 ms, on a machine that may be busy
 async def test_the_simulators_solutions_of_all_task_types_reach_100():
     assert {place_of(task).name for task in GOLD} == set(COUNTS)

@@ -9,7 +9,8 @@ import pytest
 
 from tests.toys.nodes import nodes, why_not
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.skipif(bool(why_not()), reason=why_not() or "namespaces")]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600),
+              pytest.mark.skipif(bool(why_not()), reason=why_not() or "namespaces")]
 
 RANK = """
 import socket, sys

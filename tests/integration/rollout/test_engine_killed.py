@@ -26,6 +26,8 @@ from services.records import Version
 
 pytestmark = pytest.mark.vllm
 
+LONG_INTERRUPT = pytest.param(signal.SIGINT, 0, marks=pytest.mark.long)
+
 STARTING = """
 import asyncio, sys
 from pathlib import Path
@@ -112,7 +114,7 @@ async def test_the_death_of_an_engine_ends_the_endpoint_of_agents_that_nobody_as
             await serve_agents(served, kill_core)
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 0)])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), LONG_INTERRUPT])
 def test_an_endpoint_of_agents_that_is_stopped_while_its_engine_loads_ends_at_once(
     tied_folder, tmp_path, number, status,
 ):
@@ -131,7 +133,7 @@ def test_an_endpoint_of_agents_that_is_stopped_while_its_engine_loads_ends_at_on
     temporary.rmdir()
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 0)])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), LONG_INTERRUPT])
 def test_an_endpoint_of_agents_that_is_stopped_while_it_serves_ends_as_other_servers_do(
     tied_folder, tmp_path, number, status,
 ):

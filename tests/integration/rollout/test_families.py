@@ -11,6 +11,9 @@ from lab.bench.tiny_families import FAMILIES, Family
 
 pytestmark = pytest.mark.vllm
 
+USUAL = "Qwen2, Qwen2.5"
+"""The family of the shipped configs. The others take an engine each, so they are long tests."""
+
 
 def documented() -> dict[str, tuple[str, str]]:
     """Returns family -> (special features, result) of the page's table."""
@@ -23,7 +26,8 @@ def test_the_page_has_all_families_and_no_others():
     assert [*documented()] == [family.name for family in FAMILIES]
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+@pytest.mark.parametrize("family", [
+    pytest.param(one, id=one.name, marks=() if one.name == USUAL else pytest.mark.long) for one in FAMILIES])
 def test_a_family_works_or_is_refused_as_the_page_says(family: Family, tmp_path: Path):
     name, features, result = (cell.strip() for cell in table_row(family, tmp_path).split("|")[1:4])
     assert (features, result) == documented()[name]

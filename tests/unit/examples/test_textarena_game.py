@@ -10,7 +10,7 @@ from third_party import PYTHON, needs_third_party
 
 from envservice.client.client import EnvClient
 
-pytestmark = needs_third_party
+pytestmark = [pytest.mark.long, needs_third_party]
 ROOT = Path(__file__).parents[3]
 SERVE = """
 from envservice.adapters.gymnasium import plays_twice

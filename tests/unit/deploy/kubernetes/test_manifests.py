@@ -28,7 +28,7 @@ SECRETS = {"gagpo-redis", "gagpo-env-token"}
 UNCHECKED = {"PodMonitor"}
 """Kinds of other projects whose schema is in no package that we install."""
 
-pytestmark = needs_kubectl
+pytestmark = [pytest.mark.long, needs_kubectl]
 with_crds = pytest.mark.skipif(not CRDS, reason="needs KubeRay's CRDs in the folder $KUBERAY_CRDS")
 
 

@@ -10,7 +10,7 @@ from manifests import OVERLAYS, PAGE, ROOT, needs_kubectl, only, overlay, pods, 
 
 from deploy.runs.configs import load_config
 
-pytestmark = needs_kubectl
+pytestmark = [pytest.mark.long, needs_kubectl]
 
 
 @pytest.mark.parametrize("name", OVERLAYS)

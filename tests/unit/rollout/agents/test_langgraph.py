@@ -16,7 +16,7 @@ from rollout.agents.worker_endpoint import endpoint
 from services.config.file import default_config
 from services.http.server import bind
 
-pytestmark = needs_third_party
+pytestmark = [pytest.mark.long, needs_third_party]
 GRAPH = str(Path(__file__).parents[4] / "examples" / "langgraph_agent.py")
 ANSWERS = ['<tool_call>{"name": "add", "arguments": {"n": 2}}</tool_call>', "<think>\nhm\n</think>\n\nsix, please",
            '<tool_call>{"name": "double", "arguments": {}}</tool_call>']
