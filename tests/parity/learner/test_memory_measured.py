@@ -52,7 +52,7 @@ print(resident("VmHWM") - before)
 """
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("checkpointing", [pytest.param(False, marks=pytest.mark.long), True])
 def test_a_step_takes_the_memory_that_the_plan_says(tmp_path: Path, checkpointing: bool):
     """Within 20%. Logits are counted as they are: the plan's are for a real vocabulary."""
     torch.manual_seed(0)

@@ -126,7 +126,8 @@ def apart(model_path, tmp_path_factory):
 
 
 @pytest.mark.parametrize(("ranks", "case"), [
-    *(("pair", case) for case in (*CASES, *VARIANTS)), ("quad", "critic"), ("apart", "lora")])
+    *(("pair", case) for case in (*CASES, *VARIANTS)),
+    *(pytest.param(*nodes, marks=pytest.mark.long) for nodes in (("quad", "critic"), ("apart", "lora")))])
 def test_several_ranks_train_the_same_weights_as_one(model_path, gang, request, ranks, case):
     """Same weights after two steps, same metrics, and a checkpoint that one rank can load."""
     out, options = request.getfixturevalue(ranks) / case, CASES.get(case) or VARIANTS[case]
