@@ -10,6 +10,14 @@ from services.errors import Fault
 from services.records import Drop
 
 
+def begun(run):
+    """Publishes version 0 and lets a controller issue the first tickets. Returns both."""
+    run.publish(0)
+    controller = run.controller()
+    controller.tick()
+    return run, controller
+
+
 def train_tickets(tickets) -> list:
     return [ticket for ticket in tickets if ticket.kind == "train"]
 
@@ -51,10 +59,7 @@ def test_steps_that_are_not_due_are_not_evaluated(world):
 
 
 def test_a_game_that_failed_is_left_out_of_its_evaluation(world):
-    run = world()
-    controller = run.controller()
-    run.publish(0)
-    controller.tick()
+    run, controller = begun(world())
     for _ in range(3):
         run.play(broken=lambda ticket: ticket.task == "toy/valid/x")
     controller.tick()
@@ -65,10 +70,7 @@ def test_a_game_that_failed_is_left_out_of_its_evaluation(world):
 
 
 def test_an_evaluation_game_with_a_too_long_first_prompt_is_named_and_does_not_count_as_lost(world):
-    run = world()
-    controller = run.controller()
-    run.publish(0)
-    controller.tick()
+    run, controller = begun(world())
     too_long = {"steps": [], "won": False, "end": "context"}
     for _ in range(3):
         for claim in run.store.claim("worker", 100, min_idle_s=0.0):
@@ -82,10 +84,7 @@ def test_an_evaluation_game_with_a_too_long_first_prompt_is_named_and_does_not_c
 
 
 def test_an_evaluation_whose_games_all_failed_stops_the_run(world):
-    run = world()
-    controller = run.controller()
-    run.publish(0)
-    controller.tick()
+    run, controller = begun(world())
     for _ in range(3):
         run.play(broken=lambda ticket: ticket.kind == "eval")
     with pytest.raises(Fault, match="evaluation at step 0: every one of its groups was dropped"):
@@ -114,7 +113,8 @@ def test_an_evaluation_cut_short_is_played_anew_at_the_new_version(world):
     run.play(3)  # one group of the task set is finished, one is half done
     again = run.controller()
     clear(run.store, again.lease)
-    assert not [group for group in run.store.outstanding_groups() if group.startswith("eval/")]
+    assert run.store.outstanding_groups() == ["train/00000001"], "training keeps its groups"
+    assert not run.store.drop(again.lease, Drop(group="eval/step-0/0.5/00000", task="", reason=""))
     assert run.store.ready("eval") == []
     run.incarnation = 2
     version = run.publish(0)
@@ -128,10 +128,7 @@ def test_an_evaluation_cut_short_is_played_anew_at_the_new_version(world):
 
 def test_an_evaluation_begins_anew_if_nobody_has_its_weights_any_more(world):
     """The store still names the version of a run that was killed. The first learner after it publishes another one."""
-    run = world()
-    run.publish(0)
-    controller = run.controller()
-    controller.tick()
+    run, controller = begun(world())
     run.incarnation = 2
     version = run.publish(0)
     gone = "nobody has the weights of version 1.0 any more"
@@ -151,10 +148,7 @@ def test_an_evaluation_begins_anew_if_nobody_has_its_weights_any_more(world):
 
 def test_an_evaluation_that_redis_has_lost_is_issued_again_and_its_mark_is_set_again(world):
     """Redis loses its last second if its machine dies: here the games that were just issued, later the mark."""
-    run = world()
-    run.publish(0)
-    controller = run.controller()
-    controller.tick()
+    run, controller = begun(world())
     lost = [group for group in run.store.outstanding_groups() if group.startswith("eval/")]
     run.store.redis.zrem(run.store.key("groups"), *lost)
     run.store.redis.hdel(run.store.key("outstanding"), *(f"{group}#{k}" for group in lost for k in range(2)))
@@ -252,13 +246,3 @@ def test_requests_run_one_after_the_other_outside_training(world):
     assert run.store.counts().issued == 0
     assert [t.exact_version.step for t in run.played] == [0] * 4 + [2] * 4
     assert run.store.evaluated() == -1
-
-
-def test_clearing_evaluations_keeps_the_groups_of_training(world):
-    run = world()
-    run.publish(0)
-    controller = run.controller()
-    controller.tick()
-    clear(run.store, controller.lease)
-    assert run.store.outstanding_groups() == ["train/00000000", "train/00000001"]
-    assert run.store.drop(controller.lease, Drop(group="eval/step-0/0.5/00000", task="", reason="")) is False

@@ -192,16 +192,7 @@ def test_a_server_that_cannot_start_says_why(config_file: Path, tmp_path: Path):
             member.wait()
 
 
-def test_a_run_whose_server_cannot_start_ends_with_the_reason_after_the_second_try(tmp_path: Path):
-    notes: list[str] = []
-    supervisor = Supervisor(notes.append, SupervisionSection())
-    supervisor.add(EnvServer(1, held_port(), tmp_path / "none.yaml", tmp_path))
-    with pytest.raises(Fault, match=r"server 1 cannot start, it failed twice in the same way: exit code 2; .*none"):
-        supervisor.wait("environment")
-    assert len(notes) == 1
-
-
-def test_a_server_whose_environment_fails_while_it_loads_was_never_ready(broken: EnvServer):
+def test_a_server_whose_environment_fails_while_it_loads_was_never_ready_and_ends_the_run(broken: EnvServer):
     notes: list[str] = []
     supervisor = Supervisor(notes.append, SupervisionSection())
     supervisor.add(broken)

@@ -14,7 +14,7 @@ from scripted_member import Scripted
 from deploy.console.plain import StatusLines
 from deploy.training.evaluation import _play, check_results, erased, working_folder
 from services.config.file import default_config
-from services.config.tree import SupervisionSection
+from services.config.tree import Config, SupervisionSection
 from services.controller.supervise import Supervisor
 from services.errors import DeadlineExceeded, UserError
 from services.store.redis_server import private_redis
@@ -96,30 +96,6 @@ KILLED = """
 import sys
 from deploy.training.evaluation import working_folder
 from services.config.file import default_config
-with working_folder(default_config(["runs_dir=" + sys.argv[1], "ray.address=head:6379"])) as folder:
-    print(folder, flush=True)
-    sys.stdin.read()
-"""
-
-
-def test_the_next_evaluation_removes_the_folder_of_a_killed_one_and_spares_a_living_one(tmp_path: Path):
-    config = default_config([f"runs_dir={tmp_path}", "ray.address=head:6379"])
-    killed = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], stdin=subprocess.PIPE,
-                              stdout=subprocess.PIPE, text=True)
-    left = Path(killed.stdout.readline().strip())
-    with working_folder(config):
-        assert left.exists()
-    killed.kill()
-    killed.communicate(timeout=60)
-    with working_folder(config) as folder:
-        assert list(tmp_path.iterdir()) == [folder]
-    assert list(tmp_path.iterdir()) == []
-
-
-KILLED_WITH_KEYS = """
-import sys
-from deploy.training.evaluation import working_folder
-from services.config.file import default_config
 from services.store.store import Store
 keys = ["runs_dir=" + sys.argv[1], "ray.address=head:6379", "redis.url=" + sys.argv[2]]
 with working_folder(default_config(keys)) as folder:
@@ -129,30 +105,36 @@ with working_folder(default_config(keys)) as folder:
 """
 
 
-def test_the_next_evaluation_deletes_the_keys_of_a_killed_one_and_spares_those_of_a_living_one(tmp_path: Path):
+def start_evaluation(runs_dir: Path, url: str) -> tuple[subprocess.Popen[str], Path, Config]:
+    """Starts an evaluation that waits. Returns its process, its folder and the config of a next one."""
+    process = subprocess.Popen([sys.executable, "-c", KILLED, str(runs_dir), url], stdin=subprocess.PIPE,
+                               stdout=subprocess.PIPE, text=True)
+    config = default_config([f"runs_dir={runs_dir}", "ray.address=head:6379", f"redis.url={url}"])
+    return process, Path(process.stdout.readline().strip()), config
+
+
+def test_the_next_evaluation_deletes_what_a_killed_one_left_and_spares_a_living_one(tmp_path: Path):
+    runs_dir = tmp_path / "runs"
     with private_redis(tmp_path / "redis") as url:
-        config = default_config([f"runs_dir={tmp_path / 'runs'}", "ray.address=head:6379", f"redis.url={url}"])
-        killed = subprocess.Popen([sys.executable, "-c", KILLED_WITH_KEYS, str(tmp_path / "runs"), url],
-                                  stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        left = Path(killed.stdout.readline().strip())
+        killed, left, config = start_evaluation(runs_dir, url)
         redis = Store(url, "other").redis
         mine = f"gagpo:{{{left.name.removeprefix('gagpo-')}}}:*"
         with working_folder(config):
+            assert left.exists()
             assert list(redis.scan_iter(match=mine))
         killed.kill()
         killed.communicate(timeout=60)
         assert list(redis.scan_iter(match=mine))
-        with working_folder(config):
+        with working_folder(config) as folder:
+            assert list(runs_dir.iterdir()) == [folder]
             assert not list(redis.scan_iter(match=mine))
+    assert list(runs_dir.iterdir()) == []
 
 
 def test_a_killed_evaluation_whose_redis_is_gone_holds_up_nobody(tmp_path: Path):
     notes = list[str]()
     with private_redis(tmp_path / "redis") as url:
-        config = default_config([f"runs_dir={tmp_path / 'runs'}", "ray.address=head:6379", f"redis.url={url}"])
-        killed = subprocess.Popen([sys.executable, "-c", KILLED_WITH_KEYS, str(tmp_path / "runs"), url],
-                                  stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        left = Path(killed.stdout.readline().strip())
+        killed, left, config = start_evaluation(tmp_path / "runs", url)
         killed.kill()
         killed.communicate(timeout=60)
     with working_folder(config, notes.append):

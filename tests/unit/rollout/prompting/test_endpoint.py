@@ -33,6 +33,7 @@ async def test_a_request_in_openais_form_and_its_cost():
     (httpx.Response(401, text="bad key"), UserError, "refuses the key .status 401: bad key."),
     (httpx.Response(404), UserError, "status 404: nothing"),
     (httpx.Response(200, text="<html>"), UserError, "status 200, and no JSON .*: <html>"),
+    (httpx.Response(200, json={"error": {"message": "no credits"}}), UserError, "none of OpenAI's API .*no credits"),
     (httpx.Response(200, json={"error": {"code": 402, "message": "no credits"}}), UserError, "402: .*no credits"),
     (httpx.Response(200, json={"error": {"code": "x"}}), UserError, "it has no `choices`"),
     (httpx.Response(200, json={"object": "x"}), UserError, "it has no `choices`"),
@@ -184,12 +185,6 @@ async def test_a_limit_that_is_refused_is_an_error_with_the_key_that_sets_it():
     refusal = "max_tokens=512 cannot be greater than max_model_len=504. Please request fewer output tokens."
     with pytest.raises(UserError, match=r"max_model_len=504.*; set rollout\.max_response_tokens to what"):
         await model(in_turn(httpx.Response(400, text=refusal)), Clock()).ask(ASKED, seed=0)
-
-
-async def test_an_error_that_a_gateway_sends_with_status_200_is_shown():
-    asked = model(lambda _: httpx.Response(200, json={"error": {"message": "no credits"}}), Clock())
-    with pytest.raises(UserError, match=r"none of OpenAI's API .*no credits"):
-        await asked.ask(ASKED, seed=0)
 
 
 @pytest.mark.attack

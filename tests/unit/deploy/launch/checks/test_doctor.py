@@ -59,21 +59,12 @@ def test_the_redis_that_a_run_would_start_is_named(tmp_path: Path, monkeypatch: 
     assert next(doctor.redis()).detail == f"redis 99.1.2 at {binary}"
 
 
-def test_a_port_that_someone_listens_on_is_in_use():
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        server.listen()
+@pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("::1", marks=needs_ipv6)])
+def test_a_port_is_in_use_only_while_someone_listens_on_it(host: str):
+    with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as server:
         port = server.getsockname()[1]
-        assert not machine.port_is_free(port)
-    assert machine.port_is_free(port)
-
-
-@needs_ipv6
-def test_a_port_of_an_address_of_ipv6_is_in_use_only_if_someone_listens_on_it():
-    with socket.create_server(("::1", 0), family=socket.AF_INET6) as taken:
-        port = taken.getsockname()[1]
-        assert not machine.port_is_free(port, "::1")
-    assert machine.port_is_free(port, "::1")
+        assert not machine.port_is_free(port, host)
+    assert machine.port_is_free(port, host)
 
 
 def test_the_limits_of_a_container_are_respected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -65,22 +65,14 @@ def test_an_unfinished_download_does_not_pass(model: Path):
         "finish its download, or copy the model again")
 
 
-@pytest.mark.parametrize("name", ["tokenizer_config.json", "tekken.json"])
-def test_the_settings_of_a_tokenizer_and_mistrals_own_file_are_not_the_tokenizer(name: str, model: Path):
-    """Mistral's file has neither a chat template nor the special tokens by which answers begin and end."""
-    (model / "tokenizer.json").rename(model / name)
-    assert f"the model at {model} has no tokenizer" in refusal(model)
-
-
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
-def test_a_model_folder_must_be_whole(name: str, model: Path):
-    (model / name).unlink()
-    assert f"the model at {model} has no " in refusal(model)
-
-
-def test_weights_in_mistrals_own_format_alone_are_none(model: Path):
-    (model / "model.safetensors").rename(model / "consolidated.safetensors")
-    assert f"the model at {model} has no weights" in refusal(model)
+@pytest.mark.parametrize(("name", "instead", "lacks"), [
+    ("config.json", "", ""), ("model.safetensors", "", ""), ("tokenizer.json", "", ""),
+    ("tokenizer.json", "tokenizer_config.json", "tokenizer"), ("tokenizer.json", "tekken.json", "tokenizer"),
+    ("model.safetensors", "consolidated.safetensors", "weights")])
+def test_a_model_folder_must_be_whole(name: str, instead: str, lacks: str, model: Path):
+    """Mistral's tokenizer has neither a chat template nor the special tokens by which answers begin and end."""
+    (model / name).rename(model / (instead or "elsewhere"))
+    assert f"the model at {model} has no {lacks}" in refusal(model)
 
 
 def test_the_folder_of_a_run_is_told_where_its_models_are(tmp_path: Path):
