@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,6 +16,7 @@ from deploy.report.page import evaluation_lines, write_report
 from deploy.report.runs import applicable, compare_runs, read_run
 from services.errors import UserError
 from services.telemetry.metrics_file import METRIC_KEYS, append_row
+from tests.unit.deploy.report.conftest import make
 
 PICTURES = {*FIGURES, "evaluation", "advantage-distribution"}
 
@@ -23,10 +25,15 @@ def cells(text: str) -> list[str]:
     return re.findall(r"<t[dh]>(.*?)</t[dh]>", text)
 
 
-def test_the_page_of_one_run_holds_tables_figures_facts_and_config(run):
-    folder = run("<tiny>", credit={"estimator": "gagpo"})
-    page, _ = write_report([folder], folder)
-    text = page.read_text()
+@pytest.fixture(scope="module")
+def page(tmp_path_factory) -> Path:
+    """Provides the page of an ordinary run of three steps, which trains with gagpo."""
+    folder = make(tmp_path_factory.mktemp("runs") / "<tiny>", credit={"estimator": "gagpo"}, curves=True)
+    return write_report([folder], folder)[0]
+
+
+def test_the_page_of_one_run_holds_tables_figures_facts_and_config(page):
+    folder, text = page.parent, page.read_text()
     assert page == folder / "report.html"
     assert {path.stem for path in (folder / "figures").glob("*.png")} == PICTURES | {"comparison"}
     assert text.count("data:image/png;base64,") == len(PICTURES) + 1
@@ -42,6 +49,32 @@ def test_the_page_of_one_run_holds_tables_figures_facts_and_config(run):
     assert "<meta name=format content=2>" in text
     assert not re.search(r"(src|href)=.?http", text)
     assert not list(folder.glob(".report*"))
+
+
+def test_the_page_opens_with_the_verdict_and_the_figure_of_before_and_after(page):
+    text = page.read_text()
+    verdict = "<p class=verdict>0% -&gt; 100% at T=1, +100 points [-68, 100], no difference shown"
+    places = [text.index(part) for part in (verdict, 'alt="comparison"', "<th>learner steps</th>")]
+    assert places == sorted(places)
+    assert text.index('alt="comparison"') < text.index('alt="success"')
+
+
+def test_state_groups_and_advantages_are_tables(page):
+    """Step 1 has -2, -.5, .5, 2, step 3 -6, -.5, .5, 2: quartiles -.875 and .875, and -1.875 and .875."""
+    sizes = cells(page.read_text().partition("Steps by the size")[2])
+    assert sizes[:14] == ["arm", "seeds", "alone", "2 to 4", "5 to 8", "above 8", "mean size",
+                          "&lt;tiny&gt;", "1", "10.0%", "10.0%", "10.0%", "10.0%", "0.1"]
+    advantages = cells(page.read_text().partition("<h2>Normalised advantages")[2])
+    assert advantages[5:10] == ["&lt;tiny&gt;", "1.75", "50.0%", "2.75", "50.0%"]
+
+
+def test_every_column_of_the_results_is_explained_or_says_itself_what_it_is(page):
+    results = page.read_text().partition("<h2>Results")[2].partition("</table>")[0]
+    note, said = results.partition("</p>")[0], {"arm", "seeds", "&lt;tiny&gt;", "1", "held-out", "heldout at 0"}
+    titles = [title for title in re.findall(r"<th>(.*?)</th>", results) if title not in said]
+    assert len(titles) == 8
+    assert [title for title in titles if f"{title}: " not in note] == []
+    assert "last 3" not in note  # it has no such column
 
 
 @pytest.mark.parametrize(("parallel", "hours"), [({"tensor_parallel": 4}, "10.00"), ({}, "4.00")])
@@ -87,27 +120,6 @@ def test_a_step_that_is_not_there_leaves_no_folder(run, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_state_groups_and_advantages_are_tables(run):
-    """Step 1 has -2, -.5, .5, 2, step 3 -6, -.5, .5, 2: quartiles -.875 and .875, and -1.875 and .875."""
-    folder = run("one")
-    text = write_report([folder], folder)[0].read_text()
-    sizes = cells(text.partition("Steps by the size")[2])
-    assert sizes[:14] == ["arm", "seeds", "alone", "2 to 4", "5 to 8", "above 8", "mean size",
-                          "one", "1", "10.0%", "10.0%", "10.0%", "10.0%", "0.1"]
-    advantages = cells(text.partition("<h2>Normalised advantages")[2])
-    assert advantages[5:10] == ["one", "1.75", "50.0%", "2.75", "50.0%"]
-
-
-def test_every_column_of_the_results_is_explained_or_says_itself_what_it_is(run):
-    folder = run("one")
-    results = write_report([folder], folder)[0].read_text().partition("<h2>Results")[2].partition("</table>")[0]
-    note, said = results.partition("</p>")[0], {"arm", "seeds", "one", "1", "held-out", "heldout at 0"}
-    titles = [title for title in re.findall(r"<th>(.*?)</th>", results) if title not in said]
-    assert len(titles) == 8
-    assert [title for title in titles if f"{title}: " not in note] == []
-    assert "last 3" not in note  # it has no such column
-
-
 def test_state_groups_by_key_are_read_from_the_archive(run):
     """Four turns of one group: "N" is said twice, with unlike lists. Older archives have no row."""
     folder = run("one")
@@ -143,7 +155,7 @@ def test_a_folder_without_results_still_makes_a_page(run):
 
 
 def test_torn_lines_replayed_steps_and_null_spoil_nothing(run):
-    folder = run("torn", panel=False)
+    folder = run("torn", panel=False, curves=True)
     append_row(folder / "metrics.jsonl", {**dict.fromkeys(METRIC_KEYS, 0.1), "step": 3, "grad_norm": float("nan")})
     for name in ("metrics.jsonl", "evaluations.jsonl"):
         with (folder / name).open("a") as file:
@@ -155,7 +167,7 @@ def test_torn_lines_replayed_steps_and_null_spoil_nothing(run):
 
 def test_several_runs_are_arms_with_intervals_over_seeds(run, tmp_path, capsys):
     """Training areas .2, .4 and .3, .7: the arms' means, their pairs' difference, and what sets them apart."""
-    folders = [run(f"{name}-seed{seed}", seed=seed, success=success, credit={"estimator": name})
+    folders = [run(f"{name}-seed{seed}", seed=seed, success=success, credit={"estimator": name}, curves=True)
                for name, seed, success in (("gagpo", 0, 0.3), ("gagpo", 1, 0.7), ("gigpo", 0, 0.2), ("gigpo", 1, 0.4))]
     out = tmp_path / "compared"
     assert main(["report", *map(str, folders), "--out", str(out), "--json"]) == 0
@@ -235,15 +247,6 @@ def test_an_archive_file_that_cannot_be_read_is_named_on_the_page(run):
     (folder / "episodes/step-00000003.parquet").write_bytes(b"PAR1 torn")
     page, _ = write_report([folder], folder)
     assert "episodes/step-00000003.parquet cannot be read and is left out" in page.read_text()
-
-
-def test_the_page_opens_with_the_verdict_and_the_figure_of_before_and_after(run):
-    folder = run("opening", credit={"estimator": "gagpo"})
-    text = write_report([folder], folder)[0].read_text()
-    verdict = "<p class=verdict>0% -&gt; 100% at T=1, +100 points [-68, 100], no difference shown"
-    places = [text.index(part) for part in (verdict, 'alt="comparison"', "<th>learner steps</th>")]
-    assert places == sorted(places)
-    assert text.index('alt="comparison"') < text.index('alt="success"')
 
 
 def test_evaluations_at_two_temperatures_are_two_lines(run):
