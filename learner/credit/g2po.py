@@ -23,6 +23,7 @@ from learner.credit.gigpo import GigpoOptions
 from learner.credit.group_operations import (
     center,
     discounted,
+    has_contrast,
     penalized,
     pool_centers,
     rewards,
@@ -53,9 +54,11 @@ class G2po(WithinGroup):
         gain, spread = center(gains.tolist(), options.ddof)
         if options.mode == "mean_norm":
             spreads, spread = np.ones_like(spreads), 1.0
-        nodes, edges = x - means, gains - gain
+        returns = discounted(group, options)
+        # Without contrast the gains along an episode are the discount's alone.
+        nodes, edges = x - means, gains - gain if has_contrast(group, returns) else np.zeros_like(gains)
         raw_e, advantages_e = episode_term(group, options)
-        return Credit(returns=discounted(group, options), values=values, deltas=nested(gains, group),
+        return Credit(returns=returns, values=values, deltas=nested(gains, group),
                       states=states(group),
                       raw_advantages=nested(flat(raw_e) + options.omega * (nodes + edges), group),
                       advantages=nested(flat(advantages_e) + options.omega * (nodes / spreads + edges / spread), group))

@@ -30,6 +30,7 @@ from learner.credit.explanation import (
     delta_line,
     mean_line,
     penalty_of,
+    plain,
     recursion_line,
     scaled_line,
     value_at,
@@ -142,6 +143,19 @@ def family_deltas(group: Group, credit: Credit, options: RecursionOptions, episo
     ended = (credit.values or {}).get(cut or "")
     after = [*v[1:], None if ended is None else ended[0]]
     return [delta_line(*numbers, options) for numbers in zip(r, v, after, strict=True)]
+
+
+def explain_without_contrast(group: Group, credit: Credit, options: RecursionOptions, episode: int) -> Explanation:
+    """Explains a group in which every return is that of its state: V̄ = R̂, so δ, Â and A are 0 but for a penalty."""
+    lines: Explanation = []
+    for step, value, delta in zip(group[episode], credit.returns[episode],
+                                  family_deltas(group, credit, options, episode), strict=True):
+        same = CalculationLine(formula=f"V̄ = R̂, the same for every step of the group in this state = {plain(value)}",
+                               result=value)
+        lines.append([same, delta])
+        if options.normalize != "batch":
+            lines[-1].append(scaled_line(0.0, None, penalty=penalty_of(step, options)))
+    return lines
 
 
 def scaled_then_penalized(raw: Nested, group: Group, options: RecursionOptions) -> Nested:

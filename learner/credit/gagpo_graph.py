@@ -28,10 +28,19 @@ from learner.credit.explanation import (
     scaled_line,
     value_at,
 )
-from learner.credit.gagpo import GagpoFamily, family_deltas, family_legend, recursion_keys, scaled_then_penalized
+from learner.credit.gagpo import (
+    GagpoFamily,
+    explain_without_contrast,
+    family_deltas,
+    family_legend,
+    recursion_keys,
+    scaled_then_penalized,
+)
 from learner.credit.group_operations import (
     backward_by_step,
+    credit_without_contrast,
     discounted,
+    has_contrast,
     rewards,
     states,
 )
@@ -61,6 +70,8 @@ class GagpoGraph(GagpoFamily):
     def group(self, group: Group, options: GraphOptions) -> Credit:
         """Returns the credit of one group; see the module's formulas."""
         returns, given = discounted(group, options), rewards(group, options)
+        if not has_contrast(group, returns):
+            return credit_without_contrast(group, options, returns)
         graph = _graph_of(group, options, returns)
         solved = graph.solutions(range(len(group))) if options.leave_out else [graph.values(None)] * len(group)
         gamma = options.gamma
@@ -85,6 +96,8 @@ class GagpoGraph(GagpoFamily):
     def explain(self, group: Group, credit: Credit, options: GraphOptions, episode: int) -> Explanation:
         """Shows one equation of the system for each step; the penalty comes off A."""
         steps, raw, scale = group[episode], credit.raw_advantages[episode], GroupScale.of(credit, options)
+        if not has_contrast(group, credit.returns):
+            return explain_without_contrast(group, credit, options, episode)
         graph = _graph_of(group, options, discounted(group, options))
         solved = graph.values(episode if options.leave_out else None)
         _, visits = graph.along(episode, solved)

@@ -12,6 +12,8 @@ from t on cannot change its own baseline. Therefore no step gets negative credit
 step before a shared state does in plain GAGPO. A state that no other episode has met is compared with the last state
 that another has met. Its V is carried and not measured, so λ = 1 there: Â does not rely on it, and the whole outcome of
 a sequence of such states reaches the step that led to the first of them.
+A group without contrast (group_operations.py) has V = R̂ and A = 0: there the lag of V behind the discount is all that
+is left, and normalising would scale it up.
 The penalty comes after normalising: if all episodes of a group fail, invalid steps get exactly -penalty, others 0.
 """
 
@@ -33,11 +35,20 @@ from learner.credit.explanation import (
     scaled_line,
     value_at,
 )
-from learner.credit.gagpo import GagpoFamily, family_deltas, family_legend, recursion_keys, scaled_then_penalized
+from learner.credit.gagpo import (
+    GagpoFamily,
+    explain_without_contrast,
+    family_deltas,
+    family_legend,
+    recursion_keys,
+    scaled_then_penalized,
+)
 from learner.credit.group_operations import (
     backward_by_step,
     by_state,
+    credit_without_contrast,
     discounted,
+    has_contrast,
     rewards,
     states,
 )
@@ -64,6 +75,8 @@ class GagpoLeaveOneOut(GagpoFamily):
     def group(self, group: Group, options: LeaveOneOutOptions) -> Credit:
         """Returns the credit of one group; see the module's formulas."""
         returns = discounted(group, options)
+        if not has_contrast(group, returns):
+            return credit_without_contrast(group, options, returns)
         values, compared = others_values(group, returns, options.prior)
         deltas: Nested = []
         raw: Nested = []
@@ -85,6 +98,8 @@ class GagpoLeaveOneOut(GagpoFamily):
         steps, raw, scale = group[episode], credit.raw_advantages[episode], GroupScale.of(credit, options)
         others = [row for i, row in enumerate(credit.returns) if i != episode]
         elsewhere = by_state([row for i, row in enumerate(group) if i != episode], others)
+        if not has_contrast(group, credit.returns):
+            return explain_without_contrast(group, credit, options, episode)
         lines: Explanation = []
         for t, (step, delta) in enumerate(zip(steps, family_deltas(group, credit, options, episode), strict=True)):
             last = t + 1 == len(steps)

@@ -113,6 +113,30 @@ def center(sample: Sequence[float], ddof: int) -> tuple[float, float]:
     return mean, sqrt(fsum([(d := x - mean) * d for x in sample]) / (len(sample) - ddof)) + EPSILON
 
 
+def has_contrast(group: Group, returns: Nested) -> bool:
+    """Returns whether any choice in the group can be compared with another one.
+
+    It can if episodes began with different returns R̂_0, or if different returns R̂ followed one state. Otherwise every
+    V̄(s) is the return of each step at s, and a difference that an estimator still finds is its own bias, such as a
+    baseline that lags behind the discount, or rounding. R̂_t takes two rounded operations a step, so differences up to
+    2 T ε max|R̂| are rounding (T: longest episode, ε = 2⁻⁵²). A single episode has nothing to compare with.
+    """
+    if len(group) < 2:
+        return False
+    samples = [[row[0] for row in returns], *by_state(group, returns).values()]
+    largest = max(abs(x) for row in returns for x in row)
+    rounding = 2 * max(map(len, group)) * 2.0**-52 * largest
+    return any(max(sample) - min(sample) > rounding for sample in samples)
+
+
+def credit_without_contrast(group: Group, options: CreditOptions, returns: Nested) -> Credit:
+    """Returns the credit of a group without contrast: V̄ is the return itself, so δ = 0, and A is the local penalty."""
+    zeros = [[0.0] * len(row) for row in returns]
+    penalties = penalized(zeros, group, options)
+    return Credit(returns=returns, values=None, deltas=zeros, raw_advantages=zeros, advantages=penalties,
+                  states=states(group), baselines=returns)
+
+
 def state_numbers(group: Group) -> Integers:
     """Returns a number for the state of each step, [N] over the steps of the group. Equal states have equal numbers."""
     number: dict[str, int] = {}

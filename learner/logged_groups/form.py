@@ -19,7 +19,9 @@ import numpy as np
 from pydantic import ValidationError
 
 from envservice.base import admits
-from learner.credit.registry import estimator, options_of
+from learner.credit.group_operations import credit_without_contrast, discounted
+from learner.credit.options import CreditOptions
+from learner.credit.registry import ESTIMATORS, estimator, options_of
 from learner.credit.returned_credit import check_credit
 from learner.credit.state_keys import LISTED_KEY, Keys, listed, similarity_of, stayed
 from learner.credit.text_pools import TEXT_KEYS, exact, pooled
@@ -137,9 +139,17 @@ def credit_of(groups: Sequence[LoggedGroup], options: CreditSection) -> list[Cre
                 for t, step in enumerate(episode.steps)), options.estimator)
     ended = f"the estimator {options.estimator} ended the process"
     with as_user_error(ended, f"fix {options.estimator.partition(':')[0]}", errors=(SystemExit,)):
-        credits = chosen.batch([chosen.group(_steps(group, options), options) for group in groups], options)
+        credits = chosen.batch([_credit_of_group(group, chosen, options) for group in groups], options)
     check_credit(credits, [[episode.steps for episode in group.episodes] for group in groups], options.estimator)
     return credits
+
+
+def _credit_of_group(group: LoggedGroup, chosen: Estimator, options: CreditOptions) -> Credit:
+    """Returns the credit of one group. A run has no groups of one episode, and a log may: it has nothing to compare."""
+    steps = _steps(group, options)
+    if len(steps) == 1 and chosen in ESTIMATORS.values() and getattr(chosen, "needs_group", True):
+        return credit_without_contrast(steps, options, discounted(steps, options))
+    return chosen.group(steps, options)
 
 
 def found_nothing(groups: Sequence[LoggedGroup], options: CreditSection) -> dict[str, str]:

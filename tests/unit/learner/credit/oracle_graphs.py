@@ -3,7 +3,7 @@
 from fractions import Fraction
 
 from oracle_scores import grpo, scored
-from oracle_steps import EPS, at, local, mean, returns, reward, same_state, standardise, std, steps
+from oracle_steps import EPS, at, local, mean, nothing_to_compare, returns, reward, same_state, standardise, std, steps
 
 
 def g2po(group, o):
@@ -20,8 +20,8 @@ def g2po(group, o):
            "values": {s: (v, len(same_state(group, s))) for s, v in value.items()}}
     divide = o["mode"] == "mean_std_norm"
     edges = [standardise(gain, list(gain.values()), o, divide=d) for d in (False, divide)]
-    if len(gain) == 1:
-        edges = [dict(gain), dict(gain)]
+    if nothing_to_compare(group, o):
+        edges = [dict.fromkeys(gain, 0.0)] * 2
     for key in steps(group):
         peers = [x[k] for k in same_state(group, at(group, *key)["state"])]
         apart = 0.0 if len(peers) == 1 or max(peers) == min(peers) else x[key] - mean(peers)
@@ -66,6 +66,8 @@ def gagpo_graph(group, o):
     found, starts = returns(group, o), [returns(group, o)[i, 0] for i in range(len(group))]
     names = sorted({step["state"] for episode in group for step in episode["steps"]})
     out = {"returns": found, "values": None, "deltas": {}, "raw": {}}
+    if nothing_to_compare(group, o):
+        return out | {"deltas": dict.fromkeys(found, 0.0), "raw": dict.fromkeys(found, 0.0)}
     for i, episode in enumerate(group):
         others = [j for j in range(len(group)) if j != i or not o["leave_out"]]
         m = mean([starts[j] for j in others]) if others else 0.0

@@ -1,7 +1,7 @@
 """The part of the oracle for estimators that compare the steps of a state."""
 
 from oracle_scores import grpo, scored
-from oracle_steps import EPS, at, local, mean, returns, reward, same_state, standardise, std, steps
+from oracle_steps import EPS, at, local, mean, nothing_to_compare, returns, reward, same_state, standardise, std, steps
 
 
 def gagpo(group, o):
@@ -134,6 +134,8 @@ def hgpo(group, o):
 def gagpo_loo(group, o):
     found = returns(group, o)
     out = {"returns": found, "values": None, "deltas": {}, "raw": {}}
+    if nothing_to_compare(group, o):
+        return out | {"deltas": dict.fromkeys(found, 0.0), "raw": dict.fromkeys(found, 0.0)}
     for i, episode in enumerate(group):
         path = [step["state"] for step in episode["steps"]]
         elsewhere = {s: [found[k] for k in same_state(group, s) if k[0] != i] for s in [*path, episode["cut_in"]]}

@@ -28,6 +28,14 @@ def returns(group, o):
             for i, t in steps(group)}
 
 
+def nothing_to_compare(group, o):
+    """One episode; or all began with one return, and one return followed each state, but for rounding."""
+    found = returns(group, o)
+    samples = [[found[i, 0] for i in range(len(group))]]
+    samples += [[found[key] for key in same_state(group, at(group, *one)["state"])] for one in found]
+    return len(group) == 1 or max(max(xs) - min(xs) for xs in samples) <= 1e-12 * max(map(abs, found.values()))
+
+
 def same_state(group, state):
     return [key for key in steps(group) if at(group, *key)["state"] == state]
 

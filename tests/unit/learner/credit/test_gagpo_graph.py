@@ -81,9 +81,8 @@ def test_a_uniform_group_of_one_step_has_no_credit(won: float):
     assert credit.advantages == [[pytest.approx(0.0)]] * 4
 
 
-def test_a_lone_episode_is_judged_against_nothing():
-    """K = 1: no other episode, so V = 0 and the advantage is the return."""
-    assert GagpoGraph().group([episode("a", "b", reward=1.0)], PLAIN).raw_advantages == [pytest.approx([0.5, 1.0])]
+def test_a_lone_episode_has_nothing_to_compare_with():
+    assert GagpoGraph().group([episode("a", "b", reward=1.0)], PLAIN).advantages == [[0.0, 0.0]]
 
 
 def test_values_of_the_whole_group_are_one_solution_for_all():
