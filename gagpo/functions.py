@@ -37,7 +37,7 @@ def credit(groups: Mapping[str, Any] | Iterable[Mapping[str, Any]], **options: A
     UserError that names the wrong field.
     """
     from learner.credit.registry import unread
-    from learner.logged_groups.form import credit_of, credit_options, found_nothing, parse_group
+    from learner.logged_groups.form import credit_of, credit_options, find_doubts, found_nothing, parse_group
 
     chosen = credit_options(options)
     if isinstance(groups, str | bytes) or not isinstance(groups, Iterable):
@@ -48,6 +48,8 @@ def credit(groups: Mapping[str, Any] | Iterable[Mapping[str, Any]], **options: A
     for name, why in {**found_nothing(read, chosen), **unread(chosen, options)}.items():
         warnings.warn(f"{name} does nothing {why}", stacklevel=2)
     credits = credit_of(read, chosen)
+    for doubt in find_doubts(read, credits, chosen):
+        warnings.warn(doubt, stacklevel=2)
     return credits[0] if one else credits
 
 

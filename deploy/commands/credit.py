@@ -47,9 +47,9 @@ def add_parser(subparsers: Any) -> None:
         description="Reads groups of episodes as JSON, prints returns, values, deltas and advantages of their steps.")
     parser.add_argument("file", nargs="?", default="-", metavar="FILE",
                         help="JSON, or JSON lines; - or nothing: standard input")
-    parser.add_argument("--from", dest="source", choices=("gagpo", "verl", "agents"), default="gagpo",
+    parser.add_argument("--from", dest="source", choices=("gagpo", "verl", "agents", "chat"), default="gagpo",
                         help="whose form the file has; verl: a rollout dump of verl or verl-agent; agents: episodes of "
-                        "serve-agent --out; default %(default)s")
+                        "serve-agent --out; chat: messages with a reward, as of verifiers; default %(default)s")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print one line of JSON for each group (the default)")
     form.add_argument("--table", action="store_true", help="print a table for people")
@@ -141,25 +141,23 @@ def _add_option(parser: argparse.ArgumentParser, name: str, field: FieldInfo, me
 
 def run(args: argparse.Namespace) -> int:
     """Prints the credit; 0. Raises UserError for bad input, an option that means nothing here or is out of range."""
-    from learner.credit.registry import describe_lone_calls, unread
-    from learner.credit.types import statistics
+    from learner.credit.registry import unread
     from learner.logged_groups.agents import read_agents
+    from learner.logged_groups.chat import read_chat
     from learner.logged_groups.files import read_groups
-    from learner.logged_groups.form import credit_of, credit_options, found_nothing
+    from learner.logged_groups.form import credit_of, credit_options, find_doubts, found_nothing
     from learner.logged_groups.verl import read_verl
 
     given = {name: value for name, value in vars(args).items() if name not in _COMMANDS_OWN}
     options = credit_options(given)
     if args.source == "verl":
         _needs_only_verl(options)
-    groups = {"gagpo": read_groups, "verl": read_verl, "agents": read_agents}[args.source](args.file)
+    groups = {"gagpo": read_groups, "verl": read_verl, "agents": read_agents, "chat": read_chat}[args.source](args.file)
     for name, why in {**found_nothing(groups, options), **unread(options, given)}.items():
         print(f"warning: --{name.replace('_', '-')} does nothing {why}", file=sys.stderr)
     credits = credit_of(groups, options)
-    if args.source == "agents":
-        share = statistics(credits)["singleton_share"]
-        if text := describe_lone_calls(share, options):
-            print(f"warning: {text}", file=sys.stderr)
+    for doubt in find_doubts(groups, credits, options, agents=args.source == "agents"):
+        print(f"warning: {doubt}", file=sys.stderr)
     for number, (group, credit) in enumerate(zip(groups, credits, strict=True), start=1):
         if args.table and len(groups) > 1:
             print(f"{'' if number == 1 else chr(10)}group {number}{f': {_cell(group.id)}' if group.id else ''}")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import re
 import sys
+import zlib
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 import msgspec
 
@@ -72,10 +75,22 @@ def opened(name: str) -> Generator[BinaryIO]:
             raise UserError(f"cannot read {name}: {error.strerror}",
                             "give a JSON file, or - for standard input") from None
         try:
-            yield stream
+            yield _unpacked(stack, stream)
         except UserError as error:
             what = error.what if error.what.startswith(called) else f"{called}: {error.what}"
             raise UserError(what, error.fix) from error
+
+
+def _unpacked(stack: ExitStack, stream: BinaryIO) -> BinaryIO:
+    """Returns the stream, or what a gzip file holds, of which `numbered` reads no more than of any other.
+
+    Raises UserError for a parquet file.
+    """
+    begin = cast("io.BufferedReader", stream).peek(4)[:4] if hasattr(stream, "peek") else b""
+    if begin == b"PAR1":
+        raise UserError("it is a parquet file, and this command reads JSON lines",
+                        "write its rows so: pandas.read_parquet(FILE).to_json(OUT, orient='records', lines=True)")
+    return cast("BinaryIO", stack.enter_context(gzip.open(stream))) if begin[:2] == b"\x1f\x8b" else stream
 
 
 def numbered(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
@@ -86,7 +101,10 @@ def numbered(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
     """
     total = 0
     for number in range(1, sys.maxsize):
-        line = stream.readline(JSON_BYTES + 1)
+        try:
+            line = stream.readline(JSON_BYTES + 1)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise UserError(f"after line {number - 1}: the gzip file is damaged ({error})", "copy it again") from None
         if not line:
             return
         total += len(line)

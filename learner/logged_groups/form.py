@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, cast
 
 import msgspec
@@ -19,13 +20,19 @@ import numpy as np
 from pydantic import ValidationError
 
 from envservice.base import admits
-from learner.credit.group_operations import credit_without_contrast, discounted
-from learner.credit.options import CreditOptions
-from learner.credit.registry import ESTIMATORS, estimator, options_of
+from learner.credit.group_operations import penalized
+from learner.credit.registry import (
+    ESTIMATORS,
+    LONE_CALLS,
+    describe_lone_calls,
+    estimator,
+    keys_read,
+    options_of,
+)
 from learner.credit.returned_credit import check_credit
 from learner.credit.state_keys import LISTED_KEY, Keys, listed, similarity_of, stayed
 from learner.credit.text_pools import TEXT_KEYS, exact, pooled
-from learner.credit.types import Credit, CreditStep, Estimator
+from learner.credit.types import ZERO, Credit, CreditStep, Estimator, statistics
 from services.config.credit import CreditSection
 from services.config.refusals import one_line
 from services.errors import UserError
@@ -38,7 +45,8 @@ Reward = Annotated[float, msgspec.Meta(ge=-LARGEST_REWARD, le=LARGEST_REWARD)]
 
 OF_RUNS = ("prompt", "environment")
 """State keys that compare what only a run records."""
-OTHER_FORMS = {"input": "verl", "output": "verl", "uid": "verl", "task": "agents"}
+OTHER_FORMS = {"input": "verl", "output": "verl", "uid": "verl", "task": "agents", "messages": "chat",
+               "prompt": "chat", "completion": "chat", "example_id": "chat", "reward": "chat"}
 """Maps a field that no group has to the `--from` whose lines have it."""
 
 
@@ -144,12 +152,15 @@ def credit_of(groups: Sequence[LoggedGroup], options: CreditSection) -> list[Cre
     return credits
 
 
-def _credit_of_group(group: LoggedGroup, chosen: Estimator, options: CreditOptions) -> Credit:
+def _credit_of_group(group: LoggedGroup, chosen: Estimator, options: CreditSection) -> Credit:
     """Returns the credit of one group. A run has no groups of one episode, and a log may: it has nothing to compare."""
     steps = _steps(group, options)
+    credit = chosen.group(steps, options)
     if len(steps) == 1 and chosen in ESTIMATORS.values() and getattr(chosen, "needs_group", True):
-        return credit_without_contrast(steps, options, discounted(steps, options))
-    return chosen.group(steps, options)
+        zeros = [[0.0] * len(steps[0])]
+        return replace(credit, deltas=credit.deltas and zeros, raw_advantages=zeros,
+                       advantages=penalized(zeros, steps, cast("Any", options)))
+    return credit
 
 
 def found_nothing(groups: Sequence[LoggedGroup], options: CreditSection) -> dict[str, str]:
@@ -163,6 +174,30 @@ def found_nothing(groups: Sequence[LoggedGroup], options: CreditSection) -> dict
     }
     return {name: f"in this input, in which {lacks}" for name, lacks in lacking.items()
             if lacks and getattr(options, name, False)}
+
+
+def find_doubts(groups: Sequence[LoggedGroup], credits: Sequence[Credit], options: CreditSection, *,
+                agents: bool = False) -> list[str]:
+    """Returns what makes the credit worth little, a sentence each that names the field or option that helps."""
+    if not groups:
+        return []
+    if all(len(group.episodes) == 1 for group in groups):
+        return ["every group has one episode, so there is nothing to compare: put the episodes of one task into one "
+                "group (in dumps of verl by one `uid`)"]
+    doubts: list[str] = []
+    if all(abs(a) <= ZERO for credit in credits for row in credit.advantages for a in row):
+        doubts.append("no step has an advantage, because in each group all that can be compared earned the same: "
+                      "check the rewards")
+    alone = statistics(credits)["singleton_share"]
+    if max(len(episode.steps) for group in groups for episode in group.episodes) == 1:
+        doubts.append("every episode has one step, so the credit is that of the whole episode: if they have several "
+                      "turns, the marks between these were lost (in dumps of verl, decode with special tokens)")
+    elif agents and (text := describe_lone_calls(alone, options)):
+        doubts.append(text)
+    elif alone >= LONE_CALLS and "state_key" in keys_read(options):
+        doubts.append(f"{alone:.0%} of the steps are alone in their state, which leaves little to compare: shorten "
+                      "`state` to what matters, or pool alike texts (state_key normalized, similarity or embedding)")
+    return doubts
 
 
 def check_read(steps: Iterable[tuple[str, LoggedStep]], name: str) -> None:

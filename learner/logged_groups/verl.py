@@ -1,11 +1,14 @@
 """Rollout dumps of verl and of verl-agent (`trainer.rollout_data_dir`): JSON lines, one file per training step.
 
-verl: a line is an episode. Read: `input`, `output`, `score`; `uid` if it is there.
-    A group is the lines of one `uid`, or else of one `input`. A line without a `uid` needs another one with its
-    `input`: it may be a step of verl-agent. `output` is the whole conversation without its special
-    tokens, as Qwen's chat format leaves it: the model's text, then a line `user` or `tool`, what was said to the model,
-    a line `assistant`, its next text. Each text of the model is an action. Its state is what was said before it, which
-    for the first one is `input`. `score` is the reward of the last step.
+verl: a line is an episode, or an output of one. Read: `input`, `output`, `score`; `uid` if it is there.
+    A `uid` is the group's. If every line has its own, of the form PROMPT_SESSION_INDEX, it names the row: lines of one
+    PROMPT are a group, those of one SESSION an episode, whose outputs follow one another by INDEX. If such outputs have
+    equal scores, they repeat the score of the episode; else each score is the reward of its own output.
+    Without a `uid`, lines of one `input` are a group, and each needs another one: it may be a step of verl-agent.
+    `output` is the whole conversation. Marks of a chat format divide it: a line `user` or `tool`, what was said to the
+    model, a line `assistant` or `model`, its next text; or the special tokens around these words. A mark that decoding
+    has glued to a closing tag counts too. Each text of the model is an action. Its state is what was said before it,
+    which for the first one is `input`. `score` is the reward of the last step.
 
 verl-agent: a line is a step. Read: `uid` (group), `traj_uid` (episode), `turn` (order, from 0), `output`, `rewards`;
     `anchor_obs` (the state; without it `input`) and `is_action_valid` if they are there. Its trainer shuffles the steps
@@ -18,7 +21,7 @@ Other fields are not read.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -27,7 +30,27 @@ from learner.logged_groups.files import numbered, opened
 from learner.logged_groups.form import LoggedEpisode, LoggedGroup, LoggedStep, Reward
 from services.errors import UserError
 
-SPEAKER = re.compile(r"^(assistant|user|tool)[ \t]*$", re.MULTILINE)
+_ROLE = "(assistant|model|user|tool|ipython)"
+SPEAKER = re.compile(rf"(?:^|(?<=</tool_call>)|(?<=</action>)|(?<=</answer>)|(?<=</search>)){_ROLE}[ \t]*$",
+                     re.MULTILINE)
+"""A role on a line of its own, as decoding without special tokens leaves it, or behind a closing tag."""
+SPECIAL = re.compile(rf"(?:\n?(?:<\|im_end\|>|<\|eot_id\|>|<\|eom_id\|>|<end_of_turn>|<\|end\|>)\s*)?"
+                     rf"(?:<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>|<\|){_ROLE}"
+                     rf"(?:<\|end_header_id\|>|\|>)?[ \t]*\n")
+"""The same with the special tokens of ChatML, Llama 3, Gemma and Phi 3."""
+END = re.compile(r"(?:<\|im_end\|>|<\|eot_id\|>|<\|eom_id\|>|<end_of_turn>|<\|end\|>|<\|endoftext\|>|<eos>)\s*$")
+ROW = re.compile(r"(.+)_(\d+)_(\d+)")
+"""A `uid` that names a row: prompt, session and index of the output."""
+OTHER_TRAINERS: dict[frozenset[str], tuple[str, str]] = {
+    frozenset({"input_prompt", "output_response"}): (
+        "SkyRL, which does not say what stands between the turns",
+        "write its fields as `input`, `output`, `score` and `uid`, decoded with special tokens"),
+    frozenset({"prompt", "completion"}): ("verifiers or TRL", "give --from chat, with a `reward` in each line"),
+    frozenset({"messages"}): ("chat messages", "give --from chat"),
+    frozenset({"eid", "tokens"}): ("Trinity, which has tokens and no texts",
+                                    "decode them into the form of gagpo credit --help"),
+}
+"""Fields of other programs' lines -> name and advice."""
 PAGE = "see docs/tasks/logged-episodes.md"
 
 
@@ -85,18 +108,32 @@ def _decoded(number: int, text: bytes, kind: type[Decoded]) -> Decoded:
     try:
         return msgspec.json.decode(text, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        if number == 1 and (other := _other_trainer(text)):
+            raise UserError(f"line 1: this is a dump of {other[0]}", other[1]) from None
         raise UserError(f"line {number}: {error}", PAGE) from None
 
 
+def _other_trainer(text: bytes) -> tuple[str, str] | None:
+    """Returns the name of another program whose lines have these fields, and what to do with them; None if unknown."""
+    try:
+        fields = msgspec.json.decode(text, type=dict[str, msgspec.Raw]).keys()
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    return next((trainer for names, trainer in OTHER_TRAINERS.items() if names <= fields), None)
+
+
 def _groups_of_episodes(lines: Iterator[tuple[int, EpisodeLine]]) -> list[LoggedGroup]:
+    every = list(lines)
+    if (rows := _named_rows([line for _, line in every])) is not None:
+        return _groups_of_rows(every, rows)
     groups: dict[str, list[LoggedEpisode]] = {}
     first: dict[str, int] = {}
     named: set[str] = set()
-    for number, line in lines:
+    for number, line in every:
         key = line.uid or line.input
         if line.uid:
             named.add(key)
-        groups.setdefault(key, []).append(LoggedEpisode(steps=_turns(line)))
+        groups.setdefault(key, []).append(LoggedEpisode(steps=_turns(number, line)))
         first.setdefault(key, number)
     alone = next((first[key] for key, episodes in groups.items() if len(episodes) == 1 and key not in named), None)
     if alone is not None:
@@ -107,19 +144,60 @@ def _groups_of_episodes(lines: Iterator[tuple[int, EpisodeLine]]) -> list[Logged
     return [LoggedGroup(id=f"line {first[key]}", episodes=episodes) for key, episodes in groups.items()]
 
 
-def _turns(line: EpisodeLine) -> list[LoggedStep]:
-    """Returns the steps of a conversation: each text of the model is an action, and the text before it is the state."""
-    parts = ["assistant", *SPEAKER.split(line.output)]
+def _named_rows(lines: Sequence[EpisodeLine]) -> list[tuple[str, int, int]] | None:
+    """Returns prompt, session and index of each line if every `uid` names its row; None if one does not."""
+    matches = [ROW.fullmatch(line.uid or "") for line in lines]
+    if len({line.uid for line in lines}) < len(lines) or None in matches:
+        return None
+    return [(match[1], int(match[2]), int(match[3])) for match in matches if match]
+
+
+def _groups_of_rows(
+    lines: Sequence[tuple[int, EpisodeLine]], rows: Sequence[tuple[str, int, int]],
+) -> list[LoggedGroup]:
+    """Returns the lines of each prompt as a group, the outputs of each session as an episode."""
+    sessions: dict[str, dict[int, list[tuple[int, int, EpisodeLine]]]] = {}
+    for (number, line), (prompt, session, index) in zip(lines, rows, strict=True):
+        sessions.setdefault(prompt, {}).setdefault(session, []).append((index, number, line))
+    groups: list[LoggedGroup] = []
+    for prompt, episodes in sessions.items():
+        group = [LoggedEpisode(steps=_outputs(sorted(outputs, key=lambda output: output[0])))
+                 for outputs in episodes.values()]
+        groups.append(LoggedGroup(id=prompt, episodes=group))
+    return groups
+
+
+def _outputs(outputs: Sequence[tuple[int, int, EpisodeLine]]) -> list[LoggedStep]:
+    """Returns the steps of one session. Equal scores are one score that each output repeats."""
+    parts = [_turns(number, line) for _, number, line in outputs]
+    if len({line.score for _, _, line in outputs}) == 1:
+        for part in parts[:-1]:
+            part[-1].reward = 0.0
+    return [step for part in parts for step in part]
+
+
+def _turns(number: int, line: EpisodeLine) -> list[LoggedStep]:
+    """Returns the steps of a conversation: each text of the model is an action, and the text before it is the state.
+
+    Raises UserError for a text of the model that follows another one, since its state is unknown.
+    """
+    marks = SPECIAL if SPECIAL.search(line.output) else SPEAKER
+    parts = ["assistant", *marks.split(line.output)]
     if not parts[1].strip() and parts[2:3] == ["assistant"]:  # some versions repeat the header of the first answer
         parts = parts[2:]
     steps: list[LoggedStep] = []
     said = line.input
-    for speaker, text in zip(parts[::2], parts[1::2], strict=True):
-        if speaker == "assistant":
-            steps.append(LoggedStep(state=said, action=text.strip(), reward=0.0))
-            said = ""
-        else:
-            said = f"{said}\n{text.strip()}".strip()
+    for speaker, part in zip(parts[::2], parts[1::2], strict=True):
+        text = END.sub("", part.strip()).strip()
+        if speaker not in ("assistant", "model"):
+            said = f"{said}\n{text}".strip()
+            continue
+        if steps and not said:
+            raise UserError(f"line {number}: nothing stands between answers {len(steps)} and {len(steps) + 1} of its "
+                            "`output`, so the state of the second is unknown",
+                            f"decode with special tokens (skip_special_tokens=False), or give states; {PAGE}")
+        steps.append(LoggedStep(state=said, action=text, reward=0.0))
+        said = ""
     steps[-1].reward = line.score
     return steps
 

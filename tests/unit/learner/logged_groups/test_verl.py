@@ -49,6 +49,68 @@ def test_episodes_of_one_prompt_are_a_group_unless_a_uid_says_more(tmp_path):
     assert first_actions(write(tmp_path, named)) == [["a", "b"], ["c", "d"]]
 
 
+def test_uids_that_name_rows_give_group_episode_and_order(tmp_path):
+    rows = [episode("Q", "a", 1, uid="A_0_0"), episode("Q", "b", 0, uid="A_1_0")]
+    (group,) = read_verl(write(tmp_path, rows))
+    assert (group.id, [[step.action for step in one.steps] for one in group.episodes]) == ("A", [["a"], ["b"]])
+    credit, = credit_of([group], credit_options({}))
+    assert credit.advantages == [[pytest.approx(0.5**0.5, abs=1e-5)], [pytest.approx(-(0.5**0.5), abs=1e-5)]]
+
+
+def test_outputs_of_one_session_are_the_steps_of_one_episode_and_repeat_its_score(tmp_path):
+    rows = [episode("Q then b", "second", 1, uid="A_0_1"), episode("Q", "first", 1, uid="A_0_0"),
+            episode("Q", "alone", 0, uid="A_1_0"), episode("R", "own", 0.5, uid="B_0_0"),
+            episode("R2", "scores", 1, uid="B_0_1")]
+    one, two = read_verl(write(tmp_path, rows))
+    assert steps(one) == [[("Q", "first", 0), ("Q then b", "second", 1)], [("Q", "alone", 0)]]
+    assert steps(two) == [[("R", "own", 0.5), ("R2", "scores", 1)]]
+
+
+def test_uids_that_repeat_are_groups_whatever_their_form(tmp_path):
+    rows = [episode("Q", "a", 1, uid="task_3_1"), episode("Q", "b", 0, uid="task_3_1")]
+    assert first_actions(write(tmp_path, rows)) == [["a", "b"]]
+
+
+def test_a_mark_that_decoding_glued_to_a_closing_tag_divides_turns(tmp_path):
+    """Four episodes of which only those that look find the drawer, worked by hand: V(Q) = 0.95 / 4, V(drawer) = 0.5."""
+    def talk(action, seen):
+        return f"<tool_call>{action}</tool_call>user\n{seen}\nassistant\n<tool_call>open</tool_call>"
+
+    rows = [episode("Q", talk(*turns), won, uid="g") for *turns, won in (
+        ("look", "a drawer", 1), ("look", "a drawer", 0), ("sit", "nothing", 0), ("sit", "nothing", 0))]
+    credit, = credit_of(read_verl(write(tmp_path, rows)), credit_options({}))
+    assert [[round(a, 2) for a in row] for row in credit.advantages] == [
+        [1.62, 1.31], [-0.37, -1.31], [-0.62, 0.0], [-0.62, 0.0]]
+
+
+@pytest.mark.parametrize(("turn", "end"), [
+    ("<|im_end|>\n<|im_start|>{}\n", "<|im_end|>"),
+    ("<|eot_id|><|start_header_id|>{}<|end_header_id|>\n\n", "<|eot_id|>"),
+    ("<end_of_turn>\n<start_of_turn>{}\n", "<end_of_turn>"),
+    ("<|end|>\n<|{}|>\n", "<|end|>"),
+], ids=["ChatML", "Llama 3", "Gemma", "Phi 3"])
+def test_special_tokens_of_chat_formats_divide_turns(tmp_path, turn, end):
+    speaker = "model" if "start_of_turn" in turn else "assistant"
+    talk = f"look{turn.format('user')}a drawer{turn.format(speaker)}open{end}"
+    (group,) = read_verl(write(tmp_path, [episode("Q", talk, 1)] * 2))
+    assert steps(group)[0] == [("Q", "look", 0), ("a drawer", "open", 1)]
+
+
+def test_an_answer_after_an_answer_has_no_state_and_is_refused(tmp_path):
+    with pytest.raises(UserError, match="line 1: nothing stands between answers 1 and 2 of its `output`"):
+        read_verl(write(tmp_path, [episode("Q", "look\nassistant\nopen", 1)] * 2))
+
+
+@pytest.mark.parametrize(("row", "match"), [
+    ({"input_prompt": "Q", "output_response": "a", "score": 1}, "this is a dump of SkyRL"),
+    ({"prompt": "Q", "completion": "a", "reward": 1}, "this is a dump of verifiers or TRL; give --from chat"),
+    ({"messages": [], "reward": 1}, "this is a dump of chat messages; give --from chat"),
+])
+def test_dumps_of_other_programs_are_named(tmp_path, row, match):
+    with pytest.raises(UserError, match=match):
+        read_verl(write(tmp_path, [row]))
+
+
 def test_a_uid_makes_a_group_of_one_episode_too(tmp_path):
     """A run that filters episodes may leave one. Without a `uid` the line may as well be a step of verl-agent."""
     rows = [episode("Q", "a", 1, uid="x"), episode("Q", "b", 0, uid="x"), episode("R", "c", 1, uid="y")]

@@ -1,0 +1,98 @@
+"""Episodes as chat messages, one JSON line each: verifiers' results.jsonl, or logs of OpenAI's chat completions.
+
+    {"example_id": 7, "prompt": [{"role": "user", ...}], "completion": [{"role": "assistant", ...}, ...], "reward": 1}
+    {"task": "7", "messages": [{"role": "user", ...}, {"role": "assistant", "tool_calls": [...]}, ...], "reward": 1}
+
+A group is the lines of one `group`, `task`, `example_id` or `uid`, whichever is there first; without any, those that
+begin alike. Each message of the assistant is an action, with its calls of tools. Its state is what was said since the
+one before: the texts of users and tools. `reward`, or `score`, is the reward of the last step.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, cast
+
+import msgspec
+
+from learner.logged_groups.files import numbered, opened
+from learner.logged_groups.form import LoggedEpisode, LoggedGroup, LoggedStep, Reward
+from services.errors import UserError
+
+PAGE = "see docs/tasks/logged-episodes.md"
+GROUPS = ("group", "task", "example_id", "uid")
+
+
+class Message(msgspec.Struct):
+    """A message. Other fields are not read."""
+
+    role: str
+    content: Any = None
+    tool_calls: list[dict[str, Any]] | None = None
+
+
+class ChatLine(msgspec.Struct, kw_only=True):
+    """The fields of a line that are read."""
+
+    messages: list[Message] | None = None
+    prompt: list[Message] | str | None = None
+    completion: list[Message] | None = None
+    reward: Reward | None = None
+    score: Reward | None = None
+    group: str | int | None = None
+    task: Any = None
+    example_id: str | int | None = None
+    uid: str | int | None = None
+
+
+def read_chat(name: str) -> list[LoggedGroup]:
+    """Returns the groups of a file (`-`: standard input). Raises UserError that names the line of the mistake."""
+    groups: dict[str, list[LoggedEpisode]] = {}
+    with opened(name) as stream:
+        for number, text in numbered(stream):
+            try:
+                line = msgspec.json.decode(text, type=ChatLine)
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+                raise UserError(f"line {number}: {error}", PAGE) from None
+            key, steps = _read_line(number, line)
+            groups.setdefault(key, []).append(LoggedEpisode(steps=steps))
+        if not groups:
+            raise UserError("it has no lines", PAGE)
+    return [LoggedGroup(id=key, episodes=episodes) for key, episodes in groups.items()]
+
+
+def _read_line(number: int, line: ChatLine) -> tuple[str, list[LoggedStep]]:
+    """Returns the key of a line's group, and its steps."""
+    prompt = [Message("user", line.prompt)] if isinstance(line.prompt, str) else line.prompt or []
+    messages = line.messages or [*prompt, *(line.completion or [])]
+    reward = line.score if line.reward is None else line.reward
+    if reward is None:
+        raise UserError(f"line {number}: it has neither `reward` nor `score`", PAGE)
+    steps: list[LoggedStep] = []
+    said: list[str] = []
+    for message in messages:
+        if message.role == "assistant":
+            steps.append(LoggedStep(state="\n".join(said), action=_action(message), reward=0.0))
+            said = []
+        else:
+            said.append(_text(message.content))
+    if not steps:
+        raise UserError(f"line {number}: no message of it is the assistant's", PAGE)
+    steps[-1].reward = reward
+    named = [value for field in GROUPS if isinstance(value := getattr(line, field), str | int)]
+    return str(named[0]) if named else steps[0].state, steps
+
+
+def _action(message: Message) -> str:
+    """Returns the text of an answer and its calls of tools, each as JSON with its name and arguments."""
+    calls = [call.get("function", call) for call in message.tool_calls or []]
+    return "\n".join(filter(None, [_text(message.content), *(json.dumps(
+        {"name": call.get("name"), "arguments": call.get("arguments")}, sort_keys=True) for call in calls)]))
+
+
+def _text(content: object) -> str:
+    """Returns the text of a message's content, of all its parts if it is a list."""
+    if isinstance(content, list):
+        parts = [cast("dict[str, object]", part) for part in cast("list[object]", content) if isinstance(part, dict)]
+        return "\n".join(_text(part.get("text", "")) for part in parts)
+    return "" if content is None else str(content)
