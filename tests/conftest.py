@@ -22,6 +22,7 @@ FIRST = Version(incarnation=0, step=0, digest="initial")
 SAMPLER = RolloutSection(slots=16, max_prompt_tokens=384, max_response_tokens=128, kv_cache_gb=0.25, threads=1)
 VOCABULARY = 512
 EXAMPLES = Path(__file__).parents[1] / "examples"
+LAB = Path(__file__).parent / "lab"
 
 # A shell that starts the suite in the background has it ignore these signals, and what it starts would inherit that:
 # the tests that send them to their own processes would then wait for ever.
@@ -40,9 +41,12 @@ ENGINE_S = 1800
 for the shared engine, which takes minutes on a busy machine."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Gives tests of vLLM and Ray the longer timeout, unless they set one of their own."""
+    """Marks the tests of the lab as long, and gives those of vLLM and Ray the longer timeout, unless they set one."""
     for item in items:
+        if item.path.is_relative_to(LAB):
+            item.add_marker(pytest.mark.long)
         if not item.get_closest_marker("timeout") and any(map(item.get_closest_marker, ("vllm", "ray"))):
             item.add_marker(pytest.mark.timeout(ENGINE_S))
 
