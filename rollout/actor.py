@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from envservice.wire.schemas import Info
     from rollout.correction import Corrector
     from rollout.engine.engine import Engine
-    from rollout.episode import Limits
+    from rollout.limits import Limits
     from rollout.prompt_renderer import PromptRenderer
     from rollout.worker import RolloutWorker
     from services.store.store import Store
@@ -76,8 +76,9 @@ class RolloutHost:
 
     async def _work(self, log: Any) -> None:
         from envservice.client.client import EnvClient
-        from rollout.episode import EpisodeRunner, Limits
+        from rollout.episode import EpisodeRunner
         from rollout.judge import Judge
+        from rollout.limits import Limits
         from rollout.prompt_renderer import load_text
         from rollout.worker import RolloutWorker
         from services.store.store import Store

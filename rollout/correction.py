@@ -14,13 +14,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from rollout.limits import Limits
 from rollout.prompt_renderer import PromptRenderer
 from services.records import JudgedAction, Step, Ticket
 from services.seeds import seed_for
 
 if TYPE_CHECKING:
     from rollout.engine.engine import Engine
-    from rollout.episode import Limits
 
 CRITIQUES = 16
 """Number of critiques that are summed up together."""

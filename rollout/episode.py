@@ -20,6 +20,7 @@ from envservice.base import Outcome, ParsedAction, Turn
 from envservice.client.client import EnvClient, EpisodeHandle
 from envservice.client.results import Result
 from rollout.judge import Judge
+from rollout.limits import Limits
 from rollout.prompt_renderer import PromptRenderer
 from services.errors import EnvFault, ReplayDiverged
 from services.records import Episode, EpisodeEnd, PlayedTurn, Step, Ticket, choices_digest
@@ -30,16 +31,6 @@ if TYPE_CHECKING:
 
 Keep = Callable[[int, PlayedTurn], object]
 """Takes the index of a turn and the turn."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Bounds of an episode, in addition to its ticket's max_steps."""
-
-    prompt_tokens: int
-    response_tokens: int
-    reward_scale: float
-    """Factor on the environment's reward in training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

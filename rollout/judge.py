@@ -18,6 +18,7 @@ import numpy as np
 
 from envservice.base import Outcome, Turn
 from rollout.correction import Corrector
+from rollout.limits import Limits
 from rollout.prompt_renderer import PromptRenderer
 from services.config.objectives import JudgeSection
 from services.records import JudgedAction, Step, Ticket, verdict_of
@@ -25,7 +26,6 @@ from services.seeds import seed_for
 
 if TYPE_CHECKING:
     from rollout.engine.engine import Engine
-    from rollout.episode import Limits
 
 
 def labels(steps: Sequence[Step], *, won: bool) -> dict[int, bool]:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, cast
 from pydantic import BaseModel, ValidationError
 
 from learner.credit.adastep import Adastep
+from learner.credit.estimator import NamedEstimator
 from learner.credit.g2po import G2po
 from learner.credit.gagpo import Gagpo
 from learner.credit.gagpo_boot import GagpoBootstrapped
@@ -31,7 +32,6 @@ from learner.credit.reinforce_pp_baseline import ReinforcePlusPlusBaseline
 from learner.credit.rloo import Rloo
 from learner.credit.rlvmr import Rlvmr
 from learner.credit.state_keys import KEYS, find_key
-from learner.credit.types import NamedEstimator
 from services.config.credit import CreditSection
 from services.config.refusals import one_line
 from services.errors import UserError

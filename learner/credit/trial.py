@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import nan
 
+from learner.credit.estimator import Estimator
 from learner.credit.registry import estimator, options_of
 from learner.credit.returned_credit import check_credit
 from learner.credit.returned_texts import explanation_of, legend_of
-from learner.credit.types import Credit, CreditStep, Estimator, Group
+from learner.credit.types import Credit, CreditStep, Group
 from services.config.credit import CreditSection
 from services.errors import UserError
 from services.process.own_code import as_user_error

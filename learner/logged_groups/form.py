@@ -20,6 +20,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from envservice.base import admits
+from learner.credit.estimator import Estimator
 from learner.credit.group_operations import penalized
 from learner.credit.registry import (
     ESTIMATORS,
@@ -32,7 +33,7 @@ from learner.credit.registry import (
 from learner.credit.returned_credit import check_credit
 from learner.credit.state_keys import LISTED_KEY, Keys, listed, similarity_of, stayed
 from learner.credit.text_pools import TEXT_KEYS, exact, pooled
-from learner.credit.types import ZERO, Credit, CreditStep, Estimator, statistics
+from learner.credit.types import ZERO, Credit, CreditStep, statistics
 from services.config.credit import CreditSection
 from services.config.refusals import one_line
 from services.errors import UserError

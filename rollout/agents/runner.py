@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any, SupportsFloat, cast
 from envservice.client.client import EnvClient
 from envservice.client.results import Result
 from envservice.text.tool_calls import Tool
+from rollout.agents.endpoint import Endpoint
 from rollout.agents.program import AgentProgram
 from rollout.agents.session import AgentSession, EpisodeOver
 from rollout.agents.world import AgentWorld
-from rollout.episode import Limits, attempt_id, closing, score_of
+from rollout.episode import attempt_id, closing, score_of
+from rollout.limits import Limits
 from rollout.prompt_renderer import PromptRenderer
 from services.config.tree import AgentSection
 from services.errors import AgentFault, UserError, described
@@ -24,7 +26,6 @@ from services.process.signals import signal_of
 from services.records import Episode, EpisodeEnd, PlayedTurn, Ticket, choices_digest
 
 if TYPE_CHECKING:
-    from rollout.agents.worker_endpoint import Endpoint
     from rollout.engine.engine import Engine
 
 CANCEL_S = 10.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import secrets
 import socket
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,9 +17,8 @@ from starlette.types import ASGIApp
 from envservice.registry import find_spec
 from rollout.agents.app import create_app
 from rollout.agents.blocked_loop import telling_if_blocked
+from rollout.agents.endpoint import Endpoint
 from rollout.agents.runner import AgentRunner, find_agent
-from rollout.agents.session import AgentSession
-from rollout.agents.world import AgentWorld
 from services.chat import check_chat
 from services.config.tree import Config
 from services.http.server import STOP_S, Server, bind, server_config
@@ -34,25 +32,6 @@ AGENT_THREADS = 4
 OWN_THREADS = 32
 """Threads beside them for the worker's own calls."""
 log = get_logger("agents")
-
-
-class Endpoint:
-    """The address of an endpoint, and the episodes that it serves now, by their keys."""
-
-    def __init__(self) -> None:
-        self.url = ""
-        """`http://127.0.0.1:PORT`; clients of OpenAI's API take `/v1` behind it."""
-        self.episodes: dict[str, tuple[AgentSession, AgentWorld | None]] = {}
-
-    @contextmanager
-    def serving(self, llm: AgentSession, world: AgentWorld | None) -> Iterator[None]:
-        """Gives the episode a key, and serves requests with that key until the block ends."""
-        llm.base_url, llm.api_key = f"{self.url}/v1", secrets.token_urlsafe(24)
-        self.episodes[llm.api_key] = llm, world
-        try:
-            yield
-        finally:
-            del self.episodes[llm.api_key]
 
 
 @asynccontextmanager

@@ -12,9 +12,10 @@ from envservice.base import ParsedAction
 from envservice.client.client import EnvClient
 from rollout.correction import Corrector
 from rollout.engine.engine import Engine
-from rollout.episode import EpisodeRunner, Limits
+from rollout.episode import EpisodeRunner
 from rollout.gpu_turns import GpuTurns
 from rollout.judge import Judge
+from rollout.limits import Limits
 from rollout.weights.receiver import HostReceiver
 from rollout.worker import RolloutWorker
 from services.config.objectives import JudgeSection

@@ -45,8 +45,9 @@ from lab.experiments.loglinear.policy import (
     score_gradient,
 )
 from lab.experiments.pool import worker_pool
+from learner.credit.estimator import Estimator
 from learner.credit.registry import estimator, make_options
-from learner.credit.types import Credit, CreditStep, Estimator
+from learner.credit.types import Credit, CreditStep
 from services.config.credit import CreditSection
 from services.config.env import EnvSection
 from services.errors import UserError

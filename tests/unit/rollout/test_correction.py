@@ -10,8 +10,9 @@ from byte_tokenizer import byte_tokenizer
 from envservice.base import Outcome
 from rollout.correction import CRITIQUES, Corrector
 from rollout.engine.sample import Sample
-from rollout.episode import EpisodeRunner, Limits
+from rollout.episode import EpisodeRunner
 from rollout.judge_prompt import corrected, mistakes_question, read_said
+from rollout.limits import Limits
 from rollout.prompt_renderer import PromptRenderer
 from services.records import JudgedAction, Step, Ticket
 from services.seeds import seed_for

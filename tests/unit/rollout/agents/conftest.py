@@ -12,9 +12,9 @@ from scripted_engine import ScriptedEngine
 from envservice.client.client import EnvClient
 from envservice.server.app import Settings, create_app
 from envservice.text.plain_prompts import PLAIN
+from rollout.agents.endpoint import Endpoint
 from rollout.agents.runner import AgentRunner
-from rollout.agents.worker_endpoint import Endpoint
-from rollout.episode import Limits
+from rollout.limits import Limits
 from rollout.prompt_renderer import PromptRenderer
 from services.config.env import EnvSection
 from services.config.tree import AgentSection

@@ -15,7 +15,7 @@ from scripted_engine import ScriptedEngine
 from envservice.adapters.openenv import openenv_tools_spec
 from envservice.client.client import EnvClient
 from rollout.agents.worker_endpoint import agent_runner, endpoint
-from rollout.episode import Limits
+from rollout.limits import Limits
 from services.config.file import default_config
 from services.errors import EnvFault
 
