@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from deploy.reference.markdown import code, document, table
+from envservice.wire import problems
 
 FROZEN = Path(__file__).parents[2] / "proto" / "environment.openapi.json"
 INTRODUCTION = """The HTTP API of environment servers, from proto/environment.openapi.json; \
@@ -26,7 +28,12 @@ def page() -> str:
     routes = [block for path, verbs in api["paths"].items() for verb, route in verbs.items()
               for block in _route(f"{verb.upper()} {path}", route)]
     bodies = [block for name, schema in api["components"]["schemas"].items() for block in _body(name, schema)]
-    return document("HTTP API", INTRODUCTION, *routes, "## Bodies", *bodies)
+    return document("HTTP API", INTRODUCTION, *routes, "## Errors", _errors(), "## Bodies", *bodies)
+
+
+def _errors() -> str:
+    lines = re.findall(r"^    (\w+) +(\d+) *(.*)$", problems.__doc__ or "", re.MULTILINE)
+    return table(["type", "status", "meaning"], [[code(kind), status, meaning] for kind, status, meaning in lines])
 
 
 def _route(title: str, route: Json) -> Iterator[str]:

@@ -2,7 +2,8 @@
 
     unauthorized        401  no token, or the wrong one
     not_found           404  no such route or split
-    unknown_task        404
+    unknown_task        404  no such task
+    method_not_allowed  405  the route exists, but not with this verb
     conflict            409  this step was taken with another action, or the episode is over
     transcript_missing  409  to rebuild the session, this server needs the results of the actions too
     session_lost        409  this server does not hold the session, and a live one cannot be rebuilt
