@@ -18,7 +18,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
     parser = subparsers.add_parser(
         "new-env",
         description="Writes the folder NAME here: a small game, a scripted teacher for the cold start, a config and a\n"
-        "test. All of it works as it is; replace the game by yours. docs/environments.md explains each part.",
+        "test. All of it works as it is; replace the game by yours. docs/tasks/own-environment.md explains each part.",
         epilog="example:\n  gagpo new-env safe\n  pytest safe\n  gagpo train --config safe/config.yaml --dry-run",
     )
     parser.add_argument("name", metavar="NAME", help="a word in lower case: the folder's and the environment's name")
