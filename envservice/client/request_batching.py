@@ -3,6 +3,8 @@
 There is one batcher for each verb of each replica. It keeps IN_FLIGHT requests going, so that the server works on one
 batch while the client handles the results of the other. A batch takes all queued elements, within bounds. A reset may
 take seconds, so each goes alone: a batch of them would need one deadline for all, and be answered after the last one.
+The elements of a batch that is refused, or whose answer is too large, are asked again one by one, so that only the
+episode that is the cause ends by a fault.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from pydantic import ValidationError
 from envservice.client.answers import first_answer
 from envservice.wire.schemas import MAX_BODY, REPLAYS_HEADER, WireModel
 from services.errors import EnvFault
-from services.http.bounded import whole
+from services.http.bounded import TooLarge, whole
 
 IN_FLIGHT = 2
 BATCH = 128
@@ -57,6 +59,10 @@ class NotSent(Unreachable):
     """No connection came about, so the request was not carried out."""
 
 
+class FinalRefusal(EnvFault):
+    """The server answered, and no retry of the same request helps: it is refused, or its answer is too large."""
+
+
 class Later(Exception):
     """The server has no room for another session, or a service behind it is away. Ask it again after `retry_after`
     seconds."""
@@ -80,6 +86,8 @@ class _Queued(NamedTuple):
 
     element: bytes
     future: asyncio.Future[ElementReply]
+    alone: bool = False
+    """Whether it goes in a request of its own, because one of several elements was refused."""
 
 
 class Replica:
@@ -119,6 +127,9 @@ class Replica:
         try:
             response = await first_answer(lambda: whole(self._http.stream("GET", url), LIST_BYTES),
                                           once=False, within_s=self.answer_s)
+        except TooLarge as error:
+            self.answered()
+            raise FinalRefusal(f"{url}: {error}") from error
         except httpx.HTTPError as error:
             self.failed()
             raise Unreachable(f"{url}: {type(error).__name__} {error}") from error
@@ -198,7 +209,8 @@ class RequestBatcher:
         batch: list[_Queued] = []
         size = 0
         while self._queue and len(batch) < self._most:
-            if batch and size + len(self._queue[0].element) > BATCH_BYTES:
+            first = self._queue[0]
+            if batch and (first.alone or batch[0].alone or size + len(first.element) > BATCH_BYTES):
                 break
             asked = self._queue.popleft()
             if not asked.future.done():  # the caller may have been cancelled
@@ -213,6 +225,11 @@ class RequestBatcher:
             self._replica.answered()
         except Unreachable as error:
             replies = [type(error)(str(error)) for _ in batch]
+        except FinalRefusal as error:
+            if len(batch) > 1:  # one element may be the cause; a repeated step gives its recorded result
+                self._queue.extendleft(asked._replace(alone=True) for asked in reversed(batch))
+                return
+            replies = [error]
         except Exception as error:
             replies = [error] * len(batch)
         except BaseException:
@@ -234,6 +251,9 @@ class RequestBatcher:
             response = await first_answer(
                 lambda: whole(self._http.stream("POST", self._url, content=content), most),
                 once=self._once(), within_s=self._replica.answer_s)
+        except TooLarge as error:
+            self._replica.answered()
+            raise FinalRefusal(f"{self._url}: {error}") from error
         except httpx.HTTPError as error:
             kind = NotSent if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout) else Unreachable
             raise self._failed(f"{self._url}: {type(error).__name__} {error}", kind) from error
@@ -266,4 +286,4 @@ def refusal(response: httpx.Response) -> Exception:
     if status in (429, 503) and response.headers.get("retry-after", "").isdecimal():
         return Later("the server is full", float(response.headers["retry-after"]))
     text = f"{response.url} answered {status}: {response.text[:TOLD]}"
-    return EnvFault(text) if status in range(400, 500) and status not in FOR_NOW else Unreachable(text)
+    return FinalRefusal(text) if status in range(400, 500) and status not in FOR_NOW else Unreachable(text)

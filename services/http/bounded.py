@@ -28,6 +28,10 @@ class Unbounded(httpx.HTTPError):
     """The answer is larger than it may be, or could become so when it is inflated."""
 
 
+class TooLarge(Unbounded):
+    """The answer is larger than it may be."""
+
+
 class _Answer:
     """The body of an answer while it is read. Raises Unbounded."""
 
@@ -39,7 +43,7 @@ class _Answer:
     def add(self, part: bytes) -> None:
         self._body += part
         if len(self._body) > self._most:
-            raise Unbounded(f"its answer has more than {self._most >> 20} MiB")
+            raise TooLarge(f"its answer has more than {self._most >> 20} MiB")
 
     def whole(self) -> httpx.Response:
         return httpx.Response(self._reply.status_code, headers=self._reply.headers, content=bytes(self._body),

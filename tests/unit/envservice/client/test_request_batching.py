@@ -144,6 +144,16 @@ async def test_a_refusal_is_a_fault_at_once(status: int, text: str, monkeypatch:
     assert len(wire.sizes) == 1
 
 
+async def test_a_proxy_that_refuses_large_requests_gets_the_elements_one_by_one(monkeypatch: pytest.MonkeyPatch):
+    refusal = httpx.Response(413, request=httpx.Request("POST", "http://toy"))
+    wire = Wire(Settings(), lambda number: refusal if wire.sizes[number - 1] > 1 else None)
+    async with client_over(wire, monkeypatch) as client:
+        episodes = await started(client, 5)
+        wire.sizes.clear()
+        await asyncio.gather(*(steps(episode, 1) for episode in episodes))
+    assert sorted(wire.sizes) == [1, 1, 1, 1, 1, 5]
+
+
 @pytest.mark.parametrize(("status", "headers"), [(408, {}), (425, {}), (429, {}), (429, {"retry-after": "1"})])
 async def test_a_load_balancer_that_asks_to_come_again_is_no_fault(
     status: int, headers: dict[str, str], monkeypatch: pytest.MonkeyPatch
