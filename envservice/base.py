@@ -13,6 +13,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Literal, Protocol, SupportsFloat, cast, runtime_checkable
 
 from services.errors import EnvFault
+from services.rewards import LARGEST_REWARD, within_reward_limit
 
 if TYPE_CHECKING:
     from services.records import EpisodeEnd
@@ -69,8 +70,8 @@ _KINDS = {"observation": str, "state": str, **dict.fromkeys(("done", "won", "unc
 
 
 def outcome_of(returned: object, verb: str) -> Outcome:
-    """Returns what `verb` of a session returned. Raises EnvFault if it is no Outcome with a finite reward and fields of
-    their types: sessions may be a user's."""
+    """Returns what `verb` of a session returned. Raises EnvFault if it is no Outcome with a reward within
+    LARGEST_REWARD and fields of their types: sessions may be a user's."""
     if not isinstance(returned, Outcome):
         raise EnvFault(f"its {verb} returned {type(returned).__name__} {returned!r:.60}, and not an Outcome")
     for name, kind in _KINDS.items():
@@ -85,8 +86,9 @@ def outcome_of(returned: object, verb: str) -> Outcome:
         raise EnvFault(f"its {verb} returned {info!r:.60} as info, and not texts, finite numbers and booleans by name")
     reward = cast("object", returned.reward)
     # A check against a protocol takes longer than a step of our engine, so plain numbers go without one.
-    if not (isinstance(reward, (float, SupportsFloat)) and isfinite(reward)):
-        raise EnvFault(f"its {verb} returned the reward {reward!r:.60}, which is no finite number")
+    if not (isinstance(reward, (float, SupportsFloat)) and within_reward_limit(reward)):
+        raise EnvFault(f"its {verb} returned the reward {reward!r:.60}, which is no number of at most "
+                       f"{LARGEST_REWARD:g} in size")
     return returned
 
 

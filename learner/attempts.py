@@ -6,11 +6,13 @@ rows, a group that credit cannot read) fails again in every process of the learn
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 
 from services.errors import UserError, in_short
-from services.records import Manifest
+from services.records import Episode, Manifest
+from services.rewards import LARGEST_REWARD
 from services.store.lease import Lease
 from services.store.store import Store
 
@@ -32,6 +34,16 @@ def counted_attempt(store: Store, lease: Lease, manifest: Manifest, *, incarnati
             raise given_up(manifest, failed + 1, cause) from error
         raise
     store.attempt_succeeded(lease, manifest.step)
+
+
+def check_numbers(step: int, groups: Sequence[Sequence[Episode]]) -> None:
+    """Raises UserError for an episode with an extreme_number. An older version committed such episodes."""
+    for episode in chain.from_iterable(groups):
+        if number := episode.extreme_number:
+            raise UserError(
+                f"learner step {step} cannot be trained: episode {episode.ticket.id} ({episode.ticket.task}) has "
+                f"{number}, and at most {LARGEST_REWARD:g} in size is taken",
+                f"leave the groups of this step out by --resume --skip-step {step}")
 
 
 def given_up(manifest: Manifest, failed: int, cause: str) -> UserError:

@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from learner.attempts import counted_attempt
+from learner.attempts import check_numbers, counted_attempt
 from learner.checkpoints.background import Background
 from learner.checkpoints.checkpoint import EXPORT, Checkpoints, Position
 from learner.checkpoints.retirement import Retirement
@@ -166,6 +166,7 @@ class TrainingLoop:
         with self.gpu_turn(), counted_attempt(self.store, self.lease, manifest,
                                               incarnation=self.incarnation, limit=limit):
             groups = self.store.committed(manifest)
+            check_numbers(manifest.step, groups)
             self.observer.training(manifest, groups)
             report, version = self.learner.train(groups, incarnation=self.incarnation), self.snapshot()
         last = max(int(group.removeprefix("train/")) for group in manifest.groups)

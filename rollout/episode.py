@@ -24,6 +24,7 @@ from rollout.limits import Limits
 from rollout.prompt_renderer import PromptRenderer
 from services.errors import EnvFault, ReplayDiverged
 from services.records import Episode, EpisodeEnd, PlayedTurn, Step, Ticket, choices_digest
+from services.rewards import LARGEST_REWARD, within_reward_limit
 from services.seeds import seed_for
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ class EpisodeRunner:
         return Step(
             observation=now.observation, prompt_ids=np.array(prompt, dtype=np.int32), response_ids=sample.ids,
             logprobs=sample.logprobs, spans=sample.spans, action=answer.action, valid=answer.valid,
-            admissible=now.admits(answer.action), reward=after.reward * self.limits.reward_scale,
+            admissible=now.admits(answer.action), reward=self.limits.scaled(after.reward),
             choices=choices_digest(now.admissible_actions), state=now.state, unchanged=after.unchanged,
             tag=answer.tag, cut=int(sample.ids[-1]) not in self.text.stop_ids,
         )  # fmt: skip
@@ -124,9 +125,19 @@ def attempt_id(ticket: Ticket, attempt: int) -> str:
 
 
 def score_of(last: Outcome) -> float | None:
-    """Returns the environment's own score at the end, or None if it has none."""
+    """Returns the environment's own score at the end, or None if it has none.
+
+    Raises EnvFault for a score that is no number within LARGEST_REWARD.
+    """
     score = last.info.get("task_score")
-    return None if score is None else float(score)
+    if score is None:
+        return None
+    try:
+        if within_reward_limit(number := float(score)):
+            return number
+    except (ValueError, OverflowError):
+        pass
+    raise EnvFault(f"info.task_score is {score!r:.60}, and should be a number of at most {LARGEST_REWARD:g} in size")
 
 
 @contextlib.asynccontextmanager

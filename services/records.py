@@ -15,6 +15,8 @@ import msgspec
 import numpy as np
 import zstandard
 
+from services.rewards import within_reward_limit
+
 TicketKind = Literal["train", "eval"]
 EpisodeEnd = Literal["won", "lost", "turns", "context"]
 CUT: tuple[EpisodeEnd, ...] = ("turns", "context")  # ends that a budget caused, not the game
@@ -196,6 +198,18 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True):
         return float(sum(step.reward for step in self.steps))
 
     @property
+    def extreme_number(self) -> str:
+        """Describes the first reward or score that is not within LARGEST_REWARD; "" if there is none.
+
+        No episode gets one today. A store or an archive of an older version may hold one.
+        """
+        for turn, step in enumerate(self.steps):
+            if not within_reward_limit(step.reward):
+                return f"the reward {step.reward:g} at turn {turn}"
+        score = self.task_score
+        return "" if score is None or within_reward_limit(score) else f"the task score {score:g}"
+
+    @property
     def tokens_sampled(self) -> int:
         """Returns the number of response tokens, those of its judgements included."""
         answers = (answer for question in self.judged for answer in question.answers)
@@ -203,7 +217,7 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tally(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums over finished episodes."""
+    """Sums over finished episodes, without those with an extreme_number: their sums need not be numbers in JSON."""
 
     episodes: int = 0
     steps: int = 0
@@ -220,6 +234,7 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, episodes: Sequence[Episode], **named: str) -> Self:
         """Returns the sums over these episodes. `named`: the other fields."""
+        episodes = [episode for episode in episodes if not episode.extreme_number]
         scores = [episode.task_score for episode in episodes if episode.task_score is not None]
         return cls(
             **named, episodes=len(episodes), steps=sum(len(episode.steps) for episode in episodes),
@@ -246,6 +261,29 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Ids in training order."""
     drops: list[Drop]
     """All drops since the previous manifest."""
+
+
+def decode_drop(text: bytes) -> Drop:
+    """Returns the drop in this JSON. Sums are 0 in a drop with null among them, which an older version wrote for a sum
+    that was not finite."""
+    try:
+        return msgspec.json.decode(text, type=Drop)
+    except msgspec.ValidationError:
+        return msgspec.convert(_without_null_sums(msgspec.json.decode(text)), Drop)
+
+
+def decode_manifest(text: bytes) -> Manifest:
+    """Returns the manifest in this JSON, with drops as decode_drop reads them."""
+    try:
+        return msgspec.json.decode(text, type=Manifest)
+    except msgspec.ValidationError:
+        fields = msgspec.json.decode(text)
+        return msgspec.convert({**fields, "drops": [_without_null_sums(drop) for drop in fields["drops"]]}, Manifest)
+
+
+def _without_null_sums(drop: dict[str, Any]) -> dict[str, Any]:
+    """Returns a drop's fields, without any sum if one is null: the sums are over the same episodes."""
+    return drop if None not in drop.values() else {name: drop[name] for name in ("group", "task", "reason")}
 
 
 def choices_digest(actions: Sequence[str]) -> str:

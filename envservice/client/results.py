@@ -10,6 +10,7 @@ import msgspec
 
 from envservice.base import Outcome
 from services.errors import EnvFault, ReplayDiverged, UnknownTask
+from services.rewards import LARGEST_REWARD, within_reward_limit
 
 FAULTS: Mapping[str, type[EnvFault]] = {
     "replay_diverged": ReplayDiverged, "engine_mismatch": ReplayDiverged, "unknown_task": UnknownTask}
@@ -29,6 +30,9 @@ def result_of(element: dict[str, Any], where: str) -> Result:
         kind = element["type"]
         raise FAULTS.get(kind, EnvFault)(f"{kind}: {element.get('message')} ({where})")
     try:
-        return msgspec.convert(element, Result)
+        result = msgspec.convert(element, Result)
     except msgspec.ValidationError as error:
         raise EnvFault(f"the answer is not a result: {error} ({where})") from error
+    if not within_reward_limit(result.reward):
+        raise EnvFault(f"the reward is {result.reward:g}, and at most {LARGEST_REWARD:g} in size is taken ({where})")
+    return result

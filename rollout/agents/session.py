@@ -25,16 +25,19 @@ from rollout.prompt_renderer import PromptRenderer
 from services.chat import Message
 from services.errors import Fault
 from services.records import EpisodeEnd, Step, Ticket, choices_digest
+from services.rewards import LARGEST_REWARD, within_reward_limit
 from services.seeds import seed_for
 
 if TYPE_CHECKING:
     from rollout.engine.engine import Engine, Sample
 
 
-LARGEST_REWARD = 1e6
-"""Largest reward of one step, in the environment's units: sums and squares of such are exact enough for credit."""
 QUICK_TEXT = 1 << 16
 """Longest prompt in characters that is tokenized in the event loop, which it holds for some hundredths of a second."""
+
+
+class ExtremeReward(ValueError):
+    """A reward that is no number within LARGEST_REWARD, or that makes its step's scaled sum larger."""
 
 
 class EpisodeOver(Exception):
@@ -196,15 +199,20 @@ class AgentSession:
     def earn(self, reward: SupportsFloat) -> None:
         """Gives the newest step a reward, in the environment's units. Numbers of numpy and torch count as their values.
 
-        Raises ValueError before the first call, and for a reward that would leave the group without an advantage.
+        Raises ValueError before the first call, and ExtremeReward.
         """
         if not self.steps:
             raise ValueError("a reward came before the first call of the model")
         number = float(reward) if isinstance(reward, SupportsFloat) else math.nan  # a record has Python's numbers
-        if not abs(number) <= LARGEST_REWARD:
-            raise ValueError(f"the reward is {reward!r:.60}, and it should be a number of at most {LARGEST_REWARD:g}")
+        if not within_reward_limit(number):
+            raise ExtremeReward(
+                f"the reward is {reward!r:.60}, and it should be a number of at most {LARGEST_REWARD:g}")
         last = self.steps[-1]
-        self.steps[-1] = msgspec.structs.replace(last, reward=last.reward + number * self.reward_scale)
+        total = last.reward + number * self.reward_scale
+        if not within_reward_limit(total):
+            raise ExtremeReward(f"the reward {number:g} times env.reward_scale, {self.reward_scale:g}, brings the "
+                                f"newest step to {total:g}, and it should stay within {LARGEST_REWARD:g}")
+        self.steps[-1] = msgspec.structs.replace(last, reward=total)
 
     def acted(self, action: str, *, admissible: bool, unchanged: bool = False) -> None:
         """Notes the action that the newest step led to, and whether it changed nothing."""

@@ -11,7 +11,7 @@ from typing import Any, cast
 from envservice.client.client import EpisodeHandle
 from envservice.client.results import Result
 from envservice.text.tool_calls import Tool, ToolCall, written_call
-from rollout.agents.session import AgentSession, EpisodeOver
+from rollout.agents.session import AgentSession, EpisodeOver, ExtremeReward
 from services.errors import EnvFault, utf8
 
 FRESH_S = 60.0
@@ -95,7 +95,11 @@ class AgentWorld:
         self.steps += 1
         self.llm.acted(action, admissible=before.admits(action), unchanged=after.unchanged)
         if after.reward:
-            self.llm.earn(after.reward)
+            try:
+                self.llm.earn(after.reward)
+            except ExtremeReward as error:
+                self.llm.fault = EnvFault(str(error))
+                raise self.llm.fault from None
         self.last, self.llm.seen = after, after
         if self.steps == self.max_steps and not after.done:  # the next call would have no turn to act in
             self._used_up()

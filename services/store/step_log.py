@@ -12,7 +12,7 @@ import msgspec
 
 from services.config.redis import RedisSection
 from services.errors import StoreFault
-from services.records import Drop, Episode, Manifest, Ticket, TicketKind
+from services.records import Drop, Episode, Manifest, Ticket, TicketKind, decode_drop, decode_manifest
 from services.store.bodies import Bodies, Lost
 from services.store.lease import Lease
 from services.store.run_state import Counts, RunState
@@ -80,7 +80,7 @@ class StepLog(RunState):
     def drops(self) -> list[Drop]:
         """Returns the drops since the newest manifest, in order. The next manifest takes them."""
         (waiting,) = self.read(("LRANGE", "drops", 0, -1))
-        return [msgspec.json.decode(drop, type=Drop) for drop in waiting]
+        return [decode_drop(drop) for drop in waiting]
 
     def ready(self, kind: TicketKind) -> list[str]:
         """Returns the finished groups, in order of issue."""
@@ -192,17 +192,17 @@ class StepLog(RunState):
             raise ValueError("begin_step takes training groups only")
         head = msgspec.json.encode(manifest).removesuffix(b"]}")
         written = self.script("begin_step", *lease.fence, manifest.step, head, *manifest.groups, role=lease.role)
-        return msgspec.json.decode(written, type=Manifest)
+        return decode_manifest(written)
 
     def journal(self) -> Journal:
         """Returns the whole log at one moment, for an audit."""
         issued, manifests, drops, ready, unfinished = self.read(
             ("HGET", "counters", "next_group"), ("HVALS", "manifests"), ("LRANGE", "drops", 0, -1),
             ("ZRANGE", "ready", 0, -1), ("ZRANGE", "groups", 0, -1))
-        written = (msgspec.json.decode(manifest, type=Manifest) for manifest in manifests)
+        written = map(decode_manifest, manifests)
         return Journal(
             issued=int(issued or 0), manifests={manifest.step: manifest for manifest in written},
-            drops=[msgspec.json.decode(drop, type=Drop) for drop in drops],
+            drops=[decode_drop(drop) for drop in drops],
             in_flight=[name.decode() for name in (*ready, *unfinished) if name.startswith(b"train/")])
 
     def attempt(self, lease: Lease, step: int, incarnation: int) -> tuple[int, str]:
@@ -238,7 +238,7 @@ class StepLog(RunState):
         if last <= after_step:
             return []
         (found,) = self.read(("HMGET", "manifests", *range(after_step + 1, last + 1)))
-        return [msgspec.json.decode(manifest, type=Manifest) for manifest in found if manifest]
+        return [decode_manifest(manifest) for manifest in found if manifest]
 
     def retire(self, lease: Lease, step: int) -> int:
         """Deletes the episodes of all manifests up to `step`. Returns the bytes freed.

@@ -1,5 +1,8 @@
 """A learner step that cannot be trained ends the run with its cause, and can be skipped."""
 
+import json
+import math
+
 import msgspec
 import numpy as np
 import pytest
@@ -79,6 +82,46 @@ def test_a_skipped_step_trains_on_other_groups_and_says_what_it_left_out(store, 
     assert [row["groups"][0] for row in ledger] == [f"train/{n:08d}" for n in (0, 4, 6, 8)]
     assert [(drop["group"], drop["reason"]) for drop in ledger[1]["drops"]] == [
         (BROKEN, REASON), ("train/00000003", REASON)]
+
+
+def with_an_infinite_reward(claim):
+    """Plays groups. In group 2, the first episode's first turn has a reward that a larger limit once let pass."""
+    played = episode(claim)
+    if claim.ticket.id != f"{BROKEN}#0":
+        return played
+    return msgspec.structs.replace(
+        played, steps=[msgspec.structs.replace(played.steps[0], reward=math.inf), *played.steps[1:]])
+
+
+def test_a_step_with_an_infinite_reward_is_named_and_can_be_skipped(redis_url, request, model_path, gang, tmp_path):
+    """The drop of the skipped group had null for its rewards, and no later process of the learner could read it."""
+    store = Store(redis_url, request.node.name)
+    play(store, range(2 * STEPS), play_one=with_an_infinite_reward)
+    (error,) = lives(store, tmp_path, model_path, gang, 1)
+    assert isinstance(error, UserError)
+    assert str(error) == (
+        "learner step 2 cannot be trained: episode train/00000002#0 (t/2) has the reward inf at turn 0, and at most "
+        "1e+06 in size is taken; leave the groups of this step out by --resume --skip-step 2")
+    skip_step(store, store.acquire("controller", "c"), 2, keep=lambda _: None)
+    (written,) = store.read(("LRANGE", "drops", 0, -1))
+    assert [b"null" in drop for drop in written] == [False, False]
+    play(store, [8, 9])
+    run(store, tmp_path, model_path, gang)
+    ledger = read_rows(tmp_path / "ledger.jsonl")
+    assert [row["step"] for row in ledger] == [1, 2, 3, 4]
+    assert [(drop["group"], drop["episodes"]) for drop in ledger[1]["drops"]] == [(BROKEN, 3), ("train/00000003", 4)]
+
+
+def test_a_run_that_an_older_version_skipped_with_null_goes_on(store, model_path, gang, tmp_path):
+    """Its drops wait for the next manifest, or are in the newest one."""
+    lives(store, tmp_path, model_path, gang, 1)
+    skip_step(store, store.acquire("controller", "c"), 2, keep=lambda _: None)
+    (first, _) = store.read(("LRANGE", "drops", 0, -1))[0]
+    older = json.loads(first) | {"reward": None}
+    store.redis.lset(store.key("drops"), 0, json.dumps(older))
+    play(store, [8, 9])
+    run(store, tmp_path, model_path, gang)
+    assert [row["step"] for row in read_rows(tmp_path / "ledger.jsonl")] == [1, 2, 3, 4]
 
 
 def test_only_the_newest_manifest_can_be_skipped(store, model_path, gang, tmp_path):

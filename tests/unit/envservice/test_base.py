@@ -30,8 +30,10 @@ def test_without_a_list_nothing_is_inadmissible():
     ({"admissible_actions": [1, 2]}, "[1, 2] as admissible_actions"), ({"admissible_actions": "go"}, "'go' as admis"),
     ({"info": None}, "None as info, and not texts, finite numbers and booleans by name"),
     ({"info": {"seen": [1]}}, "{'seen': [1]} as info"), ({"info": {"score": nan}}, "{'score': nan} as info"),
-    ({"state": np.str_("hall")}, "as state"), ({"reward": nan}, "the reward nan, which is no finite number"),
-    ({"reward": -inf}, "the reward -inf"), ({"reward": None}, "the reward None"), ({"reward": "1"}, "the reward '1'")])
+    ({"state": np.str_("hall")}, "as state"), ({"reward": None}, "the reward None"), ({"reward": "1"}, "reward '1'"),
+    ({"reward": nan}, "the reward nan, which is no number of at most 1e+06 in size"),
+    ({"reward": -inf}, "the reward -inf"), ({"reward": -1e308}, "the reward -1e+308"),
+    ({"reward": 1000001}, "the reward 1000001"), ({"reward": 10**400}, "the reward 1000000000")])
 def test_an_outcome_that_no_client_could_be_told_is_a_fault_that_names_the_field(field: dict[str, Any], told: str):
     """JSON would make null of a reward that is no number, and a reader could take that for 0."""
     with pytest.raises(EnvFault, match="its step returned") as caught:

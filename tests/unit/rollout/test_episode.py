@@ -187,6 +187,22 @@ async def test_the_environments_own_score_at_the_end_is_kept(info, score):
     assert (await play(Game([result("s0"), last]), Sampler(["go"]))).task_score == score
 
 
+@pytest.mark.parametrize("reward", [1e308, -1.1e5])
+async def test_a_reward_that_is_too_large_once_scaled_is_a_fault(reward):
+    """The scale is 10. A reward of 1e308 was recorded as inf, at which the learner died each time."""
+    game = Game([result("s0"), result("s1", reward=reward, done=True)])
+    with pytest.raises(EnvFault, match=r"times env.reward_scale, 10, is .*, and at most 1e\+06 in size is taken"):
+        await play(game, Sampler(["go"]))
+    assert (await play(Game([result("s0"), result("s1", reward=1e5, done=True)]), Sampler(["go"]))).total_reward == 1e6
+
+
+@pytest.mark.parametrize("score", [1.1e6, "inf", "high", 10**400])
+async def test_a_score_that_is_no_number_within_the_limit_is_a_fault(score):
+    last = Result(observation="over", admissible_actions=[], done=True, digest="d", info={"task_score": score})
+    with pytest.raises(EnvFault, match=r"info.task_score is '?(1100000|inf|high|10000)"):
+        await play(Game([result("s0"), last]), Sampler(["go"]))
+
+
 async def test_turns_of_a_dead_worker_are_taken_again_without_the_sampler():
     """Cut after each of its turns, an episode goes on to the same rows and hands over only what it played itself."""
     def answers():

@@ -1,10 +1,26 @@
 """Blobs of episodes outlive the version of gagpo that wrote them."""
 
+import math
+
 import msgspec
 import numpy as np
+import pytest
 import zstandard
 
-from services.records import Episode, Step, Ticket, Version, VersionSpan, decode_episode, encode_episode
+from services.records import (
+    Drop,
+    Episode,
+    Manifest,
+    Step,
+    Tally,
+    Ticket,
+    Version,
+    VersionSpan,
+    decode_drop,
+    decode_episode,
+    decode_manifest,
+    encode_episode,
+)
 
 STEP = Step(
     observation="You see a desk.", prompt_ids=np.arange(2, dtype=np.int32), response_ids=np.array([3], np.int32),
@@ -28,3 +44,32 @@ def test_an_older_blob_without_the_final_observation_is_read():
     del plain["final_observation"]
     older = zstandard.ZstdCompressor().compress(msgspec.msgpack.encode(plain))
     assert decode_episode(older).final_observation == ""
+
+
+@pytest.mark.parametrize(("reward", "score", "described"), [
+    (math.inf, None, "the reward inf at turn 1"), (math.nan, None, "the reward nan at turn 1"),
+    (-1e155, 1.0, "the reward -1e+155 at turn 1"), (1e6, math.nan, "the task score nan"), (-1e6, 1e6, "")])
+def test_an_episode_names_its_first_number_beyond_the_limit_and_is_then_in_no_sum(reward, score, described):
+    """JSON has no such numbers: a sum of them was written as null, and the learner could not read the drop."""
+    steps = [msgspec.structs.replace(STEP, reward=2.0), msgspec.structs.replace(STEP, reward=reward)]
+    extreme = msgspec.structs.replace(EPISODE, steps=steps, task_score=score)
+    assert extreme.extreme_number == described
+    drop = Drop.of([EPISODE, extreme], group="train/00000000", task="t", reason="over-age")
+    assert b"null" not in msgspec.json.encode(drop)
+    assert decode_drop(msgspec.json.encode(drop)) == drop
+    if described:
+        assert Tally.of([EPISODE, extreme]) == Tally.of([EPISODE])
+    else:
+        assert (drop.episodes, drop.reward, drop.score, drop.scored) == (2, 2 - 1e6, 1e6, 1)
+
+
+def test_drops_of_an_older_version_with_null_for_a_sum_are_read_without_sums():
+    sums = {"episodes": 4, "steps": 9, "wins": 1, "reward": None, "score": 0.0, "scored": 0, "tokens": 50}
+    broken = {**sums, "group": "train/00000001", "task": "t", "reason": "skipped by --skip-step"}
+    good = Drop(group="train/00000000", task="t", reason="over-age", episodes=2, reward=1.5)
+    text = msgspec.json.encode({"step": 3, "incarnation": 2, "groups": ["train/00000002"], "drops": [good, broken]})
+    bare = Drop(group="train/00000001", task="t", reason="skipped by --skip-step")
+    assert decode_manifest(text) == Manifest(step=3, incarnation=2, groups=["train/00000002"], drops=[good, bare])
+    assert decode_drop(msgspec.json.encode(broken)) == bare
+    with pytest.raises(msgspec.ValidationError):
+        decode_drop(msgspec.json.encode({**sums, "group": None, "task": "t", "reason": ""}))

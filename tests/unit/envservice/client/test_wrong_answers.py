@@ -111,3 +111,12 @@ async def test_one_large_observation_is_taken(asking: Callable[..., EnvClient]):
     result = RESULT | {"observation": "x" * 4 * MIB}
     async with asking(lambda _: httpx.Response(200, json=[result])) as client:
         assert len((await client.episode("e", TASK).reset()).observation) == 4 * MIB
+
+
+async def test_a_reward_beyond_the_limit_is_a_fault_and_one_at_the_limit_is_taken(asking: Callable[..., EnvClient]):
+    rewards = iter([-1e6, 1.1e6])
+    async with asking(lambda _: httpx.Response(200, json=[RESULT | {"reward": next(rewards)}])) as client:
+        assert (await client.episode("e", TASK).reset()).reward == -1e6
+        with pytest.raises(EnvFault, match=r"^the reward is 1.1e\+06, and at most 1e\+06 in size is taken "
+                                           r"\(toy/train/00 at step 0 on http://toy\)$"):
+            await client.episode("f", TASK).reset()

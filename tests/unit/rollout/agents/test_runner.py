@@ -12,7 +12,7 @@ from envservice.wire.schemas import MAX_ACTION
 from rollout.agents import runner as runners
 from rollout.agents.session import EpisodeOver
 from services.config.tree import AgentSection
-from services.errors import AgentFault
+from services.errors import AgentFault, EnvFault
 
 
 async def test_an_agent_that_catches_its_cancellation_is_left_to_itself(
@@ -98,6 +98,19 @@ async def test_calls_of_the_environment_that_overlap_are_made_one_after_the_othe
         episode = await runner.play(ticket, 1)
     assert [now.observation for now in seen] == ["2", "4", "6"]
     assert (episode.won, episode.total_reward) == (True, 17.5)
+
+
+async def test_an_environments_reward_beyond_the_limit_is_its_fault_although_the_agent_caught_it(counting, ticket):
+    async def catches_all(_task, llm, env):
+        await env.reset()
+        await llm.chat([{"role": "user", "content": "add"}])
+        with contextlib.suppress(Exception):
+            await env.call("add", {"n": 5})
+
+    async with counting(["so"], catches_all) as (runner, _):
+        scaled = dataclasses.replace(runner, limits=dataclasses.replace(runner.limits, reward_scale=1e7))
+        with pytest.raises(EnvFault, match=r"times env.reward_scale, 1e\+07, brings the newest step to"):
+            await scaled.play(ticket, 1)
 
 
 async def test_a_last_call_that_is_repeated_is_rewarded_once(counting, ticket):

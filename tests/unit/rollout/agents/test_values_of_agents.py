@@ -63,6 +63,15 @@ async def earns_a_text(llm, _env):
     llm.earn("1.0")
 
 
+async def earns_too_much(llm, _env):
+    llm.earn(1e308)
+
+
+async def earns_too_much_in_all(llm, _env):
+    llm.earn(6e4)
+    llm.earn(6e4)
+
+
 async def says_no(llm, _env):
     llm.won = "no"
 
@@ -85,6 +94,8 @@ async def returns(_llm, _env):
 
 @pytest.mark.parametrize(("does", "told"), [
     (earns_a_text, "the reward is '1.0', and it should be a number"),
+    (earns_too_much, r"the reward is 1e\+308, and it should be a number of at most 1e\+06"),
+    (earns_too_much_in_all, r"brings the newest step to 1.2e\+06, and it should stay within 1e\+06"),
     (says_no, "the agent set llm.won to 'no', and not to True or False"),
     (acts_by_number, "the action is 3, and env.step takes a text"),
     (acts_by_bytes, "the action is b'look', and env.step takes a text"),
