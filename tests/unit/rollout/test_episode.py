@@ -196,7 +196,7 @@ async def test_a_reward_that_is_too_large_once_scaled_is_a_fault(reward):
     assert (await play(Game([result("s0"), result("s1", reward=1e5, done=True)]), Sampler(["go"]))).total_reward == 1e6
 
 
-@pytest.mark.parametrize("score", [1.1e6, "inf", "high", 10**400])
+@pytest.mark.parametrize("score", [1.1e6, "inf", "high", 10**400], ids=["large", "inf", "high", "huge"])
 async def test_a_score_that_is_no_number_within_the_limit_is_a_fault(score):
     last = Result(observation="over", admissible_actions=[], done=True, digest="d", info={"task_score": score})
     with pytest.raises(EnvFault, match=r"info.task_score is '?(1100000|inf|high|10000)"):
