@@ -151,7 +151,8 @@ def test_every_script_of_the_store_has_its_fence():
 
 
 def test_every_field_of_an_environment_has_its_row():
-    table = (ROOT / "docs/tasks/own-environment.md").read_text().partition("| field | what it is |")[2].partition("\n\n")[0]
+    page = (ROOT / "docs/tasks/own-environment.md").read_text()
+    table = page.partition("| field | what it is |")[2].partition("\n\n")[0]
     assert set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == {
         field.name for field in dataclasses.fields(EnvironmentSpec)}
 
