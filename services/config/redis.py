@@ -8,7 +8,7 @@ from typing import Self
 from pydantic import Field, field_serializer, field_validator, model_validator
 
 from services.config.env import Section
-from services.config.secrets import masked
+from services.config.secrets import check_redis_url, masked
 from services.config.storage import folder_url
 
 
@@ -34,8 +34,8 @@ class RedisSection(Section):
     @field_validator("url")
     @classmethod
     def _address(cls, url: str | None) -> str | None:
-        if url is not None and "password=" in url.partition("?")[2]:
-            raise ValueError("it should have no password after its question mark: use redis.password_file")
+        if url is not None:
+            check_redis_url(url)
         return url
 
     @field_validator("bodies")

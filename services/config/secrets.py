@@ -45,9 +45,31 @@ def masked(url: str) -> str:
     """Returns the URL with `***` in place of its password."""
     url = re.sub(r"([?&]password=)[^&#]*", rf"\1{HIDDEN}", url)
     head, at, tail = url.rpartition("@")
-    scheme, slashes, user = head.partition("://")
+    found = re.match(r"\w+:/+", head)  # one slash, or none, is a mistake whose password is hidden, too
+    scheme, user = (found[0], head[found.end():]) if found else ("", head)
     name, colon, password = user.partition(":")
-    return f"{scheme}{slashes}{name}:{HIDDEN}{at}{tail}" if colon and password else url
+    return f"{scheme}{name}:{HIDDEN}{at}{tail}" if colon and password else url
+
+
+def check_redis_url(url: str) -> None:
+    """Raises ValueError for an address of Redis that cannot be taken apart. The message has no part of the address,
+    because any part may be one of the password."""
+    if "password=" in url.partition("?")[2]:
+        raise ValueError("it should have no password after its question mark: use redis.password_file")
+    scheme, _, rest = url.partition("://")
+    credentials, at, _ = rest.rpartition("@")
+    if at and not (scheme == "unix" and rest.startswith("/")) and re.search(r"[\[\]#/?\\\s]", credentials):
+        raise ValueError("its user or password has a character such as [ ] # / ? that ends the address there: "
+                         "percent-encode it (# is %23), or use redis.password_file")
+    try:
+        parts = urlsplit(url)
+        if scheme in ("redis", "rediss"):
+            parts.port  # noqa: B018 - raises ValueError
+    except ValueError:  # its message repeats the address
+        raise ValueError("it is no address such as redis://host:6379/0: percent-encode the special characters of user "
+                         "and password") from None
+    if scheme in ("redis", "rediss") and not re.fullmatch(r"/?|/[0-9]+", parts.path):
+        raise ValueError("what follows the host should be the number of a database, such as redis://host:6379/0")
 
 
 def redis_url(redis: RedisSection) -> str | None:
@@ -77,8 +99,9 @@ def child_secrets(redis: RedisSection) -> dict[str, str]:
 
 def _with_password(url: str, password: str) -> str:
     scheme, _, rest = url.partition("://")
-    user, _, host = rest.rpartition("@")
-    return f"{scheme}://{user.partition(':')[0]}:{quote(password, safe='')}@{host}"
+    authority, slash, path = rest.partition("/")
+    user, _, host = authority.rpartition("@")
+    return f"{scheme}://{user.partition(':')[0]}:{quote(password, safe='')}@{host}{slash}{path}"
 
 
 def env_token(env: EnvSection) -> str | None:

@@ -115,3 +115,34 @@ def test_a_token_that_no_header_carries_is_refused_and_not_shown(
 def test_a_secret_mounted_with_its_line_end_is_the_secret(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("GAGPO_ENV_TOKEN", "variable\n")
     assert env_token(default_config().env) == "variable"
+
+
+@pytest.mark.parametrize("url", [
+    f"redis://:{CANARY}[x@h:1/0", f"redis://:{CANARY}#x@h:1/0", f"redis://:{CANARY}/x@h:1/0", f"redis://:[{CANARY}]@h",
+    f"rediss://me:x?{CANARY}@h", f"sentinel://:{CANARY}#x@h:1/main", f"redis://:{CANARY}@h:{CANARY}/0",
+    f"redis://:1/{CANARY}@h", f"redis://:{CANARY}#x"])
+def test_an_address_with_a_password_that_is_not_encoded_is_refused_without_any_part_of_it(url: str, capsys):
+    with pytest.raises(UserError, match=r"^redis\.url: .*(percent-encode|should be the number)") as error:
+        config_of(url)
+    assert CANARY not in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def config_of(url: str) -> Config:
+    return default_config([f"redis.url='{url}'"])
+
+
+@pytest.mark.parametrize("url", ["redis://host/zero", "redis://h:1/0/1"])
+def test_an_address_whose_database_is_no_number_is_refused_with_the_config(url: str):
+    with pytest.raises(UserError, match=r"redis\.url: .* should be the number of a database"):
+        config_of(url)
+
+
+@pytest.mark.parametrize("url", ["redis://h", "redis://h:1/", "redis://:p%23@[::1]:1/2", "unix:///a@b/redis",
+                                 "sentinel://u:p@h:1,g:2/main/0", "rediss://h/0?db=1"])
+def test_an_address_that_redis_takes_is_taken(url: str):
+    assert redis_url(config_of(url).redis) == url
+
+
+def test_a_password_is_masked_in_an_address_without_its_slashes():
+    assert (masked("me:pw@h"), masked("redis:/me:pw@h")) == ("me:***@h", "redis:/me:***@h")
