@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections import Counter
 from typing import TYPE_CHECKING
 
 from deploy.console.printable import printable
+from deploy.runs.ownership import is_own, withheld
 from deploy.runs.policies import find_begun, run_path
 from services.amounts import number_of
 from services.errors import StoreFault
@@ -61,7 +63,11 @@ def read_journal(folder: RunFolder, config: Config) -> Journal | None:
     known = folder.known()
     if known is None:
         return None
-    url = redis_url(config.redis) or url_served_from(folder.path / "redis")
+    redis = config.redis
+    if redis.password_file is not None and not is_own(folder):
+        print(printable(withheld("redis.password_file", folder)), file=sys.stderr)
+        redis = redis.model_copy(update={"password_file": None})
+    url = redis_url(redis) or url_served_from(folder.path / "redis")
     if url is None:
         return None
     try:

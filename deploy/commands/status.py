@@ -21,7 +21,7 @@ from deploy.runs.configs import light_config
 from deploy.runs.folder import RunFolder, go_on
 from deploy.runs.health import warnings
 from deploy.runs.history import RunHistory
-from deploy.runs.live_status import Seen, look, silent, value
+from deploy.runs.live_status import Seen, look, silent, value, withheld_token
 from deploy.runs.policies import find_run, run_path
 from deploy.runs.stage import ENDED_WELL, read_stage
 from deploy.runs.verdict import next_commands, verdicts
@@ -62,6 +62,8 @@ def run(args: argparse.Namespace) -> int:
     """
     folder = find_run(args.run_folder)
     history, seen = RunHistory(folder), Seen()
+    for note in withheld_token(folder.path):
+        print(printable(note), file=sys.stderr)
     try:
         seen.take(look(folder.path))
         if seen.now:

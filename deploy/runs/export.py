@@ -19,6 +19,7 @@ from typing import Any
 from deploy.runs.configs import light_config
 from deploy.runs.folder import RunFolder
 from deploy.runs.hub import origin
+from deploy.runs.ownership import is_own
 from deploy.runs.policies import EXPORTED_CONFIG
 from learner.checkpoints.export import GENERATION, special_tokens
 from learner.checkpoints.lora_export import write_adapter
@@ -26,7 +27,7 @@ from services.amounts import number_of
 from services.config.file import dump_config
 from services.config.tree import Config
 from services.errors import UserError
-from services.files import write_whole
+from services.files import read_bounded, write_whole
 from services.telemetry.evaluation_labels import TRAINED, on_curve
 from services.telemetry.metrics_file import read_evaluations
 
@@ -47,13 +48,16 @@ def export(run: RunFolder, step: int, model: Path, out: Path) -> None:
     if out.exists():
         raise UserError(f"{out} exists", "give a folder that does not exist yet")
     config = light_config(run.config_file)
+    if config.model.chat_template is not None and not is_own(run):
+        raise UserError(f"model.chat_template of {run.path} is not copied, because others can write to that folder",
+                        "read its config.yaml, then export a copy of the folder that is yours alone")
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = out.with_name(f".{out.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         shutil.copytree(model, temporary)
         if config.model.chat_template is not None:
-            shutil.copyfile(config.model.chat_template, temporary / "chat_template.jinja")
+            write_whole(temporary / "chat_template.jinja", read_bounded(config.model.chat_template))
         if _has_adapter(config):
             write_adapter(model.parent, temporary / ADAPTER, config.learner.lora, base=_base(config))
         stops, generation = _generation(temporary, config)

@@ -16,6 +16,7 @@ import msgspec
 
 from deploy.runs.configs import light_config
 from deploy.runs.folder import RunFolder
+from deploy.runs.ownership import is_own, withheld
 from deploy.runs.stage import read_stage, this_host
 from services.config.secrets import env_token
 from services.errors import UserError
@@ -102,11 +103,22 @@ def _targets(path: Path) -> list[TargetGroup]:
 def _token(path: Path) -> str | None:
     """Returns the token of servers that were given to the run, which guards their metrics; None if this machine does
     not have it. A run's own servers show their metrics to all."""
-    env = light_config(RunFolder(path).config_file).env
+    run = RunFolder(path)
+    env = light_config(run.config_file).env
+    if env.token_file is not None and withheld_token(path):
+        env = env.model_copy(update={"token_file": None})
     try:
         return env_token(env) if env.urls else None
     except UserError:
         return None
+
+
+def withheld_token(path: Path) -> list[str]:
+    """Returns the line that says that env.token_file is not used; [] if the run is this user's own or has none."""
+    run = RunFolder(path)
+    if not run.targets.exists() or light_config(run.config_file).env.token_file is None:
+        return []
+    return [] if is_own(run, run.targets, run.targets.parent) else [withheld("env.token_file", run)]
 
 
 def _beats(address: str) -> dict[str, Beat] | None:
