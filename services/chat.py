@@ -11,6 +11,7 @@ from typing import Any, cast
 from services.config.tree import ModelSection
 from services.control_tokens import control_tokens, cut
 from services.errors import UserError
+from services.files import Damaged, read_bounded
 
 THINK, THINK_END = "<think>", "</think>"
 _MARK = "~gagpo-message-{}~"
@@ -210,8 +211,8 @@ def chat_format(tokenizer: Any, model: ModelSection, tags: Collection[str] = (TH
     """
     if model.chat_template is not None:
         try:
-            tokenizer.chat_template = model.chat_template.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            tokenizer.chat_template = read_bounded(model.chat_template).decode().replace("\r\n", "\n")
+        except (OSError, UnicodeDecodeError, Damaged) as error:
             raise UserError(f"model.chat_template={model.chat_template} cannot be read ({error})",
                             "name a text file with a Jinja template") from None
     return ChatFormat(tokenizer=tokenizer, system=model.system_prompt, arguments=model.chat_template_kwargs,

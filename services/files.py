@@ -77,13 +77,15 @@ def read_json(path: Path, kind: type[Kind], most: int = JSON_BYTES) -> Kind:
                       "restore it, or delete it if it can be made again") from None
 
 
-def write_whole(path: Path, data: str | bytes) -> None:
+def write_whole(path: Path, data: str | bytes, *, mode: int | None = None) -> None:
     """Replaces the file atomically: a reader, also after a crash, finds the whole old or the whole new content.
 
-    Raises OSError, which names a file.
+    `mode`: of the new file; 0o600 for a secret. None: whoever may list the folder may read the file. A link at
+    `path` is replaced, not followed. Raises OSError, which names a file.
     """
     try:
-        with replacing(path, path.with_name(f".{path.name}.{os.getpid()}.new"), mode=_mode(path.parent)) as file:
+        draft = path.with_name(f".{path.name}.{os.getpid()}.new")
+        with replacing(path, draft, mode=_mode(path.parent) if mode is None else mode) as file:
             file.write(data.encode() if isinstance(data, str) else data)
     except OSError as error:
         error.filename = error.filename or str(path)  # that of a write names none
@@ -102,8 +104,10 @@ def replacing(path: Path, draft: Path, *, mode: int = 0o666) -> Generator[Binary
     The old file stays until the new one is whole, also if the block raises or the machine ends. `draft`: a file beside
     it that nobody else writes; a process that is killed leaves it behind. `mode`: of the new file, less the umask.
     """
+    draft.unlink(missing_ok=True)
     try:
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+        # O_EXCL: a link or pipe that somebody puts there meanwhile is refused, and an old file keeps no looser mode.
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

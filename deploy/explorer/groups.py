@@ -13,6 +13,7 @@ from typing import Any
 
 from deploy.explorer.index import GroupEntry
 from services.config.tree import CreditSection
+from services.files import Damaged, open_plain
 from services.records import CUT
 
 CREDIT = ("return", "value", "baseline", "delta", "raw_advantage", "advantage", "state_key")
@@ -203,11 +204,11 @@ def read_group(folder: Path, entry: GroupEntry) -> Group | None:
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(folder / f"{entry.file}.parquet") as file:
+        with open_plain(folder / f"{entry.file}.parquet") as plain, pq.ParquetFile(plain) as file:
             if max(entry.row_groups) >= file.num_row_groups:
                 return None
             table = file.read_row_groups(list(entry.row_groups))
-    except (OSError, ValueError):  # deleted or damaged after it was indexed; the next refresh notices
+    except (OSError, ValueError, Damaged):  # deleted or damaged after it was indexed; the next refresh notices
         return None
     here = pa.array([group == entry.group for group in table.column("group").to_pylist()])
     rows = table.filter(here).to_pylist()

@@ -17,11 +17,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from deploy.runs.history import unreadable
-from services.files import write_whole
+from services.files import Damaged, open_plain, read_json, write_whole
 from services.store.archive import FILE_NAME
 
 FORMAT = 4
@@ -74,6 +75,15 @@ class GroupEntry:
         return self.won / self.episodes
 
 
+class _CachedIndex(msgspec.Struct, frozen=True):
+    """Content of a cached index. Each row has the values of `columns` for one GroupEntry."""
+
+    format: int
+    stamp: tuple[int, int]
+    columns: list[str]
+    rows: list[list[Any]]
+
+
 class ArchiveIndex:
     """The groups of one run, in order of files and of their place in them. Thread-safe."""
 
@@ -103,7 +113,7 @@ class ArchiveIndex:
                     files[name] = found[name], self._index(name, found[name])
                 except FileNotFoundError:
                     continue  # deleted meanwhile; the next refresh forgets it
-                except (OSError, ValueError, LookupError, TypeError, NotImplementedError) as error:
+                except (OSError, ValueError, LookupError, TypeError, NotImplementedError, Damaged) as error:
                     torn[name] = found[name], unreadable(self._episodes / name, error)  # no parquet, or not ours
             self._files, self._unreadable = dict(sorted(files.items())), torn
 
@@ -127,11 +137,11 @@ class ArchiveIndex:
 
     def _index(self, name: str, stamp: tuple[int, int]) -> list[GroupEntry]:
         cached = self._cache / f"{name}.json"
-        # Of another format, or damaged: it is made again.
-        with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
-            known = json.loads(cached.read_text())
-            if known["format"] == FORMAT and known["stamp"] == list(stamp):
-                return [_known(known["columns"], row) for row in known["rows"]]
+        # An index of another format or file, or a damaged one, is made again.
+        with suppress(OSError, ValueError, Damaged, msgspec.ValidationError):
+            index = read_json(cached, _CachedIndex)
+            if index.format == FORMAT and index.stamp == stamp:
+                return [_entry_of_row(name, index.columns, row) for row in index.rows]
         entries = index_file(self._episodes / name)
         with suppress(OSError):  # no permission to write: it is made again at the next start
             _write(cached, stamp, entries)
@@ -153,7 +163,7 @@ def index_file(path: Path) -> list[GroupEntry]:
     ValueError if it is not one of ours."""
     import pyarrow.parquet as pq
 
-    with pq.ParquetFile(path) as file:
+    with open_plain(path) as plain, pq.ParquetFile(plain) as file:
         for name in (*_OF_GROUPS, *_OF_STEPS, *_READ):
             if name not in file.schema_arrow.names:
                 raise ValueError(f"it has no column {name}")
@@ -195,10 +205,12 @@ def _entry(file: str, step: int, group: dict[str, Any], rows: dict[str, list[Any
         row_groups=tuple(np.unique(at).tolist()))
 
 
-def _known(names: list[str], row: list[Any]) -> GroupEntry:
-    values: dict[str, Any] = dict(zip(names, row, strict=True))
-    values["row_groups"] = tuple(values["row_groups"])
-    return GroupEntry(**values)
+def _entry_of_row(file: str, columns: list[str], row: list[Any]) -> GroupEntry:
+    """Returns the entry in a row of the cached index of `file`. Raises ValueError or msgspec.ValidationError."""
+    entry = msgspec.convert(dict(zip(columns, row, strict=True)), GroupEntry)
+    if f"{entry.file}.parquet" != file or min(entry.episodes, entry.steps) < 1 or min(entry.row_groups) < 0:
+        raise ValueError("it is not an index of this file")
+    return entry
 
 
 def _write(path: Path, stamp: tuple[int, int], entries: list[GroupEntry]) -> None:

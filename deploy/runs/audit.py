@@ -18,7 +18,7 @@ from deploy.runs.history import RunHistory
 from services.amounts import number_of
 from services.config.tree import Config
 from services.errors import described
-from services.files import Damaged
+from services.files import Damaged, open_plain
 from services.records import Manifest
 from services.store.archive import FILE_NAME, evaluation_part
 from services.store.step_log import Journal
@@ -112,7 +112,8 @@ def read_archive(folder: RunFolder) -> tuple[dict[str, list[Archived]], dict[str
         here: dict[str, Archived] = {}
         episodes: set[tuple[str, int]] = set()
         try:
-            table = pq.read_table(path, columns=COLUMNS)
+            with open_plain(path) as file:
+                table = pq.read_table(file, columns=COLUMNS)
         except (OSError, ValueError) as error:  # pyarrow's errors are among these
             raise Damaged(f"{path} cannot be read ({described(error)})", "restore it, then audit again") from None
         for row in table.to_pylist():

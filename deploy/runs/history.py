@@ -10,10 +10,10 @@ import os
 import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from deploy.runs.folder import RunFolder
-from services.files import Damaged
+from services.files import Damaged, open_plain
 from services.last_value import LastValue
 from services.telemetry.metrics_file import (
     FILE_BYTES,
@@ -61,19 +61,20 @@ class GrowingRows:
 
     def _read(self) -> None:
         try:
-            stream = self.path.open("rb")
+            with open_plain(self.path) as stream:
+                self._read_new(stream)
         except FileNotFoundError:
             self._file = 0  # a new file is read from its beginning
-            return
-        with stream:
-            if not self.path.is_file() or os.fstat(stream.fileno()).st_size > FILE_BYTES:
-                raise Damaged(f"{self.path} is not a plain file of at most {FILE_BYTES >> 20} MiB", "restore it")
-            size, file = _size_and_file(stream.fileno())
-            if file != self._file or size < self._read_to:  # it was replaced
-                self._forget(file=file)
-            if size > self._read_to:
-                stream.seek(self._read_to)
-                self._take(stream.read(size - self._read_to))
+
+    def _read_new(self, stream: BinaryIO) -> None:
+        size, file = _size_and_file(stream.fileno())
+        if size > FILE_BYTES:
+            raise Damaged(f"{self.path} is larger than {FILE_BYTES >> 20} MiB", "restore it")
+        if file != self._file or size < self._read_to:  # it was replaced
+            self._forget(file=file)
+        if size > self._read_to:
+            stream.seek(self._read_to)
+            self._take(stream.read(size - self._read_to))
 
     def _take(self, appended: bytes) -> None:
         *lines, self._begun = appended.split(b"\n")
@@ -139,8 +140,8 @@ def read_columns(files: Iterable[Path], columns: Sequence[str]) -> tuple[list[pa
     warnings: list[str] = []
     for path in files:
         try:
-            known = pq.read_schema(path).names
-            tables.append(pq.read_table(path, columns=[name for name in columns if name in known]))
-        except (OSError, ValueError) as error:  # pyarrow's errors are among these
+            with open_plain(path) as file, pq.ParquetFile(file) as archive:
+                tables.append(archive.read([name for name in columns if name in archive.schema_arrow.names]))
+        except (OSError, ValueError, Damaged) as error:  # pyarrow's errors are among these
             warnings.append(unreadable(path, error))
     return tables, warnings

@@ -14,7 +14,7 @@ from deploy.runs.policies import find_run
 from deploy.runs.verdict import Verdict, verdicts
 from services.config.tree import Config
 from services.errors import UserError
-from services.files import Damaged
+from services.files import Damaged, open_plain
 from services.store.archive import FILE_NAME
 
 if TYPE_CHECKING:
@@ -73,8 +73,9 @@ class RunResults:
         tables: list[pa.Table] = []
         for path in self._files(step, outcome):
             try:
-                _check_columns(path, columns)
-                tables.append(pq.read_table(path, columns=None if columns is None else list(columns)))
+                with open_plain(path) as file, pq.ParquetFile(file) as archive:
+                    _check_columns(path, archive.schema_arrow.names, columns)
+                    tables.append(archive.read(None if columns is None else list(columns)))
             except (OSError, ValueError) as error:  # pyarrow's errors are among these
                 raise Damaged(unreadable(path, error), "restore it, or move it away") from None
         return pa.concat_tables(tables, promote_options="default") if tables else pa.table({})
@@ -100,11 +101,8 @@ def no_archive(run: Path, step: int, steps: Collection[int]) -> UserError:
     return UserError(f"{run} has no archive of learner step {step}", f"its archive has {there}")
 
 
-def _check_columns(path: Path, columns: Sequence[str] | None) -> None:
+def _check_columns(path: Path, known: Sequence[str], columns: Sequence[str] | None) -> None:
     """Raises UserError for a name that is no column of the file: pyarrow's error reads as if the file were damaged."""
-    import pyarrow.parquet as pq
-
-    known = pq.read_schema(path).names if columns is not None else []
     if unknown := next((name for name in columns or () if name not in known), None):
         near = difflib.get_close_matches(unknown, known, n=1)
         raise UserError(f"episodes/{path.name} has no column {unknown!r}",

@@ -24,6 +24,7 @@ from urllib.parse import quote
 import redis
 
 from services.errors import GagpoError, StoreFault, UserError
+from services.files import open_plain, read_bounded, write_whole
 from services.process.addresses import host_port, likely_port
 from services.process.child_processes import ending_with_parent, wait_or_kill
 from services.process.held_folder import HeldFolder, short_root
@@ -135,9 +136,9 @@ class RedisServer:
     def _start(self) -> None:
         lock = self._lock()
         try:
-            self._config.touch(mode=0o600)
-            self._config.write_text(_CONFIG.format(
-                url=self.url, listens=self._listens, password=self._password, rights=RIGHTS, memory=self._memory))
+            write_whole(self._config, _CONFIG.format(
+                url=self.url, listens=self._listens, password=self._password, rights=RIGHTS, memory=self._memory),
+                mode=0o600)
             # It keeps its data where it starts: its config has no place for each path that there may be.
             self._process = subprocess.Popen(
                 ending_with_parent([self._binary.absolute(), self._config]), cwd=self._folder, pass_fds=(lock,),
@@ -149,7 +150,7 @@ class RedisServer:
 
     def _lock(self) -> int:
         """Returns an flock that the server inherits: it is held exactly as long as a server lives, so never stale."""
-        lock = os.open(self._folder / "redis.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = os.open(self._folder / "redis.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         deadline = time.monotonic() + _STOP_S
         while True:
             try:
@@ -245,15 +246,18 @@ class _Keeper(threading.Thread):
 
 
 def url_served_from(folder: Path) -> str | None:
-    """Returns the URL of the server that another process has started in `folder`; None if there is none."""
+    """Returns the URL of the server that another process has started in `folder`; None if there is none.
+
+    Raises Damaged if one of its files is not a plain file.
+    """
     config, lock = folder / "redis.conf", folder / "redis.lock"
     if not (config.exists() and lock.exists()):
         return None
-    with lock.open() as file:
+    with open_plain(lock) as file:
         try:  # shared, so that others may look at once; NFS grants an exclusive one only to a file open for writing
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            url = config.read_text().partition("\n")[0].removeprefix("# ")
+            url = read_bounded(config).decode(errors="replace").partition("\n")[0].removeprefix("# ")
             return url or None  # the server that has the lock may not have written it yet
     return None  # nobody holds the lock, so no server lives
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -22,7 +23,7 @@ def curve_label(step: int) -> str:
 
 def on_curve(label: str) -> bool:
     """Returns whether an evaluation was made during training. Those of the final table have labels of their own."""
-    return label.startswith(_PREFIX)
+    return re.fullmatch(f"{_PREFIX}[0-9]+", label) is not None
 
 
 def curve_of(evaluations: Iterable[Row]) -> list[Row]:

@@ -1,5 +1,6 @@
 """The index: its content, that it follows a run, and that it reads only what it must."""
 
+import os
 import shutil
 from collections import Counter
 
@@ -185,3 +186,29 @@ def test_equal_returns_have_no_spread_whatever_is_rounded(tmp_path, size, orders
     index.refresh()
     assert [entry.spread for entry in index.groups()] == [0.0]
     assert choose(index.groups(), Choice(mixed=True)).entries == []
+
+
+@pytest.mark.parametrize("broken", [{"episodes": "2"}, {"episodes": 0}, {"row_groups": []}, {"task": None}])
+def test_a_cached_index_with_wrong_values_is_made_again(tmp_path, broken):
+    run = make_run(tmp_path / "run", steps=1)
+    index = ArchiveIndex(run)
+    index.refresh()
+    for path in (run / ".explorer").iterdir():
+        document = msgspec.json.decode(path.read_bytes())
+        for row in document["rows"]:
+            for name, value in broken.items():
+                row[document["columns"].index(name)] = value
+        path.write_bytes(msgspec.json.encode(document))
+    again = ArchiveIndex(run)
+    again.refresh()
+    assert again.groups() == index.groups() != []
+
+
+def test_an_archive_file_that_is_a_pipe_is_named(tmp_path):
+    run = make_run(tmp_path / "run", steps=1)
+    path = next((run / "episodes").iterdir())
+    path.unlink()
+    os.mkfifo(path)
+    index = ArchiveIndex(run)
+    index.refresh()
+    assert "is not a plain file" in index.warnings[0]
