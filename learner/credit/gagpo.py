@@ -152,7 +152,7 @@ def explain_without_contrast(group: Group, credit: Credit, options: RecursionOpt
                                   family_deltas(group, credit, options, episode), strict=True):
         same = CalculationLine(formula=f"V̄ = R̂, the same for every step of the group in this state = {plain(value)}",
                                result=value)
-        lines.append([same, delta])
+        lines.append([same, delta, CalculationLine(formula="Â = 0, as nothing can be compared", result=0.0)])
         if options.normalize != "batch":
             lines[-1].append(scaled_line(0.0, None, penalty=penalty_of(step, options)))
     return lines

@@ -78,10 +78,10 @@ def test_a_ticket_waits_as_long_where_the_clock_of_redis_is_another(store, set_c
     store.issue(store.acquire("controller", "c"), tickets(), capacity=9)
     time.sleep(1.0)
     (claim,) = store.claim("w", 1)
-    assert 1.0 <= claim.waited_s < 60
+    assert 1.0 <= time.monotonic() - claim.issued_at < 60
     set_clock(off - 2 * HOUR)
     (claim,) = store.claim("w", 1)
-    assert 0.0 <= claim.waited_s < 60
+    assert 0.0 <= time.monotonic() - claim.issued_at < 60
 
 
 @pytest.mark.parametrize("jump", [HOUR, -HOUR])

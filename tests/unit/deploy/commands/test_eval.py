@@ -31,7 +31,10 @@ def test_an_evaluation_that_a_signal_ends_says_how_to_go_on(
             process.send_signal(number)
             errors = process.communicate(timeout=100)[1]
             asked.close()
-    assert (process.returncode, errors.splitlines()[1:]) == (status, said)
+    imported, playing, *rest = errors.splitlines()
+    assert imported.startswith("imports env.name=toy_environment:SPEC")
+    assert playing.startswith("playing 1 game")
+    assert (process.returncode, rest) == (status, said)
 
 
 class Mumbles(BaseHTTPRequestHandler):
