@@ -1,6 +1,6 @@
 """`gagpo scale` writes the numbers into the run's folder, where the run and `--resume` find them."""
 
-import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -49,12 +49,15 @@ def test_a_resume_keeps_scaled_numbers_unless_its_config_has_a_new_one(folder: R
     assert numbers(config, read_wanted(folder)) == kept, "the same start again, as a supervisor's"
 
 
-def test_a_full_disk_is_one_line_that_names_the_file(folder: RunFolder, capsys):
-    """/dev/full stands in the place of the draft."""
-    (folder.path / f".wanted.json.{os.getpid()}.new").symlink_to("/dev/full")
-    assert cli.main(["scale", str(folder.path), "rollout=3"]) == 1
-    assert capsys.readouterr().err == (f"error: {folder.wanted}: No space left on device; give another path, or make "
-                                       "room for this one\n")
+def test_a_file_that_may_not_grow_is_one_line_that_names_the_file(folder: RunFolder, capsys):
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limit[1]))
+    try:
+        assert cli.main(["scale", str(folder.path), "rollout=3"]) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert capsys.readouterr().err == (f"error: {folder.wanted}: File too large; raise the limit of a file's "
+                                       "size (`ulimit -f`)\n")
 
 
 def test_a_run_that_has_not_begun_has_the_numbers_of_its_config(tmp_path: Path):
