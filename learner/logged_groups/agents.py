@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from learner.logged_groups.files import numbered, opened
+from learner.logged_groups.files import decode_line, numbered, opened
 from learner.logged_groups.form import LoggedEpisode, LoggedGroup, LoggedStep
 from services.errors import UserError
+
+FIX = "give a file of gagpo serve-agent --out"
 
 
 class AgentLine(msgspec.Struct, kw_only=True):
@@ -22,13 +24,10 @@ def read_agents(name: str) -> list[LoggedGroup]:
     groups: dict[str, list[LoggedEpisode]] = {}
     with opened(name) as stream:
         for number, line in numbered(stream):
-            try:
-                found = msgspec.json.decode(line, type=AgentLine)
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-                raise UserError(f"line {number}: {error}", "give a file of gagpo serve-agent --out") from None
-            if found.steps:
-                groups.setdefault(found.task, []).append(
-                    LoggedEpisode(steps=found.steps, final_state=found.final_state))
+            episode = decode_line(number, line, AgentLine, FIX)
+            if episode.steps:
+                groups.setdefault(episode.task, []).append(
+                    LoggedEpisode(steps=episode.steps, final_state=episode.final_state))
         if not groups:
-            raise UserError("it has no episode with a call", "give a file of gagpo serve-agent --out")
+            raise UserError("it has no episode with a call", FIX)
     return [LoggedGroup(id=task, episodes=episodes) for task, episodes in groups.items()]

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import msgspec
 
-from learner.logged_groups.files import numbered, opened
+from learner.logged_groups.files import decode_line, numbered, opened
 from learner.logged_groups.form import LoggedEpisode, LoggedGroup, LoggedStep, Reward
 from services.errors import UserError
 
@@ -50,11 +50,7 @@ def read_chat(name: str) -> list[LoggedGroup]:
     groups: dict[str, list[LoggedEpisode]] = {}
     with opened(name) as stream:
         for number, text in numbered(stream):
-            try:
-                line = msgspec.json.decode(text, type=ChatLine)
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-                raise UserError(f"line {number}: {error}", PAGE) from None
-            key, steps = _read_line(number, line)
+            key, steps = _read_line(number, decode_line(number, text, ChatLine, PAGE))
             groups.setdefault(key, []).append(LoggedEpisode(steps=steps))
         if not groups:
             raise UserError("it has no lines", PAGE)

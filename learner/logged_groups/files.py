@@ -9,7 +9,7 @@ import sys
 import zlib
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import BinaryIO, cast
+from typing import BinaryIO, TypeVar, cast
 
 import msgspec
 
@@ -17,6 +17,7 @@ from learner.logged_groups.form import LoggedGroup, parse_group
 from services.errors import UserError
 from services.files import JSON_BYTES, Damaged, open_plain, without_mark
 
+Line = TypeVar("Line", bound=msgspec.Struct)
 LINES_BYTES = 256 << 20
 """Size of the largest file of lines that is read, in bytes. A learner step of 1,000 groups has about 100 MB."""
 
@@ -117,6 +118,14 @@ def numbered(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
             line = without_mark(line, "it")
         if line.strip():
             yield number, line
+
+
+def decode_line(number: int, line: bytes, kind: type[Line], fix: str) -> Line:
+    """Returns a line of JSON as a `kind`. Raises UserError that names the line and the wrong field."""
+    try:
+        return msgspec.json.decode(line, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise UserError(f"line {number}: {error}", fix) from None
 
 
 def _is_whole(line: bytes) -> bool:

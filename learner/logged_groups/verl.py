@@ -26,7 +26,7 @@ from typing import TypeVar
 
 import msgspec
 
-from learner.logged_groups.files import numbered, opened
+from learner.logged_groups.files import decode_line, numbered, opened
 from learner.logged_groups.form import LoggedEpisode, LoggedGroup, LoggedStep, Reward
 from services.errors import UserError
 
@@ -106,11 +106,11 @@ Decoded = TypeVar("Decoded", EpisodeLine, StepLine, _FirstLine)
 
 def _decoded(number: int, text: bytes, kind: type[Decoded]) -> Decoded:
     try:
-        return msgspec.json.decode(text, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return decode_line(number, text, kind, PAGE)
+    except UserError:
         if number == 1 and (other := _other_trainer(text)):
             raise UserError(f"line 1: this is a dump of {other[0]}", other[1]) from None
-        raise UserError(f"line {number}: {error}", PAGE) from None
+        raise
 
 
 def _other_trainer(text: bytes) -> tuple[str, str] | None:
