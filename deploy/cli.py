@@ -94,8 +94,7 @@ MOVED = {
 }
 """Former command -> what to use instead."""
 
-RUNS_OWN_CODE = frozenset({"train", "eval", "play", "serve-env", "serve-agent", "credit",
-                           "doctor", "selftest"})
+RUNS_OWN_CODE = frozenset({"train", "eval", "play", "serve-env", "serve-agent", "credit", "doctor", "selftest"})
 """Commands that import the environments, agents, estimators and state keys of the user's own that a config names. All
 others look at what somebody else may have made, and import them only with --own-code."""
 REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
