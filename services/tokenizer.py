@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -56,18 +57,26 @@ def token_bytes(tokenizer: Any, token: int) -> bytes:
 
     Decoding one of them alone would give the replacement character.
     """
-    added = tokenizer.added_tokens_decoder.get(token)
-    if added is not None:
-        return str(added.content).encode()
+    added, byte_level = _vocabulary_facts(tokenizer)
+    if token in added:
+        return added[token]
     piece = tokenizer.convert_ids_to_tokens(token)
     if piece is None:  # a row of the embedding that pads its size
         return b""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    rules: bytes = b"" if backend is None or backend.decoder is None else backend.decoder.__getstate__()
-    if b"ByteLevel" in rules and all(symbol in _OF_SYMBOL for symbol in piece):
+    if byte_level and all(symbol in _OF_SYMBOL for symbol in piece):
         return bytes(_OF_SYMBOL[symbol] for symbol in piece)
     if byte := _BYTE.fullmatch(piece):
         return bytes.fromhex(byte[1])
     if _SPACE in piece:
         return str(piece).replace(_SPACE, " ").encode()
     return str(tokenizer.decode([token])).encode()
+
+
+@lru_cache(maxsize=4)
+def _vocabulary_facts(tokenizer: Any) -> tuple[dict[int, bytes], bool]:
+    """Returns the bytes of added tokens, and whether pieces are written byte by byte. transformers makes the table of
+    added tokens anew at each call, and an answer has hundreds of tokens."""
+    added = {number: str(one.content).encode() for number, one in tokenizer.added_tokens_decoder.items()}
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    rules: bytes = b"" if backend is None or backend.decoder is None else backend.decoder.__getstate__()
+    return added, b"ByteLevel" in rules
