@@ -13,7 +13,8 @@ from typing import Any
 
 from deploy.explorer.index import GroupEntry
 from services.config.tree import CreditSection
-from services.files import Damaged, open_plain
+from services.files import Damaged
+from services.parquet_files import ARCHIVE_ROWS, open_parquet, read_table
 from services.records import CUT
 
 CREDIT = ("return", "value", "baseline", "delta", "raw_advantage", "advantage", "state_key")
@@ -201,13 +202,13 @@ def alternatives(visits: Sequence[Visit], own: StepView | None = None) -> list[A
 def read_group(folder: Path, entry: GroupEntry) -> Group | None:
     """Reads only the row groups with this group. Returns None if the file was replaced or deleted meanwhile."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     try:
-        with open_plain(folder / f"{entry.file}.parquet") as plain, pq.ParquetFile(plain) as file:
+        path = folder / f"{entry.file}.parquet"
+        with open_parquet(path, rows=ARCHIVE_ROWS) as file:
             if max(entry.row_groups) >= file.num_row_groups:
                 return None
-            table = file.read_row_groups(list(entry.row_groups))
+            table = read_table(file, path, row_groups=entry.row_groups)
     except (OSError, ValueError, Damaged):  # deleted or damaged after it was indexed; the next refresh notices
         return None
     here = pa.array([group == entry.group for group in table.column("group").to_pylist()])

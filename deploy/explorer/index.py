@@ -22,7 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from deploy.runs.history import unreadable
-from services.files import Damaged, open_plain, read_json, write_whole
+from services.files import Damaged, read_json, write_whole
+from services.parquet_files import ARCHIVE_ROWS, open_parquet, read_table
 from services.store.archive import FILE_NAME
 
 FORMAT = 4
@@ -161,16 +162,13 @@ def kind_of(task: str) -> str:
 def index_file(path: Path) -> list[GroupEntry]:
     """Returns the groups of one archive file. Raises FileNotFoundError, OSError if it is not a parquet file, and
     ValueError if it is not one of ours."""
-    import pyarrow.parquet as pq
-
-    with open_plain(path) as plain, pq.ParquetFile(plain) as file:
+    with open_parquet(path, rows=ARCHIVE_ROWS) as file:
         for name in (*_OF_GROUPS, *_OF_STEPS, *_READ):
             if name not in file.schema_arrow.names:
                 raise ValueError(f"it has no column {name}")
         of_groups = [name for name in (*_OF_GROUPS, _TYPE) if name in file.schema_arrow.names]
         sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
-        # Reading so few columns is faster than starting threads for them.
-        table = file.read_row_groups(range(len(sizes)), columns=[*of_groups, *_OF_STEPS], use_threads=False)
+        table = read_table(file, path, [*of_groups, *_OF_STEPS])
         for name in (*_OF_GROUPS, *_OF_STEPS):
             if name != "state_key" and table.column(name).null_count:
                 raise ValueError(f"{name} has no value in a row")

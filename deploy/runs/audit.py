@@ -18,7 +18,8 @@ from deploy.runs.history import RunHistory
 from services.amounts import number_of
 from services.config.tree import Config
 from services.errors import described
-from services.files import Damaged, open_plain
+from services.files import Damaged
+from services.parquet_files import ARCHIVE_ROWS, open_parquet, read_table
 from services.records import Manifest
 from services.store.archive import FILE_NAME, evaluation_part
 from services.store.step_log import Journal
@@ -101,8 +102,6 @@ def audit(folder: RunFolder, config: Config, journal: Journal | None) -> Audit:
 
 def read_archive(folder: RunFolder) -> tuple[dict[str, list[Archived]], dict[str, int]]:
     """Returns what each file holds of each training group, and the episodes of each evaluation by `<label>-T<t>`."""
-    import pyarrow.parquet as pq
-
     groups: dict[str, list[Archived]] = defaultdict(list)
     evaluated: dict[str, int] = {}
     for path in sorted((folder.path / "episodes").glob("step-*.parquet")):
@@ -112,8 +111,8 @@ def read_archive(folder: RunFolder) -> tuple[dict[str, list[Archived]], dict[str
         here: dict[str, Archived] = {}
         episodes: set[tuple[str, int]] = set()
         try:
-            with open_plain(path) as file:
-                table = pq.read_table(file, columns=COLUMNS)
+            with open_parquet(path, rows=ARCHIVE_ROWS) as file:
+                table = read_table(file, path, COLUMNS)
         except (OSError, ValueError) as error:  # pyarrow's errors are among these
             raise Damaged(f"{path} cannot be read ({described(error)})", "restore it, then audit again") from None
         for row in table.to_pylist():

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from deploy.runs.folder import RunFolder
 from services.files import Damaged, open_plain
 from services.last_value import LastValue
+from services.parquet_files import ARCHIVE_ROWS, open_parquet, read_table
 from services.telemetry.metrics_file import (
     FILE_BYTES,
     MetricsRow,
@@ -134,14 +135,12 @@ def unreadable(path: Path, error: Exception) -> str:
 
 def read_columns(files: Iterable[Path], columns: Sequence[str]) -> tuple[list[pa.Table], list[str]]:
     """Returns the readable archive files with those of the columns that each has, and a warning for each other file."""
-    import pyarrow.parquet as pq
-
     tables: list[pa.Table] = []
     warnings: list[str] = []
     for path in files:
         try:
-            with open_plain(path) as file, pq.ParquetFile(file) as archive:
-                tables.append(archive.read([name for name in columns if name in archive.schema_arrow.names]))
+            with open_parquet(path, rows=ARCHIVE_ROWS) as file:
+                tables.append(read_table(file, path, [name for name in columns if name in file.schema_arrow.names]))
         except (OSError, ValueError, Damaged) as error:  # pyarrow's errors are among these
             warnings.append(unreadable(path, error))
     return tables, warnings

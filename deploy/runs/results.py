@@ -14,7 +14,8 @@ from deploy.runs.policies import find_run
 from deploy.runs.verdict import Verdict, verdicts
 from services.config.tree import Config
 from services.errors import UserError
-from services.files import Damaged, open_plain
+from services.files import Damaged
+from services.parquet_files import ARCHIVE_ROWS, open_parquet, read_table
 from services.store.archive import FILE_NAME
 
 if TYPE_CHECKING:
@@ -68,14 +69,13 @@ class RunResults:
         archive and for a column that a file lacks, and Damaged for a file that cannot be read.
         """
         import pyarrow as pa
-        import pyarrow.parquet as pq
 
         tables: list[pa.Table] = []
         for path in self._files(step, outcome):
             try:
-                with open_plain(path) as file, pq.ParquetFile(file) as archive:
-                    _check_columns(path, archive.schema_arrow.names, columns)
-                    tables.append(archive.read(None if columns is None else list(columns)))
+                with open_parquet(path, rows=ARCHIVE_ROWS) as file:
+                    _check_columns(path, file.schema_arrow.names, columns)
+                    tables.append(read_table(file, path, columns))
             except (OSError, ValueError) as error:  # pyarrow's errors are among these
                 raise Damaged(unreadable(path, error), "restore it, or move it away") from None
         return pa.concat_tables(tables, promote_options="default") if tables else pa.table({})

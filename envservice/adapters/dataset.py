@@ -28,10 +28,10 @@ from envservice.spec import LONGEST, EnvironmentSpec, check_declared, opens
 from envservice.text.plain_prompts import PLAIN
 from services.errors import EnvFault, UserError
 from services.files import NOT_JSON, Damaged, read_bounded, read_json, without_mark
+from services.parquet_files import BATCH_ROWS, open_parquet, read_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyarrow import parquet
 
 Row = Mapping[str, Any]
 TRAIN, VALIDATION, TEST = PUBLISHED = ("train", "validation", "test")
@@ -39,9 +39,7 @@ TRAIN, VALIDATION, TEST = PUBLISHED = ("train", "validation", "test")
 SPLIT = "split"
 """The column that names a row's split."""
 FILE_BYTES = 4 << 30
-"""Largest .jsonl file that is read, and the most that the rows of a .parquet file may take in memory."""
-BATCH_ROWS = 1024
-"""Rows that are decoded at once."""
+"""Largest .jsonl file that is read."""
 _NUMBER = re.compile("[0-9]{8}")
 _SHARD = re.compile(r"(.+?)(?:-\d+-of-(\d+)(?:-[0-9a-f]{16})?)?\.(jsonl|parquet)")
 """Name of a file: its split, the number of files that the split has, and the suffix. The hub once added a hash."""
@@ -202,28 +200,17 @@ def _joined(name: str, paths: Sequence[Path]) -> pa.Table:
 
 def _read(path: Path) -> pa.Table:
     import pyarrow as pa
-    from pyarrow import parquet
 
     try:
         if path.suffix == ".parquet":
-            with parquet.ParquetFile(path) as file:
-                return _valid(pa.Table.from_batches(_bounded(path, file), schema=file.schema_arrow))
+            with open_parquet(path) as file:
+                return _valid(read_table(file, path))
         if path.suffix == ".jsonl":
             return table_of_lines(without_mark(read_bounded(path, FILE_BYTES), path))
     except (pa.ArrowException, OSError, *NOT_JSON) as error:
         said = (str(error) or type(error).__name__).splitlines()[0]
         raise Damaged(f"{path} cannot be read ({said})", "correct it, or name another file") from None
     raise UserError(f"{path} is no .jsonl and no .parquet file", "set env.data to a file or a folder of a dataset")
-
-
-def _bounded(path: Path, file: parquet.ParquetFile) -> Iterator[pa.RecordBatch]:
-    """Yields the rows in batches. A file of some kilobytes can hold any number of equal rows: raises Damaged."""
-    size = 0
-    for batch in file.iter_batches(BATCH_ROWS):
-        size += batch.nbytes
-        if size > FILE_BYTES:
-            raise Damaged(f"the rows of {path} take more than {FILE_BYTES >> 20} MiB in memory", "give a smaller file")
-        yield batch
 
 
 def _valid(table: pa.Table) -> pa.Table:

@@ -4,15 +4,20 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from deploy import cli
 from deploy.commands.audit import summary
-from deploy.runs.audit import audit
+from deploy.runs.audit import audit, read_archive
 from deploy.runs.folder import RunFolder
+from deploy.runs.history import read_columns
 from deploy.training.sweep import give_evaluations
 from services.config.file import dump_config
 from services.config.tree import Config
+from services.files import Damaged
+from services.parquet_files import ARCHIVE_ROWS
 from services.records import Episode, Manifest, Step, Ticket, Version, VersionSpan
 from services.store.archive import ArchiveRow, EpisodeArchive
 from services.store.step_log import Journal
@@ -163,3 +168,18 @@ def test_a_run_that_has_trained_nothing_is_not_called_clean(tmp_path: Path, caps
 def test_a_folder_without_a_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert cli.main(["audit", str(tmp_path)]) == 2
     assert "is not the folder of a run" in capsys.readouterr().err
+
+
+def test_an_archive_of_a_million_equal_rows_is_refused_in_one_line(tmp_path):
+    """A few kilobytes, which were expanded until the memory was full."""
+    path = tmp_path / "episodes" / "step-00000001.parquet"
+    path.parent.mkdir()
+    rows = ARCHIVE_ROWS + 1
+    pq.write_table(pa.table({name: pa.array([value]).take(pa.array([0] * rows)) for name, value in (
+        ("group", "train/00000000"), ("k", 0), ("outcome", "trained"), ("reason", ""), ("version", "1.0"))}), path)
+    assert path.stat().st_size < 100_000
+    with pytest.raises(Damaged, match="has 1,048,577 rows, and at most 1,048,576 are read"):
+        read_archive(RunFolder(tmp_path))
+    assert read_columns([path], ["group"]) == ([], [
+        f"episodes/{path.name} cannot be read and is left out: {path} has 1,048,577 rows, "
+        "and at most 1,048,576 are read; restore it, or move it away"])

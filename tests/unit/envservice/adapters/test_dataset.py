@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from envservice.adapters import dataset
 from envservice.adapters.dataset import dataset_spec, read_splits
 from envservice.base import Outcome
+from services import parquet_files
 from services.config.tree import EnvSection
 from services.errors import EnvFault, UserError
 
@@ -173,7 +173,7 @@ def test_broken_lines_are_one_line_and_no_crash(tmp_path, content):
 @pytest.mark.attack
 def test_a_small_file_of_very_many_rows_is_refused(tmp_path, monkeypatch):
     """Equal rows take a byte for hundreds: 10 MB in memory here, in a file below 100 kB."""
-    monkeypatch.setattr(dataset, "FILE_BYTES", 1 << 20)
+    monkeypatch.setattr(parquet_files, "TABLE_BYTES", 1 << 20)
     path = tmp_path / "train.parquet"
     parquet.write_table(pa.table({"question": ["x" * 100] * 100_000}), path)
     assert path.stat().st_size < 100_000
