@@ -107,7 +107,7 @@ def _asked(args: argparse.Namespace) -> tuple[dict[str, Any], Path]:
     from deploy.training.asked_models import asked_endpoint, asked_sampler
     from deploy.training.evaluation import results_file
     from deploy.training.prompting import episodes_file, make_plan, play
-    from services.process.async_signals import until_sigterm
+    from services.process.signals import until_sigterm
     from services.telemetry.metrics_file import keep_row
 
     if args.endpoint is None:

@@ -1,6 +1,6 @@
 """Lets in whoever has the token, by header or cookie, and sends headers that let no page run foreign code.
 
-Without a token services/http/admission.py answers only a Host of this machine.
+Without a token services/http/server.py answers only a Host of this machine.
 """
 
 from __future__ import annotations

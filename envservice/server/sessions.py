@@ -21,6 +21,7 @@ A repeated reset gets the recorded result too, as long as the session has no act
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import time
 from collections import Counter
@@ -28,15 +29,85 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
+import msgspec
+
 from envservice.base import Environment, ForeseeingSession, Outcome, RecordedSession, Session, outcome_of
-from envservice.server.answers import Answer, answered
 from envservice.server.watchdog import Activity
-from envservice.wire.digest import engine_tag, first_digest, next_digest, tag_of
 from envservice.wire.problems import Problem
 from envservice.wire.schemas import StepRequest, StepResult
 from services.errors import Unavailable, utf8
 from services.process.signals import signal_of
 from services.telemetry.logs import get_logger
+
+OBJECTS = 400
+"""Bytes that a step records beside its action and answer: objects, digest, places in lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A result, encoded once for all its repetitions."""
+
+    body: bytes
+    """JSON of schemas.StepResult."""
+    digest: str
+    done: bool
+    rebuilt: bool = False
+    """The session had to be rebuilt for this answer."""
+
+    @property
+    def size(self) -> int:
+        """Bytes that a step with this answer takes, without its action."""
+        return sys.getsizeof(self.body) + OBJECTS
+
+
+def answered(outcome: Outcome, digest: str) -> Answer:
+    """Returns the answer with this outcome. `digest` is that of the game so far."""
+    told = {"state": outcome.state, "unchanged": outcome.unchanged, "truncated": outcome.truncated}
+    body = msgspec.json.encode({
+        "observation": outcome.observation, "admissible_actions": outcome.admissible_actions,
+        "reward": float(outcome.reward), "done": outcome.done, "won": outcome.won, "info": outcome.info,
+        **{name: value for name, value in told.items() if value}, "digest": digest,
+    })
+    return Answer(body, digest, outcome.done)
+
+
+# The digest chain by which a rebuilt session proves that it is the same game.
+#
+#     d_0 = H(content, task, reset outcome)           content: the digest of the task's own data
+#     d_i = H(d_{i-1}, action_i, outcome_i)
+#
+# H is blake2b-128 over compact UTF-8 JSON, [link, action, observation, admissible, reward, done, won], so that any
+# language can check it. `info`, `state`, `unchanged` and `truncated` are left out: they explain an outcome and may grow
+# without changing the game.
+# A digest is written `<engine>@<version>:<hex>`. The prefix distinguishes another engine from a diverged game.
+
+def engine_tag(environment: Environment) -> str:
+    """Returns `<engine>@<version>`, the prefix of all digests of this environment."""
+    return f"{environment.engine}@{environment.version}"
+
+
+def tag_of(digest: str) -> str:
+    """Returns the engine tag of a digest, or "" if it has none."""
+    return digest.rpartition(":")[0]
+
+
+def first_digest(tag: str, content: str, task: str, outcome: Outcome) -> str:
+    """Returns d_0, the digest after the reset. `content` is Environment.task_digest."""
+    return _link(tag, f"{content}/{task}", "", outcome)
+
+
+def next_digest(previous: str, action: str, outcome: Outcome) -> str:
+    """Returns d_i, made from d_{i-1}, the action and its outcome."""
+    tag, _, link = previous.rpartition(":")
+    return _link(tag, link, action, outcome)
+
+
+def _link(tag: str, link: str, action: str, outcome: Outcome) -> str:
+    parts = [
+        link, action, outcome.observation, outcome.admissible_actions, float(outcome.reward), outcome.done, outcome.won,
+    ]
+    return f"{tag}:{hashlib.blake2b(msgspec.json.encode(parts), digest_size=16).hexdigest()}"
+
 
 log = get_logger("sessions")
 RETRY_AFTER_S = 5.0

@@ -10,16 +10,148 @@ ordinary words: an agent that learns them reads the shelves instead of searching
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+
+from thefuzz import fuzz
 
 from envservice.base import Outcome
 from envservice.webshop import pages
 from envservice.webshop.goals import ShoppingGoal
 from envservice.webshop.nouns import Tagger
 from envservice.webshop.pages import Format, ShopState
-from envservice.webshop.products import Product
-from envservice.webshop.reward import Purchase, Score, score
+from envservice.webshop.products import Product, option_value
+
+# The score of a purchase: WebShop (Yao et al. 2022, arXiv 2207.01206, equation 1), as the original's code computes it.
+#
+#     score = r_type * (attributes found + options found + [price fits]) / (attributes + options + 1)
+#
+# The fuzzy match is kept on purpose, with its mistakes: `large` matches `x-large`, and `pack of 12` matches `pack of
+# 2`,
+# so a purchase with a wrong option can score 1.0. `strict` asks for the exact value instead.
+
+MATCH_ABOVE = 85
+"""Texts count as equal if their token set ratio is above this."""
+TITLE_MATCH, TITLE_POOR, POOR_TYPE, OTHER_TYPE = 0.2, 0.1, 0.1, 0.5
+_COLOR_LIST = """
+    alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze brown burgundy camel camo
+    caramel champagne charcoal cheetah chestnut chocolate christmas coffee cognac copper coral cranberry cream
+    crystal dark denim eggplant elephant espresso fuchsia gold granite grape graphite grass gray green grey heather
+    indigo ivory ivy khaki lavender lemon leopard light lilac lime magenta maroon mauve merlot midnight mint mocha
+    multicolor mushroom mustard natural navy nude olive orange peach pewter pink plum purple rainbow red rose royal
+    rust sand sapphire seashell silver skull slate steel stone stonewash sunflower tan taupe teal tiger turquoise
+    violet walnut wheat white wine yellow
+"""
+COLORS = tuple(_COLOR_LIST.split())
+"""The first of these colours that occurs in an option value is compared in place of the value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """The score and its parts, with the original's names."""
+
+    total: float
+    r_type: float
+    query_match: bool
+    category_match: bool
+    title_score: float
+    r_att: float
+    r_option: float | None
+    """Share of the wanted options that match. None if the goal names no option."""
+    r_price: bool
+    w_att: float
+    w_option: float
+    w_price: float
+
+    def parts(self) -> dict[str, float | bool]:
+        """Returns the parts without the total, for an outcome's info."""
+        named: dict[str, float | bool] = {
+            "r_type": self.r_type, "r_att": self.r_att, "w_att": self.w_att, "query_match": self.query_match,
+            "category_match": self.category_match, "title_score": self.title_score, "r_price": self.r_price,
+            "w_price": self.w_price,
+        }  # fmt: skip
+        return named if self.r_option is None else {**named, "r_option": self.r_option, "w_option": self.w_option}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Purchase:
+    """A purchase: the product, its price and the chosen options."""
+
+    product: Product
+    price: float
+    """The price in dollars."""
+    options: Mapping[str, str]
+    """Chosen value by option name."""
+
+
+def score(goal: ShoppingGoal, bought: Purchase, nouns: Tagger, *, strict: bool = False) -> Score:
+    """Returns the score in [0, 1]; 1.0 is a success. `strict` counts an option only if its exact value was chosen."""
+    of_type, query, category, title = _type(goal, bought.product, nouns)
+    attributes = sum(_has_attribute(bought.product, each) for each in goal.attributes)
+    find = _options_strictly if strict else _options
+    options = find(goal.options, bought.options)
+    fits = bought.price <= goal.price_upper
+    parts = len(goal.attributes) + len(goal.options) + 1
+    return Score(
+        total=of_type * ((attributes + options + fits) / parts), r_type=of_type, query_match=query,
+        category_match=category, title_score=title, r_att=attributes / len(goal.attributes),
+        r_option=options / len(goal.options) if goal.options else None, r_price=fits,
+        w_att=len(goal.attributes) / parts, w_option=len(goal.options) / parts, w_price=1 / parts,
+    )  # fmt: skip
+
+
+def _type(goal: ShoppingGoal, product: Product, nouns: Tagger) -> tuple[float, bool, bool, float]:
+    """Returns r_type, whether queries are equal, whether two category names are shared, and the share of title nouns.
+
+    In the share, the numerator counts each noun of the goal's title once and the denominator every repeat, as in the
+    original.
+    """
+    query = product.query == goal.query
+    category = len(_names(product.product_category) & _names(goal.product_category)) > 1
+    wanted = nouns(goal.title)
+    title = len(set(wanted) & set(nouns(product.title))) / len(wanted) if wanted else TITLE_MATCH
+    if title == 0:
+        return 0.0, query, category, title
+    if title < TITLE_POOR:
+        return POOR_TYPE, query, category, title
+    return (1.0 if query or category or title > TITLE_MATCH else OTHER_TYPE), query, category, title
+
+
+def _names(path: str) -> set[str]:
+    return {name.strip() for name in path.split("›")}
+
+
+def _has_attribute(product: Product, wanted: str) -> bool:
+    if any(_alike(each, wanted) for each in product.attributes):
+        return True
+    read = (product.title, " ".join(product.bullets), product.description)
+    return any(wanted in text.lower() for text in read)
+
+
+def _options(wanted: Mapping[str, str] | tuple[str, ...], chosen: Mapping[str, str]) -> int:
+    """Returns how many wanted values match a chosen value, whatever the option's name.
+
+    For a synthetic goal the pair (name, value) is compared. That works because the match looks for a subset of words.
+    """
+    pairs: Iterable[str | tuple[str, str]] = wanted.items() if isinstance(wanted, Mapping) else wanted
+    values = [_color(value) for value in chosen.values()]
+    return sum(any(_alike(value, each) for value in values) for each in map(_color, pairs))
+
+
+def _options_strictly(wanted: Mapping[str, str] | tuple[str, ...], chosen: Mapping[str, str]) -> int:
+    if isinstance(wanted, Mapping):
+        return sum(chosen.get(name) == value for name, value in wanted.items())
+    return sum(option_value(value) in chosen.values() for value in wanted)
+
+
+def _color(value: str | tuple[str, str]) -> str | tuple[str, str]:
+    """Returns the colour in an option value. In a pair (name, value), an element must be exactly a colour."""
+    return next((color for color in COLORS if color in value), value)
+
+
+def _alike(one: str | tuple[str, str], other: str | tuple[str, str]) -> bool:
+    return fuzz.token_set_ratio(one, other) > MATCH_ABOVE
+
 
 SEARCH_ACTION = "search[<your query>]"
 """The entry for a search in the list of admissible actions."""

@@ -25,7 +25,7 @@ from rollout.agents.session import AgentSession, ChatAnswer, EpisodeOver
 from rollout.agents.world import AgentWorld
 from services.chat import ChatRefused, TokenUnknown
 from services.errors import Fault
-from services.http.body import BodyLimit
+from services.http.server import BodyLimit
 from services.http.strict_json import StrictRoute
 from services.tokenizer import token_bytes
 

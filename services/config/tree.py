@@ -18,13 +18,47 @@ from services.config.credit import CreditSection
 from services.config.env import EnvSection, Section
 from services.config.lora import LoraSection
 from services.config.objectives import CriticSection, JudgeSection, LossSection
-from services.config.placement import PlacementSection
 from services.config.prompting import PromptingSection
 from services.config.redis import RedisSection
 from services.config.rollout import RolloutSection, SupervisionSection, Temperature
 from services.config.sft import SftSection
 from services.config.storage import StorageSection
-from services.config.weights import WeightsSection
+
+RAYS_OWN = ("CPU", "GPU", "memory", "object_store_memory")
+"""Resources that Ray counts itself. They are amounts that a process takes, so they mark no nodes."""
+
+
+class PlacementSection(Section):
+    """Which nodes of a Ray cluster the processes run on. Each key names a custom resource that marks these nodes, as
+    in `ray start --resources '{"gpu_node": 1}'`. None: any node."""
+
+    rollout: str | None = None
+    """Custom resource of the nodes that rollout workers run on."""
+    learner: str | None = None
+    """Custom resource of the nodes that learner ranks run on."""
+    environment: str | None = None
+    """Custom resource of the nodes that environment servers run on, if the run starts them on a cluster."""
+    weights: str | None = None
+    """Custom resource of the node that holds the published weights. None: the node with the largest object store."""
+
+    @field_validator("rollout", "learner", "environment", "weights")
+    @classmethod
+    def _custom(cls, resource: str | None) -> str | None:
+        if resource == "" or resource in RAYS_OWN:
+            raise ValueError(f"{resource!r} marks no nodes: it should be a resource of your own, as in `ray start "
+                             """--resources '{"gpu_node": 1}'`; rollout.gpus and learner.gpus ask for GPUs""")
+        return resource
+
+
+class WeightsSection(Section):
+    """How new weights reach the samplers."""
+
+    transfer: Literal["auto", "host", "nccl", "ipc"] = "auto"
+    """`host`: through host memory. `nccl`: between separate GPUs, each rank sends its shards. `ipc`: within a GPU that
+    learner and sampler share. auto: `ipc` or `nccl` if the GPUs have room for it, else `host`."""
+    seconds: float = Field(default=60.0, gt=0)
+    """Deadline in seconds of one transfer by `nccl` or `ipc`. A version that is late goes through host memory."""
+
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 

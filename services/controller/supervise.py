@@ -27,8 +27,7 @@ from typing import Any
 
 from services.config.tree import SupervisionSection
 from services.controller.member import End, Member
-from services.controller.precedence import gives_way, is_first
-from services.controller.watched import STATES, WINDOW_S, State, Watched
+from services.controller.watched import STATES, WINDOW_S, State, Watched, gives_way, is_first
 from services.errors import Fault, GagpoError, UserError, described
 from services.telemetry.heartbeat import NO_SERVERS, all_do
 

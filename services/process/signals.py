@@ -3,13 +3,39 @@
 from __future__ import annotations
 
 import _thread
+import asyncio
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+async def until_sigterm(work: Awaitable[T]) -> T:
+    """Returns the result of `work`, or cancels it on SIGTERM and raises SystemExit of 143 once it has ended.
+
+    The handler of signals_unwind would raise in whatever task runs: a task group makes a group of the exception, and
+    asyncio prints its traceback. That handler is back afterwards.
+    """
+    loop, task, heard = asyncio.get_running_loop(), asyncio.current_task(), asyncio.Event()
+    assert task is not None
+    before = signal.getsignal(signal.SIGTERM)
+    loop.add_signal_handler(signal.SIGTERM, lambda: (heard.set(), task.cancel()))
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if heard.is_set():
+            raise SystemExit(128 + signal.SIGTERM) from None
+        raise
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, before)
+
 
 AGAIN_S = 0.05
 """Seconds after which Ctrl-C is sent again if it was lost, and until the first look whether another signal was. Each

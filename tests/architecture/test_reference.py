@@ -5,10 +5,8 @@ import re
 import pytest
 
 from deploy.cli import build_parser
-from deploy.reference.commands import subcommands
-from deploy.reference.configuration import docstrings, sections
 from deploy.reference.markdown import code, table
-from deploy.reference.pages import FOLDER, pages
+from deploy.reference.pages import FOLDER, docstrings, pages, sections, subcommands
 from learner.credit.registry import ESTIMATORS, option_tables
 from services.config.credit import CreditSection
 from services.config.keys import config_keys

@@ -21,7 +21,7 @@ from learner_tiny import make_config, make_groups
 from learner.rank_group import RankGroup
 from learner.trainer import Learner
 from learner.weights.sender import GpuSender, HostSender
-from services.config.weights import WeightsSection
+from services.config.tree import WeightsSection
 from services.process.rendezvous import Rendezvous
 from services.records import Version
 

@@ -13,7 +13,7 @@ import pytest
 from envservice.webshop.goals import ShoppingGoal
 from envservice.webshop.nouns import fallback
 from envservice.webshop.products import Product
-from envservice.webshop.reward import Purchase, score
+from envservice.webshop.session import Purchase, score
 
 DATA = os.environ.get("WEBSHOP_DATA", "")
 pytestmark = pytest.mark.skipif(

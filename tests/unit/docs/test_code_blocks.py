@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from deploy.cli import build_parser, parse
-from deploy.reference.commands import subcommands
+from deploy.reference.pages import subcommands
 from deploy.runs.configs import SHIPPED, load_config
 from services.config.file import default_config, find_config
 from services.config.keys import config_keys

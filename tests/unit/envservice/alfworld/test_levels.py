@@ -3,9 +3,8 @@
 import pytest
 from pydantic import ValidationError
 
-from envservice.alfworld.environment import AlfworldEnvironment, open_environment
+from envservice.alfworld.environment import LEVELS, TRAIN, VALID, AlfworldEnvironment, LevelGames, open_environment
 from envservice.alfworld.generator import parse_task_id
-from envservice.alfworld.levels import LEVELS, TRAIN, VALID, LevelGames
 from envservice.alfworld.tasks import GeneratedGames, OfficialGames, task_type
 from services.config.env import AlfworldSection, EnvSection
 from services.errors import UserError

@@ -5,7 +5,7 @@ import re
 from envservice.alfworld.engine import OwnSession
 from envservice.alfworld.game import parse_game
 from envservice.alfworld.generator import generate
-from envservice.alfworld.renumbered import Renumbered
+from envservice.alfworld.teacher import Renumbered
 
 GAME = generate("train", 3)
 

@@ -1,7 +1,6 @@
 import pytest
 
-from envservice.bm25.analysis import terms, words
-from envservice.bm25.porter import stem
+from envservice.bm25.analysis import stem, terms, words
 
 # Of Porter's published samples, one or more for each rule.
 STEMS = {

@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envservice.bm25 import analysis, build
-from envservice.bm25.build import cache_folder, open_or_build
+from envservice.bm25.build import LENGTHS, cache_folder, encode, open_or_build
 from envservice.bm25.index import Hit, open_index
-from envservice.bm25.norms import LENGTHS, encode
 
 WORDS = st.sampled_from(["red", "reds", "the", "shoe", "shoes", "size", "8", "blue", "box's", "3.5"])
 TEXTS = st.lists(WORDS, max_size=60).map(" ".join)

@@ -7,7 +7,7 @@ import httpx
 import pytest
 from toy_environment import ToyEnvironment
 
-from envservice.client import answers
+from envservice.client import request_batching
 from envservice.client import request_batching as lanes
 from envservice.client.client import EnvClient, EpisodeHandle
 from envservice.server import sessions
@@ -187,7 +187,7 @@ class Swallowing(Wire):
 
 
 async def test_a_request_without_an_answer_is_sent_again(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(answers, "AGAIN_S", 0.01)
+    monkeypatch.setattr(request_batching, "AGAIN_S", 0.01)
     wire = Swallowing(Settings())
     async with client_over(wire, monkeypatch, timeout_s=300.0) as client, asyncio.timeout(120):
         await walk(client, "one", 1)
@@ -196,7 +196,7 @@ async def test_a_request_without_an_answer_is_sent_again(monkeypatch: pytest.Mon
 
 
 async def test_no_copy_of_a_reset_goes_to_a_live_environment(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(answers, "AGAIN_S", 0.01)
+    monkeypatch.setattr(request_batching, "AGAIN_S", 0.01)
     monkeypatch.setattr(ToyEnvironment, "replay", "live")
     wire = Swallowing(Settings())
     async with client_over(wire, monkeypatch) as client:
@@ -212,7 +212,7 @@ async def test_no_copy_of_a_reset_goes_to_a_live_environment(monkeypatch: pytest
 
 async def test_a_refused_copy_leaves_the_request_its_answer(monkeypatch: pytest.MonkeyPatch):
     """A server that is about to end takes no new connection, and still answers what it has."""
-    monkeypatch.setattr(answers, "AGAIN_S", 0.01)
+    monkeypatch.setattr(request_batching, "AGAIN_S", 0.01)
     refused, sent = asyncio.Event(), []
 
     async def send() -> httpx.Response:
@@ -224,7 +224,7 @@ async def test_a_refused_copy_leaves_the_request_its_answer(monkeypatch: pytest.
         await asyncio.sleep(0)
         return httpx.Response(200)
 
-    assert (await answers.first_answer(send, once=False, within_s=60)).status_code == 200
+    assert (await request_batching.first_answer(send, once=False, within_s=60)).status_code == 200
 
 
 async def test_the_last_error_counts():
@@ -232,7 +232,7 @@ async def test_the_last_error_counts():
         raise httpx.ConnectError("refused")
 
     with pytest.raises(httpx.ConnectError):
-        await answers.first_answer(send, once=False, within_s=60)
+        await request_batching.first_answer(send, once=False, within_s=60)
 
 
 class OneHangs(Wire):
@@ -248,7 +248,7 @@ class OneHangs(Wire):
 
 
 async def test_the_copies_to_a_server_that_hangs_leave_time_for_another_one(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(answers, "AGAIN_S", 0.02)
+    monkeypatch.setattr(request_batching, "AGAIN_S", 0.02)
     wire = OneHangs(Settings())
     plain = httpx.AsyncClient
     monkeypatch.setattr(httpx, "AsyncClient", lambda **options: plain(**{**options, "transport": wire}))

@@ -16,7 +16,7 @@ from holding_server import answer_beside_held
 from toy_environment import ToyEnvironment, ToySession
 
 from envservice.base import Outcome, Replay
-from envservice.client import answers
+from envservice.client import request_batching
 from envservice.client.client import EnvClient
 from envservice.server.app import Settings, create_app
 from services.errors import EnvFault
@@ -74,7 +74,7 @@ def serving(*environments: SlowEnvironment) -> Iterator[list[Server]]:
 
 @pytest.fixture
 def copies_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "AGAIN_S", 2 * SLOW_S)
+    monkeypatch.setattr(request_batching, "AGAIN_S", 2 * SLOW_S)
 
 
 @pytest.mark.usefixtures("copies_soon")

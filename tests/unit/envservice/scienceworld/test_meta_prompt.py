@@ -5,7 +5,7 @@ from envservice.registry import make_template
 from envservice.scienceworld.environment import ScienceworldEnvironment
 from envservice.scienceworld.meta_prompt import ScienceworldCompactMetaTemplate, ScienceworldMetaTemplate
 from envservice.scienceworld.prompts import ScienceworldFullTemplate
-from envservice.scienceworld.teacher import TEACHER
+from envservice.scienceworld.spec import TEACHER
 from envservice.text.meta_answers import TAGS
 from rollout.demonstrations import demonstrate
 from services.config.tree import EnvSection, SftSection

@@ -4,8 +4,7 @@ import json
 
 from envservice.base import Outcome, Turn
 from envservice.registry import make_template
-from envservice.scienceworld.grammar import MEANINGS
-from envservice.scienceworld.prompts import UNKNOWN, ScienceworldCompactTemplate, ScienceworldFullTemplate
+from envservice.scienceworld.prompts import MEANINGS, UNKNOWN, ScienceworldCompactTemplate, ScienceworldFullTemplate
 from envservice.scienceworld.simulator import Simulator
 from services.config.tree import EnvSection
 

@@ -11,7 +11,7 @@ from thefuzz import fuzz
 from envservice.webshop.goals import ShoppingGoal
 from envservice.webshop.nouns import fallback
 from envservice.webshop.products import Product
-from envservice.webshop.reward import COLORS, Purchase, score
+from envservice.webshop.session import COLORS, Purchase, score
 
 CATEGORIES = ["Home › Lamps › Table Lamps", "Home › Lamps", " Home ›Lamps", "Toys › Lamps", "Home › Home › Rugs"]
 TITLES = ["Oak Lamp", "lamp Lamp shade", "Steel Rug", "Red", "",

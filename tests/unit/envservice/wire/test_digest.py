@@ -4,7 +4,7 @@ import json
 from toy_environment import ToyEnvironment
 
 from envservice.base import Outcome
-from envservice.wire.digest import engine_tag, first_digest, next_digest, tag_of
+from envservice.server.sessions import engine_tag, first_digest, next_digest, tag_of
 
 FIRST = Outcome(observation="Ä room.", admissible_actions=["go on", "look"])
 THEN = Outcome(observation="A door.", admissible_actions=[], reward=1.0, done=True, won=True)

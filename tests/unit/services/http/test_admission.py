@@ -9,7 +9,7 @@ import pytest
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse
 
-from services.http.admission import Admission
+from services.http.server import Admission
 
 pytestmark = pytest.mark.attack
 

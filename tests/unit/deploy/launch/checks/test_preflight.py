@@ -12,8 +12,7 @@ from ports import likely_port
 
 from deploy.launch.checks import preflight
 from deploy.runs.configs import load_config
-from services.config.placement import PlacementSection
-from services.config.tree import Config
+from services.config.tree import Config, PlacementSection
 from services.errors import UserError
 
 
