@@ -19,20 +19,22 @@ T = TypeVar("T")
 
 
 def patiently(call: Callable[[], T], *, seconds: float, away: Callable[[Exception], bool],
-              tell: Callable[[Exception], object], longest_pause_s: float = 1.0) -> T:
+              tell: Callable[[Exception], object], first_pause_s: float = FIRST_PAUSE_S,
+              longest_pause_s: float = 1.0) -> T:
     """Returns the result of `call`. Repeats it after errors for which `away` holds, with pauses that double.
 
     Raises the error itself if `away` does not hold, or once `seconds` have passed. `tell` is called at most once.
     """
-    began, pause = time.monotonic(), FIRST_PAUSE_S
+    began, pause, told = time.monotonic(), first_pause_s, False
     while True:
         try:
             return call()
         except Exception as error:
-            if not away(error) or time.monotonic() - began > seconds:
+            if not away(error) or time.monotonic() - began >= seconds:
                 raise
-            if pause == TELL_S:
+            if pause >= TELL_S and not told:
                 tell(error)
+                told = True
         time.sleep(pause)
         pause = min(2 * pause, longest_pause_s)
 
@@ -63,15 +65,9 @@ def until_answered(call: Callable[[], T], seconds: float, tell: Callable[[str], 
 
     Raises that after `seconds`, other errors at once. `tell` takes a line at the first failure.
     """
-    deadline, told = time.monotonic() + seconds, False
-    while True:
-        try:
-            return call()
-        except (Unanswered, Unavailable) as error:
-            if time.monotonic() >= deadline:
-                raise
-            if not told:
-                what = error.what if isinstance(error, Unanswered) else error
-                tell(f"{what}; waiting for it for up to {seconds:g} s")
-            told = True
-            time.sleep(SERVER_PAUSE_S)
+    def say(error: Exception) -> None:
+        what = error.what if isinstance(error, Unanswered) else error
+        tell(f"{what}; waiting for it for up to {seconds:g} s")
+
+    return patiently(call, seconds=seconds, away=lambda error: isinstance(error, (Unanswered, Unavailable)), tell=say,
+                     first_pause_s=SERVER_PAUSE_S, longest_pause_s=SERVER_PAUSE_S)
