@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 
 def read_journal(folder: RunFolder, config: Config) -> Journal | None:
     """Returns the store's record, or None if the run's Redis does not answer or no longer holds the run."""
-    from services.config.secrets import redis_url
+    from services.config.redis import redis_url
     from services.store.connection import briefly
     from services.store.redis_server import url_served_from
     from services.store.store import Store

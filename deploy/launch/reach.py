@@ -12,7 +12,8 @@ import httpx
 
 from envservice.registry import check_tools
 from envservice.wire.schemas import Info
-from services.config.secrets import ENV_TOKEN_VARIABLE, env_token, redis_url
+from services.config.redis import redis_url
+from services.config.secrets import ENV_TOKEN_VARIABLE, env_token
 from services.config.tree import Config
 from services.errors import Unanswered, UserError, in_short
 from services.http.bounded import get

@@ -29,7 +29,8 @@ from deploy.members.shared_gpus import GpuShare, SharedGpus
 from deploy.runs.folder import RunFolder
 from deploy.runs.wanted import numbers, read_wanted
 from envservice.server.capacity import memory_bytes
-from services.config.secrets import env_token, redis_url
+from services.config.redis import redis_url
+from services.config.secrets import env_token
 from services.config.tree import Config
 from services.controller.fleet import Fleet
 from services.controller.supervise import Supervisor

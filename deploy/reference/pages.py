@@ -288,7 +288,7 @@ and every [key of metrics.jsonl](#keys-of-metricsjsonl). \
 Counters start at 0 in each process, as Prometheus expects. A gauge that has not been set yet has no series. \
 Rollout workers, the learner and the controller add the label `worker`."""
 
-KEYS = """A run's folder has a line of metrics.jsonl for each learner step, with these keys and `format`, as \
+KEYS_INTRODUCTION = """A run's folder has a line of metrics.jsonl for each learner step, with these keys and `format`, as \
 services/telemetry/metric_keys.py lists them. A number that does not exist or is not finite is null. \
 [My run does not learn](../operate/does-not-learn.md) says which to look at first."""
 
@@ -299,7 +299,7 @@ def metrics_page() -> str:
             for one in CATALOGUE.values()]
     keys = [[code(key), text] for key, text in METRIC_TEXTS.items()]
     return document("Metrics", METRICS_INTRODUCTION, table(["metric", "type", "from", "labels", "meaning"], rows),
-                    "## Keys of metrics.jsonl", KEYS, table(["key", "meaning"], keys))
+                    "## Keys of metrics.jsonl", KEYS_INTRODUCTION, table(["key", "meaning"], keys))
 
 
 def _labels(labels: Mapping[str, Bound]) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from services.config.file import load_config
-from services.config.redis import RedisSection
-from services.config.secrets import masked, redis_url
+from services.config.redis import RedisSection, redis_url
+from services.config.secrets import masked
 from services.errors import StoreFault, UserError
 
 

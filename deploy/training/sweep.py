@@ -25,7 +25,7 @@ from deploy.runs.folder import RunFolder, check_run
 from deploy.training.child_runs import FAILURES_IN_A_ROW, ChildFailed, run_child
 from services.amounts import number_of
 from services.config.file import dump_config
-from services.config.secrets import child_secrets
+from services.config.redis import child_secrets
 from services.config.tree import Config
 from services.errors import UserError
 from services.files import write_whole

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 from typing import Self
+from urllib.parse import quote, unquote, urlsplit
 
 from pydantic import Field, field_serializer, field_validator, model_validator
 
 from services.config.env import Section
-from services.config.secrets import check_redis_url, masked
+from services.config.secrets import HIDDEN, REDIS_PASSWORD_VARIABLE, masked, read_secret
 from services.config.storage import folder_url
+from services.errors import UserError
 
 
 class RedisSection(Section):
@@ -55,3 +59,56 @@ class RedisSection(Section):
     def _without_password(self, url: str | None) -> str | None:
         """Removes the password, so that no copy of a config holds it: config.yaml, report, plan, W&B, actors."""
         return None if url is None else masked(url)
+
+
+def check_redis_url(url: str) -> None:
+    """Raises ValueError for an address of Redis that cannot be taken apart. The message has no part of the address,
+    because any part may be one of the password."""
+    if "password=" in url.partition("?")[2]:
+        raise ValueError("it should have no password after its question mark: use redis.password_file")
+    scheme, _, rest = url.partition("://")
+    credentials, at, _ = rest.rpartition("@")
+    if at and not (scheme == "unix" and rest.startswith("/")) and re.search(r"[\[\]#/?\\\s]", credentials):
+        raise ValueError("its user or password has a character such as [ ] # / ? that ends the address there: "
+                         "percent-encode it (# is %23), or use redis.password_file")
+    try:
+        parts = urlsplit(url)
+        if scheme in ("redis", "rediss"):
+            parts.port  # noqa: B018 - raises ValueError
+    except ValueError:  # its message repeats the address
+        raise ValueError("it is no address such as redis://host:6379/0: percent-encode the special characters of user "
+                         "and password") from None
+    if scheme in ("redis", "rediss") and not re.fullmatch(r"/?|/[0-9]+", parts.path):
+        raise ValueError("what follows the host should be the number of a database, such as redis://host:6379/0")
+
+
+def redis_url(redis: RedisSection) -> str | None:
+    """Returns redis.url with its password: from redis.password_file, else from the URL, else $GAGPO_REDIS_PASSWORD.
+
+    Raises UserError if the password was removed from this copy of the config and nothing else supplies it.
+    """
+    if redis.url is None:
+        return None
+    if redis.password_file is not None:
+        return _with_password(redis.url, read_secret(redis.password_file))
+    # White space around it is dropped, because secrets that come from files end with a line end.
+    own, given = urlsplit(redis.url).password, os.environ.get(REDIS_PASSWORD_VARIABLE, "").strip()
+    if own in (None, "", HIDDEN) and given:
+        return _with_password(redis.url, given)
+    if own == HIDDEN:
+        raise UserError("the password of redis.url was removed from this copy of the config",
+                        f"set redis.password_file or ${REDIS_PASSWORD_VARIABLE}")
+    return redis.url
+
+
+def child_secrets(redis: RedisSection) -> dict[str, str]:
+    """Returns the variable by which a child process has the password of redis.url, which no copy of a config keeps."""
+    password = urlsplit(redis.url).password if redis.url is not None and redis.password_file is None else None
+    return {} if password in (None, "", HIDDEN) else {REDIS_PASSWORD_VARIABLE: unquote(password)}
+
+
+def _with_password(url: str, password: str) -> str:
+    scheme, _, rest = url.partition("://")
+    authority, slash, path = rest.partition("/")
+    user, _, host = authority.rpartition("@")
+    return f"{scheme}://{user.partition(':')[0]}:{quote(password, safe='')}@{host}{slash}{path}"

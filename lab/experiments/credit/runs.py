@@ -25,7 +25,7 @@ from lab.experiments.credit.common import COLD_START, keep_cold_evaluations
 from lab.experiments.credit.design import PlannedRun, config_of
 from lab.experiments.credit.progress import RunsProgress
 from services.config.file import dump_config
-from services.config.secrets import child_secrets
+from services.config.redis import child_secrets
 from services.config.tree import Config
 from services.errors import GagpoError, UserError
 from services.files import Damaged

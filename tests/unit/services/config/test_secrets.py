@@ -6,7 +6,8 @@ import pytest
 
 from deploy.launch.planning.plan import as_dict
 from services.config.file import default_config, dump_config, lay_over, load_config
-from services.config.secrets import child_secrets, env_token, masked, redis_url
+from services.config.redis import child_secrets, redis_url
+from services.config.secrets import env_token, masked
 from services.config.tree import Config
 from services.errors import UserError
 
