@@ -288,8 +288,8 @@ and every [key of metrics.jsonl](#keys-of-metricsjsonl). \
 Counters start at 0 in each process, as Prometheus expects. A gauge that has not been set yet has no series. \
 Rollout workers, the learner and the controller add the label `worker`."""
 
-KEYS_INTRODUCTION = """A run's folder has a line of metrics.jsonl for each learner step, with these keys and `format`, as \
-services/telemetry/metric_keys.py lists them. A number that does not exist or is not finite is null. \
+KEYS_INTRODUCTION = """A run's folder has a line of metrics.jsonl for each learner step, with these keys and `format`, \
+as services/telemetry/metric_keys.py lists them. A number that does not exist or is not finite is null. \
 [My run does not learn](../operate/does-not-learn.md) says which to look at first."""
 
 

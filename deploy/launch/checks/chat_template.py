@@ -1,11 +1,16 @@
 """Checks a model's chat template before anything starts: from the files alone, without the tokenizer's packages.
 
-The rollout worker makes the same check with the tokenizer itself, after minutes of a cold start. transformers' own
-renderer of templates needs no torch, and torch would stay in the driver for the whole run.
+The rollout worker makes the same check with the tokenizer itself, after minutes of a cold start. A template is a
+program of others, so it runs in a process of its own, with limits of time and memory.
 """
 
 from __future__ import annotations
 
+import json
+import resource
+import signal
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,14 +18,21 @@ from typing import Any
 
 from envservice.registry import make_template
 from services.chat import chat_format, check_chat
-from services.config.tree import Config
+from services.config.tree import Config, ModelSection
+from services.errors import Fault, UserError
 from services.files import read_json
+from services.units import GIB
 
+SECONDS = 3
+"""Seconds of processor time in which a template has to write the few messages of the check."""
+BYTES = 2 * GIB
+"""Memory that it may take for them."""
 _TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 def check_template(config: Config) -> None:
-    """Raises UserError for a chat template that prompts need and that is not there, or that fails."""
+    """Raises UserError for a chat template that prompts need and that is not there, that fails, or that takes too much
+    time or memory."""
     if not make_template(config.env).chat and config.agent.name is None:
         return
     folder = config.model.path
@@ -28,11 +40,45 @@ def check_template(config: Config) -> None:
         folder / "tokenizer_config.json").exists() else None
     if settings is None and config.model.chat_template is None:
         return  # a model made here has a template of ours; other tokenizers may have theirs in code
-    files = _Files(chat_template=_template(folder, settings or {}), settings=settings or {})
-    check_chat(chat_format(files, config.model), folder or config.run_dir)
+    where = folder or config.run_dir
+    asked = {"template": template_of(folder, settings or {}), "settings": settings or {}, "folder": str(where),
+             "model": config.model.model_dump(mode="json")}
+    checked = subprocess.run([sys.executable, "-m", "deploy.launch.checks.chat_template"], input=json.dumps(asked),
+                             capture_output=True, text=True, check=False)
+    if checked.returncode == -signal.SIGXCPU:
+        raise UserError(f"the chat template of {where} has not written one message after {SECONDS} s",
+                        "look at its loops, or set model.chat_template to another one")
+    if checked.returncode:
+        raise Fault(f"the check of the chat template of {where} failed: {checked.stderr.strip()[-300:]}")
+    if refused := json.loads(checked.stdout):
+        raise UserError(*refused)
 
 
-def _template(folder: Path | None, settings: Mapping[str, Any]) -> str | None:
+def check_files(template: str | None, settings: Mapping[str, Any], model: ModelSection, folder: Path) -> None:
+    """Checks a template in this process. Raises UserError if it cannot be used."""
+    check_chat(chat_format(_Files(chat_template=template, settings=settings), model), folder)
+
+
+def main() -> None:
+    """Checks the template on stdin. Prints the UserError's two parts as JSON, or null."""
+    from transformers.utils.chat_template_utils import render_jinja_template  # noqa: F401 - not under the limits
+
+    asked = json.load(sys.stdin)
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    seconds = int(used.ru_utime + used.ru_stime) + SECONDS
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (size + BYTES, size + BYTES))
+    refused = None
+    try:
+        check_files(asked["template"], asked["settings"], ModelSection.model_validate(asked["model"]),
+                    Path(asked["folder"]))
+    except UserError as error:
+        refused = [error.what, error.fix]
+    print(json.dumps(refused))
+
+
+def template_of(folder: Path | None, settings: Mapping[str, Any]) -> str | None:
     """Returns the template in a folder, the one named `default` of several."""
     if folder is not None and (file := folder / "chat_template.jinja").is_file():
         return file.read_text(encoding="utf-8")
@@ -60,3 +106,7 @@ class _Files:
 
     def encode(self, _text: str, **_: Any) -> list[int]:
         return []
+
+
+if __name__ == "__main__":
+    main()

@@ -1,13 +1,15 @@
 """A chat template that fails is refused before anything starts, from the files of the model alone."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from third_party import TOKENIZERS
 
-from deploy.launch.checks.chat_template import check_template
+from deploy.launch.checks.chat_template import check_files, check_template, template_of
 from deploy.runs.configs import load_config
+from services.config.tree import ModelSection
 from services.errors import UserError
 
 CHATML = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{{ eos_token }}{% endfor %}<|assistant|>"
@@ -40,7 +42,22 @@ def test_a_template_that_works_passes(folder: Path):
 
 @pytest.mark.parametrize("name", sorted(TOKENIZERS))
 def test_templates_of_published_models_pass(name: str):
-    check(TOKENIZERS[name])
+    folder = TOKENIZERS[name]
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    check_files(template_of(folder, settings), settings, ModelSection(path=folder), folder)
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(("template", "reason"), [
+    ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "has not written one message"),
+    ("{{ 9 ** (9 ** 9) }}", "has not written one message"),
+    ("{{ 'a' * 10 ** 10 }}", r"refuses a user's message \(MemoryError\)"),
+    ("{{ 1 / 0 }}", r"refuses a user's message \(division by zero\)"),
+])
+def test_a_template_that_takes_all_time_or_memory_is_one_line(folder: Path, template: str, reason: str):
+    """It hung `--dry-run` for ever, or ended it with a traceback."""
+    (folder / "chat_template.jinja").write_text(template)
+    assert re.search(reason, refusal(folder))
 
 
 def test_a_template_that_refuses_the_system_prompt_is_refused(folder: Path):
