@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args, get_origin
 
@@ -96,19 +96,28 @@ def _meaning(name: str, field: FieldInfo, tables: Mapping[str, type[BaseModel]])
     A key that only refused estimators have is hidden. It is parsed, so that its estimator is refused with the reason.
     """
     if name in CreditSection.model_fields:
-        return f"{_one_line(field.description)} (default {field.default})".strip()
+        shared = CreditSection.model_fields[name]
+        others = "".join(f"; {default.removeprefix('default ')} for {', '.join(titles)}"
+                         for default, titles in _readers(name, tables, _default).items() if default != _default(shared))
+        return f"{_one_line(shared.description)} (default {shared.default}{others})".strip()
+    meanings = _readers(name, tables, lambda own: _one_line(own.description))
+    defaults = _readers(name, tables, _default)
+    if not meanings:
+        return argparse.SUPPRESS
+    each = "; ".join(f"{default}; for {', '.join(titles)}" for default, titles in defaults.items())
+    if len(meanings) == 1:
+        return f"{next(iter(meanings))} ({each})".strip()
+    told = " ".join(f"For {', '.join(titles)}: {meaning}" for meaning, titles in meanings.items())
+    return f"{told} ({_default(field) if len(defaults) == 1 else each})"
+
+
+def _readers(name: str, tables: Mapping[str, type[BaseModel]], of: Callable[[FieldInfo], str]) -> dict[str, list[str]]:
+    """Returns what `of` says of a key -> the titles of the models in which it says so."""
     readers: dict[str, list[str]] = {}
     for title, model in tables.items():
         if name in model.model_fields:
-            meaning = _one_line(model.model_fields[name].description)
-            readers.setdefault(meaning, []).append(title.removeprefix("estimator "))
-    if not readers:
-        return argparse.SUPPRESS
-    if len(readers) == 1:
-        (meaning, titles), = readers.items()
-        return f"{meaning} ({_default(field)}; for {', '.join(titles)})".strip()
-    return " ".join(f"For {', '.join(titles)}: {meaning}" for meaning, titles in readers.items()) \
-        + f" ({_default(field)})"
+            readers.setdefault(of(model.model_fields[name]), []).append(title.removeprefix("estimator "))
+    return readers
 
 
 def _default(field: FieldInfo) -> str:

@@ -153,11 +153,12 @@ def _section(name: str, section: type[BaseModel]) -> Iterator[str]:
 
 
 def _options(options: OptionTable) -> Iterator[str]:
-    """Yields the table of the keys of `learner.credit` that an estimator or a state key adds."""
+    """Yields the table of the keys of `learner.credit` that an estimator or a state key adds, and of those of which its
+    default is another."""
     title, introduction, model = options
-    texts = docstrings(model)
+    texts, shared = docstrings(model), CreditSection.model_fields
     rows = [[code(f"learner.credit.{key}"), _default(field), _values(key, field), texts.get(key, "")]
-            for key, field in model.model_fields.items() if key not in CreditSection.model_fields]
+            for key, field in model.model_fields.items() if key not in shared or field.default != shared[key].default]
     if rows:
         yield f"## learner.credit: {title}"
         yield introduction

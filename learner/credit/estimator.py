@@ -9,8 +9,8 @@ from learner.credit.types import Credit, Group
 
 
 class Estimator(Protocol):
-    """One way to assign credit: one file, one class, two hooks, one entry in the registry. `options` is an instance of
-    its Options."""
+    """One way to assign credit: one class, two hooks, one entry in the registry. `options` is an instance of its
+    Options."""
 
     Options: ClassVar[Any]
     """A subclass of CreditOptions: the keys of `learner.credit` that it knows."""

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from itertools import chain
 
 from learner.credit.group_operations import average, center, rewards, scores
-from learner.credit.options import CreditOptions, RecursionOptions, StatisticsOptions
+from learner.credit.options import CreditOptions, ScaleOptions, StatisticsOptions
 from learner.credit.types import Credit, CreditStep, Group
+from services.amounts import number_of
 
 VALUE, DELTA, RAW, ADVANTAGE = "V̄", "δ", "Â", "A"
 NEARLY_ZERO, SMALL = 1e-4, 0.1
@@ -111,24 +112,39 @@ def recursion_line(delta: float, after: float | None, decay: float, *, penalty: 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupScale:
-    """Mean and spread of Â over the steps of a group, which `normalize: group` divides by."""
+class Scale:
+    """Mean and spread of Â over a sample of steps, which A is normalised by."""
 
     mean: float
     spread: float
-    steps: int
+    sample: str
+    """The steps that they are over, in words."""
 
-    @classmethod
-    def of(cls, credit: Credit, options: RecursionOptions) -> GroupScale | None:
-        """Returns the scale of a group; None if A is not normalised within the group."""
-        if options.normalize != "group":
-            return None
+
+def scales(credit: Credit, options: ScaleOptions, episode: int) -> list[Scale | None]:
+    """Returns the scale of each step of an episode; None if A is not normalised within the group."""
+    states = credit.states[episode]
+    if options.normalize == "group":
         sample = list(chain.from_iterable(credit.raw_advantages))
         mean, spread = center(sample, options.ddof)
-        return cls(mean=mean, spread=spread, steps=len(sample))
+        return [Scale(mean=mean, spread=spread, sample=f"the group's {len(sample)} steps")] * len(states)
+    if options.normalize != "state":
+        return [None] * len(states)
+    samples: dict[str, list[float]] = {}
+    for state, x in zip(chain.from_iterable(credit.states), chain.from_iterable(credit.raw_advantages), strict=True):
+        samples.setdefault(state, []).append(x)
+    return [_scale_of_state(samples[state], options) for state in states]
 
 
-def scaled_line(raw: float, scale: GroupScale | None, *, penalty: float = 0.0,
+def _scale_of_state(sample: Sequence[float], options: ScaleOptions) -> Scale:
+    """Returns the scale of a state. The mean of a step that is alone in its state is its own Â."""
+    mean, spread = center(sample, options.ddof) if len(sample) > 1 else (sample[0], 1.0)
+    floor = options.spread_floor
+    return Scale(mean=mean, spread=max(spread, floor), sample=f"the {number_of(len(sample), 'step')} in this state"
+                 + (f", σ at least {floor:g}" if spread < floor else ""))
+
+
+def scaled_line(raw: float, scale: Scale | None, *, penalty: float = 0.0,
                 term: tuple[float, float] | None = None) -> CalculationLine:
     """Explains A from Â, minus a penalty after normalising. `term`: weight and value that `broadcast` adds."""
     names = f"{' − penalty' if penalty else ''}{' + broadcast · A of GRPO' if term else ''}"
@@ -140,7 +156,7 @@ def scaled_line(raw: float, scale: GroupScale | None, *, penalty: float = 0.0,
     if scale is None:
         return CalculationLine(formula=f"A = Â{names} = {plain(raw)}{numbers}", result=raw + added)
     return CalculationLine(
-        formula=f"A = (Â − μ) / σ{names}, μ and σ over the group's {scale.steps} steps = "
+        formula=f"A = (Â − μ) / σ{names}, μ and σ over {scale.sample} = "
                 f"({plain(raw)}{less(scale.mean)}) / {plain(scale.spread)}{numbers}",
         result=(raw - scale.mean) / scale.spread + added)
 

@@ -14,10 +14,9 @@ state in which a budget cut an episode, if the group has that state. broadcast i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
-
-from pydantic import Field
 
 from learner.credit.explanation import (
     ADVANTAGE,
@@ -26,29 +25,28 @@ from learner.credit.explanation import (
     VALUE,
     CalculationLine,
     Explanation,
-    GroupScale,
     delta_line,
     mean_line,
     penalty_of,
     plain,
     recursion_line,
     scaled_line,
+    scales,
     value_at,
 )
 from learner.credit.group_operations import (
     backward,
     by_state,
     discounted,
-    normalized,
     normalized_together,
     penalized,
-    plus,
+    rescaled,
     rewards,
     state_values,
     states,
 )
-from learner.credit.grpo import episode_keys, episode_term
-from learner.credit.options import EpisodeOptions, RecursionOptions
+from learner.credit.grpo import broadcast_keys, episode_term, with_broadcast
+from learner.credit.options import BroadcastOptions, RecursionOptions, ScaleOptions
 from learner.credit.types import Credit, CreditStep, Group, Nested
 
 Values = dict[str, tuple[float, int]]
@@ -56,15 +54,17 @@ Values = dict[str, tuple[float, int]]
 
 def recursion_keys(options: RecursionOptions) -> frozenset[str]:
     """Returns the keys that GAGPO and its variants read: `ddof` only if they divide by a spread."""
+    return scale_keys(options) | {"gamma", "lam", "penalty", "penalty_mode", "bootstrap", "state_key"}
+
+
+def scale_keys(options: ScaleOptions) -> frozenset[str]:
+    """Returns `normalize` and the keys that it reads."""
     spread = () if options.normalize == "none" else ("ddof",)
-    return frozenset({"gamma", "lam", "penalty", "penalty_mode", "normalize", "bootstrap", "state_key", *spread})
+    return frozenset({"normalize", *spread, *(("spread_floor",) if options.normalize == "state" else ())})
 
 
-class GagpoOptions(RecursionOptions, EpisodeOptions):
+class GagpoOptions(RecursionOptions, BroadcastOptions):
     """Options of GAGPO."""
-
-    broadcast: float = Field(default=0.0, ge=0)
-    """Weight of GRPO's episode-level advantage, which is added to every turn."""
 
 
 class GagpoFamily:
@@ -73,7 +73,7 @@ class GagpoFamily:
     needs_tokens: ClassVar[bool] = False
     needs_critic: ClassVar[bool] = False
 
-    def batch(self, credits: list[Credit], options: RecursionOptions) -> list[Credit]:
+    def batch(self, credits: list[Credit], options: ScaleOptions) -> list[Credit]:
         """Normalises all groups together if `normalize` is `batch`."""
         return normalized_together(credits, options)
 
@@ -88,8 +88,7 @@ class Gagpo(GagpoFamily):
 
     def reads(self, options: GagpoOptions) -> frozenset[str]:
         """Returns the keys of the recursion, and GRPO's keys if its term is added."""
-        own = recursion_keys(options) | {"broadcast"}
-        return own | episode_keys(options) if options.broadcast else own
+        return recursion_keys(options) | broadcast_keys(options)
 
     def group(self, group: Group, options: GagpoOptions) -> Credit:
         """Returns the credit of one group; see the module's formulas."""
@@ -108,28 +107,30 @@ class Gagpo(GagpoFamily):
         return family_legend("the mean R̂ of all steps of the group in that state", options)
 
     def explain(self, group: Group, credit: Credit, options: GagpoOptions, episode: int) -> Explanation:
-        """Explains the numbers. The next step's Â enters before its own penalty, which comes after the recursion."""
+        """Explains the numbers. The next step's Â enters before its own penalty, which comes after the recursion; under
+        `normalize: state` no Â has a penalty."""
         steps, raw = group[episode], credit.raw_advantages[episode]
-        returns, scale = by_state(group, credit.returns), GroupScale.of(credit, options)
+        returns, scale = by_state(group, credit.returns), scales(credit, options, episode)
         term = episode_term(group, options)[1][episode] if options.broadcast else None
+        late = options.normalize == "state"
         lines: Explanation = []
         for t, (step, delta) in enumerate(zip(steps, family_deltas(group, credit, options, episode), strict=True)):
-            last, off = t + 1 == len(steps), penalty_of(step, options)
-            back = 0.0 if last else penalty_of(steps[t + 1], options)
+            last, off = t + 1 == len(steps), 0.0 if late else penalty_of(step, options)
+            back = 0.0 if last or late else penalty_of(steps[t + 1], options)
             recursion = recursion_line(
                 (credit.deltas or [])[episode][t], None if last else raw[t + 1] + back, options.gamma * options.lam,
                 penalty=off, named="γλ Â(next, before its penalty)" if back else "γλ Â(next)")
             lines.append([mean_line(returns[step.state]), delta, recursion])
             if options.normalize != "batch":
-                lines[t].append(scaled_line(raw[t], scale,
+                lines[t].append(scaled_line(raw[t], scale[t], penalty=penalty_of(step, options) if late else 0.0,
                                             term=None if term is None else (options.broadcast, term[t])))
         return lines
 
 
 def family_legend(value: str, options: RecursionOptions, *, elsewhere: str = "") -> dict[str, str]:
     """Returns the legend of GAGPO and its variants. `value`: the meaning of V̄. `elsewhere`: where Â fades less."""
-    scaled = {"group": "Â on the scale of its group", "batch": "Â on the scale of all groups of the learner step",
-              "none": "Â, not rescaled"}
+    scaled = {"group": "Â on the scale of its group", "state": "Â on the scale of its state's steps",
+              "batch": "Â on the scale of all groups of the learner step", "none": "Â, not rescaled"}
     return {VALUE: value, DELTA: "what the action changed, r + γ V̄(next) − V̄: below 0 it led to a state worth less",
             RAW: f"advantage: δ, and what followed, fading by γλ = {options.gamma * options.lam:g} a step{elsewhere}",
             ADVANTAGE: scaled[options.normalize]}
@@ -145,23 +146,28 @@ def family_deltas(group: Group, credit: Credit, options: RecursionOptions, episo
     return [delta_line(*numbers, options) for numbers in zip(r, v, after, strict=True)]
 
 
-def explain_without_contrast(group: Group, credit: Credit, options: RecursionOptions, episode: int) -> Explanation:
-    """Explains a group in which every return is that of its state: V̄ = R̂, so δ, Â and A are 0 but for a penalty."""
+def explain_without_contrast(group: Group, credit: Credit, options: RecursionOptions, episode: int,
+                             terms: Sequence[tuple[float, float]] | None = None) -> Explanation:
+    """Explains a group in which every return is that of its state: V̄ = R̂, so δ, Â and A are 0 but for a penalty.
+
+    `terms`: for each step the weight and the value that `broadcast` adds.
+    """
     lines: Explanation = []
-    for step, value, delta in zip(group[episode], credit.returns[episode],
-                                  family_deltas(group, credit, options, episode), strict=True):
+    for t, (step, value, delta) in enumerate(zip(group[episode], credit.returns[episode],
+                                                 family_deltas(group, credit, options, episode), strict=True)):
         same = CalculationLine(formula=f"V̄ = R̂, the same for every step of the group in this state = {plain(value)}",
                                result=value)
         lines.append([same, delta, CalculationLine(formula="Â = 0, as nothing can be compared", result=0.0)])
         if options.normalize != "batch":
-            lines[-1].append(scaled_line(0.0, None, penalty=penalty_of(step, options)))
+            lines[-1].append(scaled_line(0.0, None, penalty=penalty_of(step, options),
+                                         term=None if terms is None else terms[t]))
     return lines
 
 
-def scaled_then_penalized(raw: Nested, group: Group, options: RecursionOptions) -> Nested:
-    """Returns the advantages of a variant: Â on the scale of its group if `normalize` asks for that, then the local
-    penalty is subtracted. In `Gagpo` itself the penalty comes first."""
-    return penalized(normalized(raw, options.ddof) if options.normalize == "group" else raw, group, options)
+def scaled_then_penalized(raw: Nested, group: Group, options: ScaleOptions) -> Nested:
+    """Returns the advantages of a variant: Â on the scale of its group or state if `normalize` asks for that, then the
+    local penalty is subtracted. In `Gagpo` itself the penalty comes first, unless `normalize` is `state`."""
+    return penalized(rescaled(raw, group, options), group, options)
 
 
 def value_after(last: CreditStep, values: Values, options: RecursionOptions) -> float:
@@ -172,10 +178,15 @@ def value_after(last: CreditStep, values: Values, options: RecursionOptions) -> 
 
 
 def finish(group: Group, options: GagpoOptions, credit: Credit) -> Credit:
-    """Finishes the credit after the recursion: subtracts the local penalty, normalises, adds the broadcast term."""
-    raw = penalized(credit.raw_advantages, group, options)
-    advantages = normalized(raw, options.ddof) if options.normalize == "group" else raw
-    if options.broadcast:
-        _, term = episode_term(group, options)
-        advantages = plus(advantages, options.broadcast, term)
-    return replace(credit, raw_advantages=raw, advantages=advantages)
+    """Finishes the credit after the recursion: subtracts the local penalty, normalises, adds the broadcast term.
+
+    Under `normalize: state` the penalty comes last: a step that is alone in its state would lose it, and the only
+    invalid one of a state would get it at unit size.
+    """
+    raw = credit.raw_advantages
+    if options.normalize == "state":
+        advantages = scaled_then_penalized(raw, group, options)
+    else:
+        raw = penalized(raw, group, options)
+        advantages = rescaled(raw, group, options)
+    return replace(credit, raw_advantages=raw, advantages=with_broadcast(advantages, group, options))

@@ -17,12 +17,12 @@ from typing import ClassVar
 from learner.credit.explanation import (
     CalculationLine,
     Explanation,
-    GroupScale,
     mean_line,
     penalty_of,
     plain,
     recursion_line,
     scaled_line,
+    scales,
     value_at,
 )
 from learner.credit.gagpo import GagpoFamily, family_deltas, family_legend, recursion_keys, scaled_then_penalized
@@ -76,7 +76,7 @@ class GagpoBootstrapped(GagpoFamily):
     def explain(self, group: Group, credit: Credit, options: RecursionOptions, episode: int) -> Explanation:
         """Explains the numbers. The penalty is subtracted from A."""
         steps, raw, shared = group[episode], credit.raw_advantages[episode], shared_states(group)
-        returns, scale, r = by_state(group, credit.returns), GroupScale.of(credit, options), rewards(group, options)
+        returns, scale, r = by_state(group, credit.returns), scales(credit, options, episode), rewards(group, options)
         lines: Explanation = []
         for t, (step, delta) in enumerate(zip(steps, family_deltas(group, credit, options, episode), strict=True)):
             last = t + 1 == len(steps)
@@ -90,7 +90,7 @@ class GagpoBootstrapped(GagpoFamily):
                                        options.gamma * options.lam)
             lines.append([value, delta, recursion])
             if options.normalize != "batch":
-                lines[t].append(scaled_line(raw[t], scale, penalty=penalty_of(step, options)))
+                lines[t].append(scaled_line(raw[t], scale[t], penalty=penalty_of(step, options)))
         return lines
 
 

@@ -21,11 +21,11 @@ from pydantic import Field
 from learner.credit.explanation import (
     CalculationLine,
     Explanation,
-    GroupScale,
     penalty_of,
     plain,
     recursion_line,
     scaled_line,
+    scales,
     value_at,
 )
 from learner.credit.gagpo import (
@@ -95,7 +95,7 @@ class GagpoGraph(GagpoFamily):
 
     def explain(self, group: Group, credit: Credit, options: GraphOptions, episode: int) -> Explanation:
         """Shows one equation of the system for each step; the penalty comes off A."""
-        steps, raw, scale = group[episode], credit.raw_advantages[episode], GroupScale.of(credit, options)
+        steps, raw, scale = group[episode], credit.raw_advantages[episode], scales(credit, options, episode)
         if not has_contrast(group, credit.returns):
             return explain_without_contrast(group, credit, options, episode)
         graph = _graph_of(group, options, discounted(group, options))
@@ -111,7 +111,7 @@ class GagpoGraph(GagpoFamily):
                 (credit.deltas or [])[episode][t], None if last else raw[t + 1], decay,
                 named=f"γλ Â(next), λ = {decay / options.gamma if options.gamma else 0.0:.3g}")])
             if options.normalize != "batch":
-                lines[t].append(scaled_line(raw[t], scale, penalty=penalty_of(step, options)))
+                lines[t].append(scaled_line(raw[t], scale[t], penalty=penalty_of(step, options)))
         return lines
 
 

@@ -5,7 +5,8 @@
     V_i(t) = (n_i(s_t) M_i(s_t) + κ V_i(t-1)) / (n_i(s_t) + κ)     κ = prior; 0 after the last step
     δ_t = r_t + γ V_i(t+1) - V_i(t)
     Â_t = δ_t + γ λ_{t+1} Â_{t+1}                                  λ_t = λ if n_i(s_t) > 0, else 1
-    A_t = (Â_t - μ) / (σ + ε)                                      less the local penalty, which comes last here
+    A_t = (Â_t - μ) / (σ + ε)                                      less the local penalty, which comes last here;
+                                                                   with `broadcast`, plus that much of GRPO's A
 
 V_i(t) is a function of the others' returns and of the states that episode i has passed, so the rewards of episode i
 from t on cannot change its own baseline. Therefore no step gets negative credit for the success of the next one, as the
@@ -20,6 +21,7 @@ The penalty comes after normalising: if all episodes of a group fail, invalid st
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import fsum
 from typing import ClassVar
 
@@ -28,11 +30,11 @@ from pydantic import Field
 from learner.credit.explanation import (
     CalculationLine,
     Explanation,
-    GroupScale,
     penalty_of,
     plain,
     recursion_line,
     scaled_line,
+    scales,
     value_at,
 )
 from learner.credit.gagpo import (
@@ -52,11 +54,12 @@ from learner.credit.group_operations import (
     rewards,
     states,
 )
-from learner.credit.options import RecursionOptions
+from learner.credit.grpo import broadcast_keys, episode_term, with_broadcast
+from learner.credit.options import BroadcastOptions, RecursionOptions
 from learner.credit.types import Credit, CreditStep, Group, Nested
 
 
-class LeaveOneOutOptions(RecursionOptions):
+class LeaveOneOutOptions(RecursionOptions, BroadcastOptions):
     """Options of leave-one-out values."""
 
     prior: float = Field(default=2.0, ge=0)
@@ -69,14 +72,15 @@ class GagpoLeaveOneOut(GagpoFamily):
     Options: ClassVar = LeaveOneOutOptions
 
     def reads(self, options: LeaveOneOutOptions) -> frozenset[str]:
-        """Returns the keys of GAGPO's recursion and the prior of the values."""
-        return recursion_keys(options) | {"prior"}
+        """Returns the keys of GAGPO's recursion, the prior of the values, and GRPO's keys if its term is added."""
+        return recursion_keys(options) | broadcast_keys(options) | {"prior"}
 
     def group(self, group: Group, options: LeaveOneOutOptions) -> Credit:
         """Returns the credit of one group; see the module's formulas."""
         returns = discounted(group, options)
         if not has_contrast(group, returns):
-            return credit_without_contrast(group, options, returns)
+            even = credit_without_contrast(group, options, returns)
+            return replace(even, advantages=with_broadcast(even.advantages, group, options))
         values, compared = others_values(group, returns, options.prior)
         deltas: Nested = []
         raw: Nested = []
@@ -85,7 +89,8 @@ class GagpoLeaveOneOut(GagpoFamily):
             deltas.append([r + options.gamma * after[t] - v[t] for t, r in enumerate(row)])
             raw.append(backward_by_step(deltas[-1], [options.gamma * lambda_at(count, options) for count in counts]))
         return Credit(returns=returns, values=None, deltas=deltas, raw_advantages=raw,
-                      advantages=scaled_then_penalized(raw, group, options), states=states(group),
+                      advantages=with_broadcast(scaled_then_penalized(raw, group, options), group, options),
+                      states=states(group),
                       baselines=[v[:len(row)] for v, row in zip(values, returns, strict=True)])
 
     def legend(self, options: LeaveOneOutOptions) -> dict[str, str]:
@@ -95,11 +100,14 @@ class GagpoLeaveOneOut(GagpoFamily):
 
     def explain(self, group: Group, credit: Credit, options: LeaveOneOutOptions, episode: int) -> Explanation:
         """Explains the numbers. The penalty is subtracted from A; λ = 1 at a state that no other episode was in."""
-        steps, raw, scale = group[episode], credit.raw_advantages[episode], GroupScale.of(credit, options)
+        steps, raw, scale = group[episode], credit.raw_advantages[episode], scales(credit, options, episode)
+        terms = None
+        if options.broadcast:
+            terms = [(options.broadcast, x) for x in episode_term(group, options)[1][episode]]
         others = [row for i, row in enumerate(credit.returns) if i != episode]
         elsewhere = by_state([row for i, row in enumerate(group) if i != episode], others)
         if not has_contrast(group, credit.returns):
-            return explain_without_contrast(group, credit, options, episode)
+            return explain_without_contrast(group, credit, options, episode, terms)
         lines: Explanation = []
         for t, (step, delta) in enumerate(zip(steps, family_deltas(group, credit, options, episode), strict=True)):
             last = t + 1 == len(steps)
@@ -112,7 +120,8 @@ class GagpoLeaveOneOut(GagpoFamily):
             lines.append([_value_line(elsewhere.get(step.state, []), before, options.prior, first=not t), delta,
                           recursion])
             if options.normalize != "batch":
-                lines[t].append(scaled_line(raw[t], scale, penalty=penalty_of(step, options)))
+                lines[t].append(scaled_line(raw[t], scale[t], penalty=penalty_of(step, options),
+                                            term=None if terms is None else terms[t]))
         return lines
 
 

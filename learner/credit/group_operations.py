@@ -17,8 +17,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from learner.credit.options import CreditOptions, RecursionOptions
-from learner.credit.types import ZERO, Array, Credit, Group, Nested
+from learner.credit.options import CreditOptions, ScaleOptions
+from learner.credit.types import ZERO, Array, Credit, Group, Nested, flat, nested
 
 EPSILON = 1e-6
 Integers = npt.NDArray[np.int64]
@@ -169,7 +169,21 @@ def normalized(rows: Nested, ddof: int) -> Nested:
     return [[(x - mean) / spread for x in row] for row in rows]
 
 
-def normalized_together(credits: list[Credit], options: RecursionOptions) -> list[Credit]:
+def rescaled(rows: Nested, group: Group, options: ScaleOptions) -> Nested:
+    """Returns the rows on the scale that `normalize` names, if it lies within the group; else as they are.
+
+    `state`: (x - mean) / spread over the steps in the same state. A step that is alone in its state gets 0.
+    """
+    if options.normalize == "group":
+        return normalized(rows, options.ddof)
+    if options.normalize == "state":
+        xs = flat(rows)
+        means, spreads = pool_centers(xs, state_numbers(group), options.ddof)
+        return nested((xs - means) / np.maximum(spreads, options.spread_floor), group)
+    return rows
+
+
+def normalized_together(credits: list[Credit], options: ScaleOptions) -> list[Credit]:
     """Batch hook of `normalize: batch`: Â of all groups to one zero mean and unit spread; else the identity.
 
     An episode-level term that `group` added to Â keeps its own scale.

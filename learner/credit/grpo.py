@@ -17,8 +17,8 @@ from typing import ClassVar
 
 from learner.credit.base import WithinGroup
 from learner.credit.explanation import ADVANTAGE, RAW, CalculationLine, Explanation, deviation_line, plain
-from learner.credit.group_operations import center, discounted, scores, states
-from learner.credit.options import EpisodeOptions
+from learner.credit.group_operations import center, discounted, plus, scores, states
+from learner.credit.options import BroadcastOptions, EpisodeOptions
 from learner.credit.types import Credit, Group, Nested
 
 EPISODE = frozenset({"penalty", "penalty_mode", "ddof", "mode", "statistics"})
@@ -28,6 +28,11 @@ EPISODE = frozenset({"penalty", "penalty_mode", "ddof", "mode", "statistics"})
 def episode_keys(options: EpisodeOptions) -> frozenset[str]:
     """Returns the keys of EPISODE, without `ddof` if deviations are not divided by the spread."""
     return EPISODE - {"ddof"} if options.mode == "mean_norm" else EPISODE
+
+
+def broadcast_keys(options: BroadcastOptions) -> frozenset[str]:
+    """Returns `broadcast`, and the keys of GRPO's term if it is added."""
+    return episode_keys(options) | {"broadcast"} if options.broadcast else frozenset({"broadcast"})
 
 
 class Grpo(WithinGroup):
@@ -74,3 +79,10 @@ def episode_term(group: Group, options: EpisodeOptions) -> tuple[Nested, Nested]
     if options.mode == "mean_norm":
         return raw, raw
     return raw, [[x / spread for x in row] for row in raw]
+
+
+def with_broadcast(advantages: Nested, group: Group, options: BroadcastOptions) -> Nested:
+    """Returns the advantages plus the weighted episode-level term."""
+    if not options.broadcast:
+        return advantages
+    return plus(advantages, options.broadcast, episode_term(group, options)[1])

@@ -37,12 +37,27 @@ class EpisodeOptions(StatisticsOptions, SpreadOptions):
     """Whether deviations from the mean are divided by the standard deviation."""
 
 
-class RecursionOptions(SpreadOptions):
+class BroadcastOptions(EpisodeOptions):
+    """GRPO's advantage as a term that is added to every turn. `mode` and `statistics` are those of that term."""
+
+    broadcast: float = Field(default=0.0, ge=0)
+    """Weight of GRPO's episode-level advantage, which is added to every turn."""
+
+
+class ScaleOptions(SpreadOptions):
+    """The sample whose mean and spread rescale Â."""
+
+    normalize: Literal["group", "state", "batch", "none"] = "group"
+    """Whether advantages are normalised over each group, over the turns of a group in each state, over all groups of a
+    learner step (batch), or not at all."""
+    spread_floor: float = Field(default=0.0, ge=0)
+    """Least standard deviation that `normalize: state` divides by, on the scale of Â."""
+
+
+class RecursionOptions(ScaleOptions):
     """GAGPO's recursion, whatever the values are."""
 
     lam: float = Field(default=0.8, ge=0, le=1)
     """λ of GAE."""
-    normalize: Literal["group", "batch", "none"] = "group"
-    """Whether advantages are normalised over each group, over all groups of a learner step (batch), or not at all."""
     bootstrap: bool = False
     """Whether an episode that ran out of turns ends with the value of its last state, if the group has visited it."""

@@ -32,6 +32,7 @@ from learner.credit.reinforce_pp_baseline import ReinforcePlusPlusBaseline
 from learner.credit.rloo import Rloo
 from learner.credit.rlvmr import Rlvmr
 from learner.credit.state_keys import KEYS, find_key
+from learner.credit.success_graph import Crbc, Graft, GraphHca
 from services.config.credit import CreditSection
 from services.config.refusals import one_line
 from services.errors import UserError
@@ -47,6 +48,9 @@ ESTIMATORS: dict[str, NamedEstimator] = {
     "hgpo": Hgpo(),
     "g2po": G2po(),
     "graphgpo": Graphgpo(),
+    "graft": Graft(),
+    "crbc": Crbc(),
+    "graphhca": GraphHca(),
     "rlvmr": Rlvmr(),
     "grpo": Grpo(),
     "rloo": Rloo(),

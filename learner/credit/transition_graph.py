@@ -10,7 +10,8 @@ so they are eliminated once. What is left is one small system over the shared st
     the shared states S             (κ + Σ C) V_S = κ m + Σ [g_S + γ M_SX B (g_X + κ m)]
 
 N counts visits, M transitions, and g adds rewards, each within one episode; Σ goes over the episodes that are kept. The
-elimination is exact: κ > 0 makes every diagonal dominant.
+elimination is exact: κ > 0 makes every diagonal dominant. With κ = 0 the solution is unique, too, if no episode is left
+out: from every state the episodes that visit it reach their end.
 
 Shapes: K episodes, S shared states, X own states of the episode that has most of them, W solutions.
 """
@@ -106,7 +107,8 @@ class TransitionGraph:
             right = np.concatenate([gains[:, :own, None], np.ones((len(gains), own, 1)), moves[:, :own, own:]], axis=2)
             if own:
                 block = -moves[:, :own, :own]
-                _diagonals(block)[...] += visits[:, :own] + self.prior
+                weight = visits[:, :own] + self.prior
+                _diagonals(block)[...] += np.where(weight > 0, weight, 1.0)  # an episode may have fewer own states
                 self._own[some] = np.linalg.solve(block, right)
             led = moves[:, own:, :own] @ self._own[some]
             system = -(led[:, :, 2:] + moves[:, own:, own:])
@@ -157,6 +159,13 @@ class TransitionGraph:
                                      if t + 1 < len(episode) else 0.0)
                 for i, episode in enumerate(self._group) if i != solution.without
                 for t, step in enumerate(episode) if step.state == state]
+
+    def everywhere(self, solution: Solution) -> Array:
+        """Returns V of the state of each step, [N] episode by episode, from a solution that leaves out no episode."""
+        assert solution.without is None
+        own: AnyArray = self._own @ np.concatenate([[1.0, self.prior * solution.mean], solution.shared])
+        shared = np.broadcast_to(solution.shared, (len(own), len(solution.shared)))
+        return np.concatenate([own, shared], axis=1)[self._whose, self._flat]
 
     def along(self, episode: int, solution: Solution) -> tuple[list[float], list[float]]:
         """Returns V and N at each step of an episode, and at the state that it was cut in, if it was.

@@ -11,7 +11,7 @@ def test_the_bench_times_every_estimator_without_a_critic_and_agrees_with_its_re
         monkeypatch.setattr(credit, name, size)
     figures = {figure.name: figure for figure in credit.run()}
     assert {name for name, each in ESTIMATORS.items() if not each.needs_critic} <= set(figures)
-    for name in ("gagpo", "gigpo"):
+    for name in ("gagpo", "gigpo", "graft"):
         assert figures[name].ratio == pytest.approx(figures[name].reference / figures[name].value)
         assert figures[f"{name}, largest difference"].value < 1e-6
     assert figures["of each, keys and records"].value > 0

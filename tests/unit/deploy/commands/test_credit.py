@@ -104,7 +104,8 @@ def test_a_key_that_two_estimators_read_otherwise_is_explained_for_each(monkeypa
     shown = " ".join(capsys.readouterr().out.split())
     assert "For gagpo_loo: κ: weight of the previous turn's value" in shown
     assert "For gagpo_graph: κ: weight of the mean start return" in shown
-    assert "(default 1.0; for gigpo, g2po, rlvmr)" in shown, "one meaning is told once"
+    assert "(default 1.0; for gigpo, g2po, graphhca, rlvmr; default 5.0; for crbc)" in shown, "one meaning is told once"
+    assert "Discount γ per turn. (default 0.95; 0.99 for graft; 0.98 for crbc)" in shown
 
 
 def test_weight_and_mode_reach_the_estimator(monkeypatch, capsys):

@@ -8,9 +8,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from learner.credit.registry import completed
 from learner.credit.types import Credit
 from learner.rows.archived import credit_columns
 from learner.rows.batch import assign_credit
+from services.config.credit import CreditSection
 from services.config.file import dump_config
 from services.config.tree import Config
 from services.records import Episode, Step, Ticket, Version, VersionSpan
@@ -49,7 +51,8 @@ def make_group(seed: int, *, kind: str = "train", size: int = 4, group: str = ""
 
 def make_run(folder: Path, *, steps: int = 3, groups: int = 2, **credit: object) -> Path:
     """Writes `steps` learner steps of `groups` groups, and an evaluation of two tasks before and after."""
-    config = Config(name=folder.name, runs_dir=folder.parent, steps=steps, learner={"credit": credit})
+    section = completed(CreditSection.model_validate(credit))
+    config = Config(name=folder.name, runs_dir=folder.parent, steps=steps, learner={"credit": section.model_dump()})
     folder.mkdir(parents=True)
     dump_config(config, folder / "config.yaml")
     (folder / "run.json").write_text(json.dumps({"format": 1}))

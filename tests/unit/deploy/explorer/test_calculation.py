@@ -21,6 +21,11 @@ HOLDING = {
     "undivided": ({"estimator": "grpo", "mode": "mean_norm"}, "Â A"),
     "gigpo": ({"estimator": "gigpo"}, "V̄ Â A"), "rloo": ({"estimator": "rloo"}, "Â A"),
     "reinforce": ({"estimator": "reinforce_pp"}, "Â"), "baseline": ({"estimator": "reinforce_pp_baseline"}, "Â"),
+    "state": ({"normalize": "state"}, ALL), "floor": ({"normalize": "state", "spread_floor": 50.0}, ALL),
+    "loo-state": ({"estimator": "gagpo_loo", "normalize": "state", "broadcast": 0.5}, ALL),
+    "graft": ({"estimator": "graft"}, ALL), "crbc": ({"estimator": "crbc"}, ALL),
+    "crbc-step": ({"estimator": "crbc", "broadcast": 0.0, "mode": "mean_norm"}, ALL),
+    "graphhca": ({"estimator": "graphhca"}, ALL),
     "rlvmr": ({"estimator": "rlvmr"}, "Â A"), "ppo": ({"estimator": "ppo"}, "Â")}
 """Credit options, and the numbers that the page works out for every step."""
 

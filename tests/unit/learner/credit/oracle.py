@@ -5,10 +5,10 @@ A group is a list of episodes, an episode {"steps": [{"state", "reward", "invali
 options are a dict. Results are dicts (i, t) -> number.
 """
 
-from oracle_graphs import g2po, gagpo_graph, graphgpo
+from oracle_graphs import crbc, g2po, gagpo_graph, graft, graphgpo, graphhca
 from oracle_scores import grpo, ppo, reinforce, rloo
 from oracle_states import adastep, gagpo_batch, gagpo_boot, gagpo_loo, gigpo, hgpo, rlvmr
-from oracle_steps import local, standardise
+from oracle_steps import local, rescale
 
 
 def credit(name, groups, options):
@@ -22,8 +22,17 @@ def penalty_last(function, groups, o):
     out = [function(group, o) for group in groups]
     everything = [x for one in out for x in one["raw"].values()]
     for group, one in zip(groups, out, strict=True):
-        sample = {"group": list(one["raw"].values()), "batch": everything, "none": [0.0]}[o["normalize"]]
-        one["advantages"] = {k: a - local(group, *k, o) for k, a in standardise(one["raw"], sample, o).items()}
+        one["advantages"] = {
+            k: a - local(group, *k, o) for k, a in rescale(one["raw"], group, o, everything).items()}
+    return out
+
+
+def broadcast_last(function, groups, o):
+    """As penalty_last, and then adds GRPO's term."""
+    out = penalty_last(function, groups, o)
+    for group, one in zip(groups, out, strict=True):
+        term = grpo(group, o)["advantages"]
+        one["advantages"] = {k: a + o["broadcast"] * term[k] for k, a in one["advantages"].items()}
     return out
 
 
@@ -33,7 +42,7 @@ def each(function):
 
 BATCHES = {
     "gagpo": gagpo_batch,
-    "gagpo_loo": lambda groups, o: penalty_last(gagpo_loo, groups, o),
+    "gagpo_loo": lambda groups, o: broadcast_last(gagpo_loo, groups, o),
     "gagpo_boot": lambda groups, o: penalty_last(gagpo_boot, groups, o),
     "gagpo_graph": lambda groups, o: penalty_last(gagpo_graph, groups, o),
     "gigpo": each(gigpo),
@@ -42,6 +51,9 @@ BATCHES = {
     "hgpo": each(hgpo),
     "g2po": each(g2po),
     "graphgpo": each(graphgpo),
+    "graft": lambda groups, o: penalty_last(graft, groups, o),
+    "crbc": each(crbc),
+    "graphhca": each(graphhca),
     "grpo": each(grpo),
     "rloo": each(rloo),
     "reinforce_pp": lambda groups, o: reinforce(groups, o, baseline=False),

@@ -1,6 +1,7 @@
 """The part of the oracle for estimators that use the transitions between states."""
 
 from fractions import Fraction
+from math import log, sqrt
 
 from oracle_scores import grpo, scored
 from oracle_steps import EPS, at, local, mean, nothing_to_compare, returns, reward, same_state, standardise, std, steps
@@ -100,6 +101,73 @@ def gagpo_graph(group, o):
                 factor *= o["gamma"] * (lam[u + 1] if u + 1 < len(path) else 0.0)
             out["raw"][i, t] = total
     return out
+
+
+def success_graph(group, o):
+    """Returns V(s_t), V(s_{t+1}) and the keys of the steps in each step's state, in fractions by elimination."""
+    g = Fraction(o["gamma"])
+    names = sorted({step["state"] for episode in group for step in episode["steps"]})
+    won = [sum(step["reward"] for step in episode["steps"]) > 0 for episode in group]
+    rows = []
+    for s in names:
+        row, total = {name: Fraction(name == s) for name in names}, Fraction(0)
+        visits = same_state(group, s)
+        for i, t in visits:
+            if t + 1 < len(group[i]["steps"]):
+                row[at(group, i, t + 1)["state"]] -= g / len(visits)
+            else:
+                total += g * won[i] / len(visits)
+        rows.append(([row[name] for name in names], total))
+    values = dict(zip(names, eliminate(rows), strict=True))
+    own = {key: values[at(group, *key)["state"]] for key in steps(group)}
+    after = {(i, t): own.get((i, t + 1), Fraction(won[i])) for i, t in own}
+    return own, after, {key: same_state(group, at(group, *key)["state"]) for key in own}
+
+
+def closed(group, o):
+    """The parts of a credit that the three estimators share."""
+    own, after, peers = success_graph(group, o)
+    deltas = {key: float(Fraction(o["gamma"]) * after[key] - own[key]) for key in own}
+    return {"returns": returns(group, o), "deltas": deltas, "raw": deltas,
+            "values": {at(group, *key)["state"]: (float(own[key]), len(peers[key])) for key in own}}
+
+
+def graft(group, o):
+    return closed(group, o)
+
+
+def with_episode_term(group, o, term, spread):
+    """GRPO's term and ω times the step's term, which is divided by its spread in A."""
+    out, episode = closed(group, o), grpo(group, o)
+    divide = o["mode"] == "mean_std_norm"
+    out["raw"] = {key: o["broadcast"] * episode["raw"][key] + o["omega"] * term[key] for key in term}
+    out["advantages"] = {key: o["broadcast"] * episode["advantages"][key]
+                         + o["omega"] * term[key] / (spread[key] if divide else 1.0) for key in term}
+    return out
+
+
+def crbc(group, o):
+    own, after, peers = success_graph(group, o)
+    worth = {}
+    for key in own:
+        alike = [k for k in peers[key] if at(group, *k)["action"] == at(group, *key)["action"]]
+        worth[key] = Fraction(o["gamma"]) * sum(after[k] for k in alike) / len(alike) - own[key]
+    term = {key: 0.0 if len({at(group, *k)["action"] for k in peers[key]}) == 1 else float(worth[key]) for key in own}
+    spread = {key: max(sqrt(mean([term[k] ** 2 for k in peers[key]])), o["spread_floor"]) or 1.0 for key in own}
+    return with_episode_term(group, o, term, spread)
+
+
+def graphhca(group, o):
+    least = Fraction(0.01)
+    own, after, peers = success_graph(group, o)
+    change = {key: log(max(after[key], least)) - log(max(own[key], least)) for key in own}
+    term, spread = {}, {}
+    for key in own:
+        sample = [change[k] for k in peers[key]]
+        equal = len({max(after[k], least) for k in peers[key]}) == 1
+        term[key] = 0.0 if equal else change[key] - mean(sample)
+        spread[key] = 1.0 if equal else std(sample, o["ddof"]) + EPS
+    return with_episode_term(group, o, term, spread)
 
 
 def eliminate(rows):

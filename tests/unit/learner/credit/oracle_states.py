@@ -1,7 +1,7 @@
 """The part of the oracle for estimators that compare the steps of a state."""
 
 from oracle_scores import grpo, scored
-from oracle_steps import EPS, at, local, mean, nothing_to_compare, returns, reward, same_state, standardise, std, steps
+from oracle_steps import EPS, at, local, mean, nothing_to_compare, rescale, returns, reward, same_state, std, steps
 
 
 def gagpo(group, o):
@@ -27,10 +27,13 @@ def gagpo_batch(groups, o):
     out = [gagpo(group, o) for group in groups]
     everything = [x for one in out for x in one["raw"].values()]
     for group, one in zip(groups, out, strict=True):
-        raw = one["raw"]
-        sample = {"group": list(raw.values()), "batch": everything, "none": [0.0]}[o["normalize"]]
+        off = dict.fromkeys(one["raw"], 0.0)
+        if o["normalize"] == "state":
+            off = {k: local(group, *k, o) for k in off}
+            one["raw"] = {k: x + off[k] for k, x in one["raw"].items()}
         term = grpo(group, o)["advantages"]
-        one["advantages"] = {k: a + o["broadcast"] * term[k] for k, a in standardise(raw, sample, o).items()}
+        one["advantages"] = {k: a - off[k] + o["broadcast"] * term[k]
+                             for k, a in rescale(one["raw"], group, o, everything).items()}
     return out
 
 

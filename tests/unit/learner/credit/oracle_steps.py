@@ -48,6 +48,18 @@ def std(numbers, ddof):
     return sqrt(sum((x - mean(numbers)) ** 2 for x in numbers) / (len(numbers) - ddof))
 
 
+def rescale(raw, group, o, everything):
+    """Returns the numbers on the scale that `normalize` names; `everything`: all numbers of the batch."""
+    if o["normalize"] != "state":
+        return standardise(raw, {"group": list(raw.values()), "batch": everything, "none": [0.0]}[o["normalize"]], o)
+    out = {}
+    for key, x in raw.items():
+        peers = [raw[k] for k in same_state(group, at(group, *key)["state"])]
+        lone = len(peers) == 1 or max(peers) - min(peers) <= 1e-9 * max(1, *map(abs, peers))
+        out[key] = 0.0 if lone else (x - mean(peers)) / max(std(peers, o["ddof"]) + EPS, o["spread_floor"])
+    return out
+
+
 def standardise(raw, sample, o, *, divide=True):
     """Returns (x - mean) / (std + ε). A sample of one has mean 0 and std 1; equal numbers are not divided."""
     if len(sample) == 1:

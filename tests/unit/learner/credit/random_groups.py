@@ -36,7 +36,7 @@ options = st.fixed_dictionaries({
     "lam": unit,
     "penalty": st.sampled_from([0.1, 1.0]),
     "penalty_mode": st.sampled_from(["local", "reward", "none"]),
-    "normalize": st.sampled_from(["group", "batch", "none"]),
+    "normalize": st.sampled_from(["group", "state", "batch", "none"]),
     "ddof": st.sampled_from([0, 1]),
     "bootstrap": st.booleans(),
     "broadcast": st.sampled_from([0.0, 1.0, 0.5]),
@@ -49,6 +49,7 @@ options = st.fixed_dictionaries({
     "alpha": st.sampled_from([0.0, 1.0]),
     "values": st.sampled_from(["tokens", "turns"]),
     "decay": st.sampled_from([0.1, 0.5]),
+    "spread_floor": st.sampled_from([0.0, 0.5]),
 })
 
 

@@ -9,8 +9,8 @@ from learner.credit.state_keys import state_keys_of
 from learner.credit.types import statistics
 
 
-def credit(group, **options):
-    return estimator("gagpo").group(group, make_options(**options))
+def credit(group, *, name="gagpo", **options):
+    return estimator(name).group(group, make_options(name, **options))
 
 
 def close(found, expected, atol=1e-12):
@@ -98,6 +98,29 @@ def test_revisits_within_an_episode_count(group):
     """SXS+ with γ = 1/2, reward 4: R̂ = 1, 2, 4 and V̄(S) = (1 + 4) / 2."""
     c = credit(group("SXS+", reward=4.0), gamma=0.5)
     assert c.values == {"S": (2.5, 2), "X": (2, 1)}
+
+
+def test_normalize_state_compares_the_steps_of_each_state(group):
+    """γ = λ = ½, reward 8. Â is 0 -.875 -.75 2 at S, 0 -3.5 4 at X, 0 0 at Y and -2 1 at Z (docs/algorithms.md).
+
+    At S the mean is 3/32, and the deviations are -3 -31 -27 61 over 32, σ = 1.3283.
+    At X: mean 1/6, deviations -1/6 -11/3 23/6, σ = 3.7528. At Z: deviations ∓ 1.5, σ = 2.1213.
+    """
+    texts = ("SXY+", "SXZ-", "SZX+", "SY+")
+    c = credit(group(*texts, reward=8.0), gamma=0.5, lam=0.5, normalize="state")
+    assert [x for row in c.advantages for x in row] == pytest.approx(
+        [-.0706, -.0444, 0, -.7293, -.9771, -.7071, -.6352, .7071, 1.0215, 1.4351, 0], abs=5e-5)
+    floored = credit(group(*texts, reward=8.0), gamma=0.5, lam=0.5, normalize="state", spread_floor=3.0)
+    assert floored.advantages[2] == pytest.approx([(-.75 - 3 / 32) / 3, .5, 1.0215], abs=5e-5)
+
+
+@pytest.mark.parametrize("name", ["gagpo", "gagpo_loo", "gagpo_boot", "gagpo_graph"])
+def test_normalize_state_leaves_a_lone_step_its_penalty_alone(name, group):
+    """U is alone in its state, and S! the one invalid step of its own."""
+    c = credit(group("SU!-", "S!X+", "SX+"), name=name, normalize="state")
+    assert c.advantages[0][1] == pytest.approx(-0.1)
+    whole = credit(group("SU-", "SX+", "SX+"), name=name, normalize="state")
+    assert c.advantages[1][0] == pytest.approx(whole.advantages[1][0] - 0.1)
 
 
 def test_normalize_none_gives_raw(group):

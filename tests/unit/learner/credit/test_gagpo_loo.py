@@ -55,6 +55,18 @@ def test_the_step_that_leads_into_a_long_stretch_that_nobody_else_went_gets_its_
         assert c.advantages[1] == pytest.approx([-c.returns[0][0]] * (length + 1))
 
 
+def test_an_episode_term_is_added_last_also_where_no_step_can_be_compared():
+    """Won and lost in one step each: A is ± 1 / √2 before it. GRPO's deviations are ± 5, and σ is 5 √2."""
+    group = [episode("S", 10.0), episode("S")]
+    root = pytest.approx(2**-0.5, abs=1e-6)
+    assert credit(group).advantages[0] == [root]
+    assert credit(group, broadcast=0.5, mode="mean_norm").advantages[0] == [pytest.approx(2**-0.5 + 2.5, abs=1e-6)]
+    assert credit(group, broadcast=2.0).advantages[0] == [pytest.approx(3 * 2**-0.5, abs=1e-6)]
+    even = [episode("S", 10.0), episode("S", 10.0, invalid=(0,))]  # nothing to compare but the penalty in GRPO's term
+    assert credit(even, broadcast=1.0, mode="mean_norm", statistics="trajectories").advantages == [
+        [0.0], [pytest.approx(-0.2)]]
+
+
 @pytest.mark.parametrize("normalize", ["group", "none"])
 def test_where_all_fail_only_the_invalid_step_is_touched_and_by_the_penalty_alone(normalize):
     """Normalising cannot blow a penalty up that comes after it (in plain GAGPO this step would get -2.04)."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from learner.credit.registry import ESTIMATORS, estimator, make_options
 
 EXAMPLES = {"gagpo_graph": 100, "gagpo_loo": 150, "gagpo_boot": 150, "adastep": 150, "rlvmr": 300, "hgpo": 150,
-            "graphgpo": 150}
+            "graphgpo": 150, "graft": 60, "crbc": 60, "graphhca": 60}
 
 
 def compare(found, expected, field):
@@ -31,7 +31,7 @@ SPECIAL = {
 }
 SETTINGS = {"gamma": 0.95, "lam": 0.8, "penalty": 0.1, "normalize": "group", "ddof": 1, "broadcast": 0.0,
             "mode": "mean_std_norm", "statistics": "rows", "omega": 1.0, "prior": 2.0, "leave_out": True, "history": 2,
-            "alpha": 1.0, "values": "tokens", "decay": 0.5}
+            "alpha": 1.0, "values": "tokens", "decay": 0.5, "spread_floor": 0.1}
 
 
 def test_every_estimator_has_an_oracle():
@@ -58,8 +58,10 @@ def equals_the_oracle(name, batch, options):
 @pytest.mark.parametrize("name", oracle.BATCHES)
 def test_special_groups_equal_the_slow_oracle(name, case):
     group = random_groups.written(*SPECIAL[case])
-    for mode, bootstrap in (("local", False), ("reward", True), ("none", True)):
-        equals_the_oracle(name, [group], SETTINGS | {"penalty_mode": mode, "bootstrap": bootstrap})
+    for mode, bootstrap, scale in (("local", False, "group"), ("reward", True, "group"), ("none", True, "state"),
+                                   ("local", False, "state")):
+        equals_the_oracle(name, [group], SETTINGS | {
+            "penalty_mode": mode, "bootstrap": bootstrap, "normalize": scale})
 
 
 @pytest.mark.parametrize("name", oracle.BATCHES)

@@ -86,7 +86,7 @@ def test_scaling_rewards_leaves_normalised_credit(name):
     @some
     @given(random_groups.groups, random_groups.options, st.sampled_from([0.5, 4.0, 1024.0]))
     def check(group, options, scale):
-        options |= {"penalty_mode": "none", "mode": "mean_std_norm"}
+        options |= {"penalty_mode": "none", "mode": "mean_std_norm", "spread_floor": 0.0}
         assume(name != "gagpo" or options["normalize"] != "none")
         one, other = credit(name, group, **options), credit(name, group, scale=scale, **options)
         assert other.raw_advantages == [[scale * a for a in row] for row in one.raw_advantages]
@@ -100,8 +100,9 @@ def test_scaling_rewards_leaves_normalised_credit(name):
 def samples(credit):
     """The numbers that may be divided by their spread: of the group, and of each state."""
     by_state = {}
-    for state, x in zip(np.concatenate(credit.states), np.concatenate(credit.returns), strict=True):
-        by_state.setdefault(state, []).append(x)
+    for numbers in (credit.returns, credit.raw_advantages):
+        for state, x in zip(np.concatenate(credit.states), np.concatenate(numbers), strict=True):
+            by_state.setdefault((numbers is credit.returns, state), []).append(x)
     return [flat(credit.raw_advantages), *by_state.values()]
 
 

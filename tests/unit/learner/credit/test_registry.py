@@ -22,11 +22,14 @@ from services.errors import UserError
 OTHER = {"gamma": 0.5, "lam": 0.25, "penalty": 3.0, "penalty_mode": "reward", "normalize": "none", "ddof": 0,
          "bootstrap": True, "broadcast": 2.0, "prior": 7.0, "mode": "mean_norm", "statistics": "trajectories",
          "omega": 3.0, "leave_out": False, "history": 0,
-         "alpha": 3.0, "decay": 0.5, "values": "turns"}
+         "alpha": 3.0, "decay": 0.5, "values": "turns", "spread_floor": 0.7}
 """A second value for each key that an estimator itself can read."""
+OF_EPISODES = ("crbc", "graphhca")
+"""Estimators whose `statistics` are `trajectories` by default."""
 BY_THE_CRITIC = {("ppo", "gamma"), ("ppo", "lam")}
 """The learner reads these where it has the critic's values; learner/critic.py."""
-TELLING = [[{"state": s, "reward": 0.0, "invalid": s == "B" and i == 1, "tokens": 1 + i} for i, s in enumerate(text)]
+TELLING = [[{"state": s, "reward": 0.0, "invalid": s == "B" and i == 1, "tokens": 1 + i,
+             "action": f"to {text[i + 1:i + 2]}"} for i, s in enumerate(text)]
            for text in ("ABC", "ABBD", "ACD", "EA")]
 TELLING[0][-1]["reward"] = 10.0
 TELLING[2][0]["reward"] = 2.0
@@ -53,7 +56,8 @@ def test_a_key_that_is_read_changes_some_advantage(name):
     before = make_options(estimator=name, penalty=0.1)
     for key in keys_read(before) & OTHER.keys():
         if (name, key) not in BY_THE_CRITIC:
-            after = before.model_copy(update={key: OTHER[key]})
+            second = "rows" if key == "statistics" and name in OF_EPISODES else OTHER[key]
+            after = before.model_copy(update={key: second})
             assert advantages(credit_steps(cut), after) != advantages(credit_steps(cut), before), key
 
 
@@ -252,10 +256,14 @@ def test_the_options_of_shipped_estimators_are_the_frozen_ones():
     """A new option is a reviewed decision."""
     own = {title: sorted(set(model.model_fields) - set(CreditSection.model_fields))
            for title, _, model in option_tables()}
-    recursion = ["bootstrap", "ddof", "lam", "normalize"]
+    recursion = ["bootstrap", "ddof", "lam", "normalize", "spread_floor"]
+    step_term = ["broadcast", "ddof", "mode", "omega", "statistics"]
     assert own == {
         "estimator gagpo": sorted([*recursion, "broadcast", "mode", "statistics"]),
-        "estimator gagpo_loo": sorted([*recursion, "prior"]), "estimator gagpo_boot": recursion,
+        "estimator gagpo_loo": sorted([*recursion, "broadcast", "mode", "prior", "statistics"]),
+        "estimator gagpo_boot": recursion,
+        "estimator graft": ["ddof", "normalize", "spread_floor"], "estimator graphhca": step_term,
+        "estimator crbc": sorted([*step_term, "spread_floor"]),
         "estimator gagpo_graph": sorted([*recursion, "leave_out", "prior"]),
         "estimator hgpo": ["alpha", "history", "mode"], "estimator g2po": ["ddof", "mode", "omega", "statistics"],
         "estimator graphgpo": ["ddof", "decay", "mode", "statistics"],

@@ -40,7 +40,7 @@ def advantages(name: str, group: list[list[CreditStep]], **given: object) -> lis
 @pytest.mark.parametrize("case", GROUPS)
 @pytest.mark.parametrize("name", WITHIN)
 def test_no_estimator_finds_credit_where_nothing_differs(name: str, case: str):
-    scales = ("group", "batch", "none") if "normalize" in estimator(name).Options.model_fields else (None,)
+    scales = ("group", "state", "batch", "none") if "normalize" in estimator(name).Options.model_fields else (None,)
     for scale in scales:
         given = {} if scale is None else {"normalize": scale}
         found = [x for row in advantages(name, GROUPS[case], **given) for x in row]
