@@ -17,6 +17,8 @@ MAX_LOG_RATIO = 10.0
 MAX_KL_EXPONENT = 20.0
 """Bound inside the exponential. With a clamp outside only, an infinite gradient would be multiplied by zero."""
 MAX_KL = 10.0
+MIN_POWER = 1e-6
+"""A power mean of a smaller power is the geometric mean."""
 
 Metrics = dict[str, Tensor]
 Correction = Literal["decoupled", "coupled", "none"]
@@ -94,9 +96,27 @@ def off_policy(proximal: Tensor, sampler: Tensor, corrected: Tensor, *, how: Cor
     return OffPolicy(torch.where(corrected & known, sampler, proximal), (known | ~corrected).to(proximal))
 
 
+def power_mean(log_ratios: Tensor, row: Tensor, num_rows: int, power: float) -> tuple[Tensor, Tensor]:
+    """Returns the logarithm of the power mean (mean r^p)^(1/p) of each row's token ratios r, [N], and the gradient that
+    it gives to each token's logarithm, [T] (HölderPO, arXiv 2605.12058).
+
+    log_ratios, row [T]. |p| below 1e-6 is the geometric mean, whose tokens all have the gradient 1 / length.
+    """
+    lengths = row_lengths(row, log_ratios.detach(), num_rows)
+    if abs(power) < MIN_POWER:
+        return row_mean(log_ratios, row, num_rows), (1 / lengths)[row]
+    scaled = power * log_ratios.double()  # a small power divides the rounding of a float32
+    largest = scaled.new_full((num_rows,), -torch.inf).scatter_reduce(0, row, scaled.detach(), "amax")
+    terms = (scaled - largest[row]).exp()
+    sums = terms.new_zeros(num_rows).index_add(0, row, terms)
+    mean = (sums.log() + largest - lengths.double().log()) / power
+    return mean.to(log_ratios), (terms / sums[row]).detach().to(log_ratios)
+
+
 def sequence_policy_loss(logp: Tensor, old: Tensor, row: Tensor, advantages: Tensor, *, clip: Clip, mean: Mean,
-                         weights: Tensor | None = None) -> tuple[Tensor, Metrics]:
-    """Returns the clipped loss on s = exp(mean token log-ratio) per action (GSPO, arXiv 2507.18071; GAGPO section 3.2).
+                         weights: Tensor | None = None, power: float = 0.0) -> tuple[Tensor, Metrics]:
+    """Returns the clipped loss on one ratio s per action: the power mean of its token ratios, with power 0
+    s = exp(mean token log-ratio) (GSPO, arXiv 2507.18071; GAGPO section 3.2).
 
     L = mean over rows of max(-s A, -clip(s, 1 - low, 1 + high) A). logp, old, row, weights [T]; advantages [N].
     With weights it is GSPO's token form: each token has the value of s and its own gradient, and a row's loss is the
@@ -105,12 +125,15 @@ def sequence_policy_loss(logp: Tensor, old: Tensor, row: Tensor, advantages: Ten
     """
     assert logp.shape == old.shape == row.shape
     assert advantages.ndim == 1
-    log_ratio = row_mean(logp - old, row, len(advantages))
+    log_ratio, gradient = power_mean(logp - old, row, len(advantages), power)
     lengths = row_lengths(row, old, len(advantages))
     shares, clip = mean.shares(lengths), clip._replace(dual=None)
     if weights is None:
         return _clipped(log_ratio.clamp(max=MAX_LOG_RATIO), advantages, clip, shares, None)
-    of_tokens = (log_ratio.detach()[row] + logp - logp.detach()).clamp(max=MAX_LOG_RATIO)
+    own = logp - logp.detach()
+    if abs(power) >= MIN_POWER:
+        own = own * gradient * lengths[row]
+    of_tokens = (log_ratio.detach()[row] + own).clamp(max=MAX_LOG_RATIO)
     return _clipped(of_tokens, advantages[row], clip, (shares / lengths)[row], weights)
 
 

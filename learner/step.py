@@ -94,6 +94,8 @@ class Minibatch:
     """The reference's logprobs of each pack; empty without a KL term."""
     critic_outputs: list[CriticOutput] = field(default_factory=list)
     """The critic's output of each pack; empty without a critic."""
+    power: float = 0.0
+    """p of the mean of an action's token ratios."""
 
     def share(self, name: str, rows: Rows, count: int) -> float:
         """Returns the weight of this minibatch in a metric of the step, 0 to 1. `count`: the step's minibatches."""
@@ -136,8 +138,8 @@ class Stepper:
         """Returns all models that are trained, the policy first."""
         return [self.policy] if self.critic is None else [self.policy, self.critic.trainee]
 
-    def take(self, rows: Rows, timer: Timer) -> StepOutput:
-        """Updates the policy and the critic, minibatch by minibatch.
+    def take(self, rows: Rows, timer: Timer, *, power: float = 0.0) -> StepOutput:
+        """Updates the policy and the critic, minibatch by minibatch. `power`: p of the mean of an action's ratios.
 
         grad_norm is the policy's, NaN if an update was skipped. Raises LearnerFault if too many updates in a row are
         skipped, and UserError if the probe finds that the model is not computed correctly.
@@ -145,7 +147,7 @@ class Stepper:
         if self.probe is not None:
             self.probe.check_packs(self.policy.model, rows)
         with timer.phase("pack"):
-            minibatches = self._plan(rows)
+            minibatches = self._plan(rows, power)
         with timer.phase("forward_backward"):
             differences = self._recompute(minibatches, rows)
             doubt = "" if self.probe is None else self.probe.check_sampler(
@@ -165,7 +167,7 @@ class Stepper:
         return StepOutput(
             metrics=metrics, advantages=advantages, logprobs=self._logprobs(minibatches, rows), doubt=doubt)
 
-    def _plan(self, rows: Rows) -> list[Minibatch]:
+    def _plan(self, rows: Rows, power: float) -> list[Minibatch]:
         """Runs of consecutive rows, as equal as can be and at most minibatch_rows long: no small, noisy last one.
 
         A conversation is never cut, so a run that has one may be longer.
@@ -178,7 +180,8 @@ class Stepper:
                          grid=self.grid)[self.gang.rank]
             minibatches.append(Minibatch(
                 packs=[pack_rows(rows, sequences[part], self.gang.device, grid=self.grid) for part in mine],
-                mean=Mean(self.section.loss.aggregation, len(indices), int(rows.response_lengths[indices].sum()))))
+                mean=Mean(self.section.loss.aggregation, len(indices), int(rows.response_lengths[indices].sum())),
+                power=power))
         return minibatches
 
     @torch.no_grad()
@@ -270,7 +273,8 @@ def _policy_loss(section: LossSection, minibatch: Minibatch, i: int, logp: Tenso
     clip = Clip(section.clip_low, section.clip_high, dual=TOKEN_DUAL_CLIP)
     if section.ratio == "sequence":
         loss, parts = sequence_policy_loss(
-            logp, old, p.row, minibatch.row_advantages(i), clip=clip, mean=minibatch.mean, weights=weights)
+            logp, old, p.row, minibatch.row_advantages(i), clip=clip, mean=minibatch.mean, weights=weights,
+            power=minibatch.power)
     else:
         loss, parts = token_policy_loss(
             logp, old, p.row, minibatch.token_advantages(i), clip=clip, mean=minibatch.mean, weights=weights)

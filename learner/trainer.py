@@ -224,7 +224,8 @@ class Learner:
             trainee.skipped_in_a_row = count
 
     def _train(self, rows: Rows, timer: Timer) -> StepOutput:
-        taken = self.stepper.take(rows, timer)
+        power = self.config.learner.loss.power_at(self.step + 1, self.config.steps)
+        taken = self.stepper.take(rows, timer, power=power)
         self.step += 1
         return taken
 

@@ -14,6 +14,11 @@ class LossSection(Section):
 
     ratio: Literal["sequence", "token"] = "sequence"
     """One importance ratio per action (sequence) or per token. `ppo` needs token if its critic values tokens."""
+    power: float = Field(default=0.0, ge=-10, le=10)
+    """p of the power mean of an action's token ratios that is its ratio, under ratio sequence (HölderPO). 0: the
+    geometric mean."""
+    power_last: float | None = Field(default=None, ge=-10, le=10)
+    """p at the run's last learner step, towards which it changes by the same amount each step. None: it stays."""
     aggregation: Literal["actions", "tokens"] = "actions"
     """How the policy term is averaged: over actions (each action is the mean of its tokens) or over all tokens."""
     clip_low: float = Field(default=0.2, gt=0)
@@ -33,6 +38,13 @@ class LossSection(Section):
     whose logprobs differ from the learner's, as in bfloat16."""
     is_cap: float = Field(default=2.0, gt=0)
     """Upper bound of the importance weight of a token."""
+
+    def power_at(self, step: int, steps: int) -> float:
+        """Returns p of learner step `step` of `steps`, counted from 1."""
+        if self.power_last is None or steps < 2:
+            return self.power
+        share = min(max((step - 1) / (steps - 1), 0.0), 1.0)
+        return self.power + share * (self.power_last - self.power)
 
 
 class CriticSection(Section):

@@ -40,6 +40,7 @@ def _of_parts_that_are_off(config: Config) -> Iterator[tuple[str, Any, str]]:
         ("learner.loss", loss, ("correction", "is_cap"), on_policy, "at learner.staleness=0"),
         ("learner.loss", loss, ("is_cap",), loss.correction != "decoupled",
          f"under learner.loss.correction={loss.correction}"),
+        ("learner.loss", loss, ("power", "power_last"), loss.ratio == "token", "under learner.loss.ratio=token"),
         ("learner.loss", loss, ("corrected_rows",), loss.correction == "none", "under learner.loss.correction=none"),
         ("learner.judge", learner.judge, ("answers", "weight", "correction"), not learner.judge.questions,
          "at learner.judge.questions=0"),

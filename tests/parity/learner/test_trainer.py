@@ -292,3 +292,18 @@ def test_a_row_of_an_older_policy_or_of_another_incarnation_is_stale(policy_step
 def test_a_gang_of_two_needs_a_rendezvous():
     with pytest.raises(ValueError, match="rendezvous"):
         RankGroup(0, 2)
+
+
+def test_the_power_of_the_ratio_follows_the_steps_of_the_run(model_path, gang):
+    """p is 1 at the first of four steps and 1/3 at the second: the first is that of p = 1, the second no longer is."""
+    loss = CASES["sequence-actions"]["loss"]
+
+    def after(steps, **power):
+        made, _ = trained(model_path, gang, steps=steps, loss={**loss, **power}, minibatch_rows=4)
+        return weights(made)
+
+    scheduled, constant = ({"power": 1.0, "power_last": -1.0}, {"power": 1.0})
+    first, second = after(1, **constant), after(2, **constant)
+    assert all(torch.equal(first[name], w) for name, w in after(1, **scheduled).items())
+    assert any(not torch.equal(first[name], w) for name, w in after(1).items())
+    assert any(not torch.equal(second[name], w) for name, w in after(2, **scheduled).items())

@@ -1,5 +1,7 @@
 """Two actions of three and two tokens, worked by hand, and gradients against autograd of the formulas as written."""
 
+import math
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from learner.losses import (
     entropy_mean,
     kl_loss,
     off_policy,
+    power_mean,
     row_mean,
     sequence_policy_loss,
     token_gae,
@@ -17,6 +20,7 @@ from learner.losses import (
     turn_gae,
     value_loss,
 )
+from services.config.objectives import LossSection
 
 ROW = torch.tensor([0, 0, 0, 1, 1])
 OLD = torch.tensor([-0.6, -0.9, -0.5, -1.5, -0.4], dtype=torch.float64)
@@ -54,6 +58,41 @@ def test_sequence_clip_fraction_with_the_clip_of_gspo(logp):
     assert metrics["clip_fraction"] == 1
     loss.backward()
     assert logp.grad.abs().max() == 0
+
+
+@pytest.mark.parametrize("weights", [None, torch.tensor([1.0, 0.5, 2.0, 1.0, 0.3], dtype=torch.float64)])
+def test_a_power_of_zero_is_the_sequence_ratio_and_small_powers_approach_it(logp, weights):
+    loss, metrics = sequence(logp, weights=weights)
+    gradient, = torch.autograd.grad(loss, logp)
+    for power, gap in ((0.0, 0.0), (1e-7, 0.0), (1e-4, 1e-4), (-1e-4, 1e-4)):
+        other, its_metrics = sequence(logp, weights=weights, power=power)
+        assert other.item() == pytest.approx(loss.item(), abs=gap)
+        assert its_metrics["ratio_mean"].item() == pytest.approx(metrics["ratio_mean"].item(), abs=gap)
+        assert torch.autograd.grad(other, logp)[0].tolist() == pytest.approx(gradient.tolist(), abs=gap)
+
+
+@pytest.mark.parametrize("power", [1.0, 2.0, -1.0, -2.0])
+def test_a_power_mean_of_ratios_and_its_gradient(logp, power):
+    """Against the formula as written: (mean r^p)^(1/p) of e^.1, e^-.1, e^.3 and of e^-.5, e^.3."""
+    rows = [torch.tensor(row, dtype=torch.float64).exp() for row in ((0.1, -0.1, 0.3), (-0.5, 0.3))]
+    means = [float((row**power).mean() ** (1 / power)) for row in rows]
+    log_mean, shares = power_mean(logp - OLD, ROW, 2, power)
+    assert log_mean.exp().tolist() == pytest.approx(means)
+    assert shares.tolist() == pytest.approx([float(r**power / (row**power).sum()) for row in rows for r in row])
+    loss, _ = sequence(logp, clip=Clip(0.9, 9.0), power=power)
+    assert loss.item() == pytest.approx(-(1.5 * means[0] - 0.7 * means[1]) / 2)
+    plain, = torch.autograd.grad(loss, logp)
+    weighted, _ = sequence(logp, clip=Clip(0.9, 9.0), power=power, weights=torch.ones(5, dtype=torch.float64))
+    assert weighted.item() == pytest.approx(loss.item())
+    assert torch.autograd.grad(weighted, logp)[0].tolist() == pytest.approx(plain.tolist())
+
+
+def test_a_power_mean_of_extreme_ratios_is_finite_in_single_precision():
+    """The largest of two decides at a large power, the smallest at a negative one, each over 2^(1/p)."""
+    log_ratios, row = torch.tensor([80.0, -80.0]), torch.tensor([0, 0])
+    assert power_mean(log_ratios, row, 1, 10.0)[0].item() == pytest.approx(80 - math.log(2) / 10)
+    assert power_mean(log_ratios, row, 1, -10.0)[0].item() == pytest.approx(-80 + math.log(2) / 10)
+    assert power_mean(torch.tensor([0.3, 0.1]), row, 1, 1e-5)[0].item() == pytest.approx(0.2, abs=1e-6)
 
 
 def test_token_loss(logp):
@@ -262,3 +301,10 @@ def test_token_gae_by_hand():
     assert token_gae(values, row, scores, gamma=0.5, lam=0.5).tolist() == [0.25, 1, 4, -4]
     assert token_gae(values, row, scores, gamma=1, lam=1).tolist() == [7, 6, 4, -4]
     assert token_gae(values, row, scores, gamma=1, lam=0).tolist() == [1, 2, 4, -4]
+
+
+def test_the_power_changes_linearly_from_the_first_step_to_the_last():
+    falling = LossSection(power=1.0, power_last=-1.0)
+    assert [falling.power_at(step, 5) for step in range(1, 6)] == [1.0, 0.5, 0.0, -0.5, -1.0]
+    assert falling.power_at(1, 1) == 1.0
+    assert [LossSection(power=0.5).power_at(step, 3) for step in (1, 3)] == [0.5, 0.5]

@@ -1,5 +1,7 @@
 """The part of the oracle for estimators that compare the steps of a state."""
 
+from math import tanh
+
 from oracle_scores import grpo, scored
 from oracle_steps import EPS, at, local, mean, nothing_to_compare, rescale, returns, reward, same_state, std, steps
 
@@ -98,9 +100,28 @@ def adastep(group, o):
             return 1.0
         return 1 - sum(len(part) / len(alike) * variance(part) for part in parts) / variance(alike)
 
+    def gate(state):
+        return tanh(len(same_state(group, state)) / o["gate"]) if o["gate"] else 1.0
+
+    def shrunk(key):
+        alike = same_state(group, at(group, *key)["state"])
+        own = [q[k] for k in alike if at(group, *k)["action"] == at(group, *key)["action"]]
+        if len(own) == len(alike):
+            return 0.0
+        return (sum(own) + o["shrinkage"] * mean([q[k] for k in alike])) / (len(own) + o["shrinkage"])
+
+    if o["shrinkage"] is not None:
+        worth = {key: shrunk(key) for key in steps(group)}
+        for key in steps(group):
+            peers = [worth[k] for k in same_state(group, at(group, *key)["state"])]
+            even = max(peers) - min(peers) <= 1e-9 * max(1, *map(abs, peers))
+            apart = 0.0 if even else worth[key] - mean(peers)
+            spread = std(peers, o["ddof"]) + EPS if apart and o["mode"] == "mean_std_norm" else 1.0
+            whole["raw"][key] = episode["raw"][key] + apart
+            whole["advantages"][key] = episode["advantages"][key] + apart / spread
     for field in ("raw", "advantages"):
-        whole[field] = {key: episode[field][key] + weight(at(group, *key)["state"]) * (x - episode[field][key])
-                        for key, x in whole[field].items()}
+        whole[field] = {key: episode[field][key] + weight(at(group, *key)["state"]) * gate(at(group, *key)["state"])
+                        * (x - episode[field][key]) for key, x in whole[field].items()}
     return whole
 
 

@@ -49,6 +49,8 @@ options = st.fixed_dictionaries({
     "alpha": st.sampled_from([0.0, 1.0]),
     "values": st.sampled_from(["tokens", "turns"]),
     "decay": st.sampled_from([0.1, 0.5]),
+    "shrinkage": st.sampled_from([None, 0.0, 2.0]),
+    "gate": st.sampled_from([0.0, 4.0]),
     "spread_floor": st.sampled_from([0.0, 0.5]),
 })
 

@@ -31,7 +31,8 @@ SPECIAL = {
 }
 SETTINGS = {"gamma": 0.95, "lam": 0.8, "penalty": 0.1, "normalize": "group", "ddof": 1, "broadcast": 0.0,
             "mode": "mean_std_norm", "statistics": "rows", "omega": 1.0, "prior": 2.0, "leave_out": True, "history": 2,
-            "alpha": 1.0, "values": "tokens", "decay": 0.5, "spread_floor": 0.1}
+            "alpha": 1.0, "values": "tokens", "decay": 0.5, "spread_floor": 0.1,
+            "shrinkage": 2.0, "gate": 4.0}
 
 
 def test_every_estimator_has_an_oracle():

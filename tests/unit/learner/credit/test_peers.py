@@ -36,6 +36,20 @@ def test_adastep_weighs_the_step_by_what_its_actions_explain():
     close(c.advantages, [20 / 3, 0, -10 / 3, -10 / 3])
 
 
+def test_ecpo_draws_actions_towards_their_state_and_trusts_states_of_many_steps():
+    """x: 8 and 4, y: 2 and 2, mean 4. κ = 2 draws 6 and 2 half way to it, to 5 and 3: ± 1, times ŵ = 2/3.
+
+    The gate is tanh(4 / 4) = .7616. The episode's term is Q - mean.
+    """
+    group = single_steps(("x", 8.0), ("x", 4.0), ("y", 2.0), ("y", 2.0))
+    c = credit("adastep", group, mode="mean_norm", shrinkage=2.0)
+    close(c.advantages, [4 + 2 / 3, 2 / 3, -2 - 2 / 3, -2 - 2 / 3])
+    term = 2 / 3 * np.tanh(1)
+    gated = credit("adastep", group, mode="mean_norm", shrinkage=2.0, gate=4.0)
+    close(gated.advantages, [4 + term, term, -2 - term, -2 - term])
+    assert gated.values == {"S": (4.0, 4)}
+
+
 @pytest.mark.parametrize("steps", [
     (("x", 8.0), ("x", 4.0), ("y", 3.0)),
     (("x", 8.0), ("x", 4.0), ("x", 3.0)),

@@ -22,7 +22,8 @@ from services.errors import UserError
 OTHER = {"gamma": 0.5, "lam": 0.25, "penalty": 3.0, "penalty_mode": "reward", "normalize": "none", "ddof": 0,
          "bootstrap": True, "broadcast": 2.0, "prior": 7.0, "mode": "mean_norm", "statistics": "trajectories",
          "omega": 3.0, "leave_out": False, "history": 0,
-         "alpha": 3.0, "decay": 0.5, "values": "turns", "spread_floor": 0.7}
+         "alpha": 3.0, "decay": 0.5, "values": "turns", "spread_floor": 0.7,
+         "shrinkage": 1.0, "gate": 2.0}
 """A second value for each key that an estimator itself can read."""
 OF_EPISODES = ("crbc", "graphhca")
 """Estimators whose `statistics` are `trajectories` by default."""
@@ -267,7 +268,8 @@ def test_the_options_of_shipped_estimators_are_the_frozen_ones():
         "estimator gagpo_graph": sorted([*recursion, "leave_out", "prior"]),
         "estimator hgpo": ["alpha", "history", "mode"], "estimator g2po": ["ddof", "mode", "omega", "statistics"],
         "estimator graphgpo": ["ddof", "decay", "mode", "statistics"],
-        "estimator adastep": ["ddof", "mode", "statistics"], "estimator rlvmr": ["ddof", "mode", "omega", "statistics"],
+        "estimator adastep": ["ddof", "gate", "mode", "shrinkage", "statistics"],
+        "estimator rlvmr": ["ddof", "mode", "omega", "statistics"],
         "estimator gigpo": ["ddof", "mode", "omega", "statistics"], "estimator grpo": ["ddof", "mode", "statistics"],
         "estimator rloo": ["statistics"], "estimator reinforce_pp": ["ddof"],
         "estimator reinforce_pp_baseline": ["ddof", "statistics"], "estimator ppo": ["lam", "values"],

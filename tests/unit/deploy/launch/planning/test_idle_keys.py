@@ -45,6 +45,8 @@ def test_a_key_of_a_setting_that_is_off_is_told():
 @pytest.mark.parametrize(("overrides", "line"), [
     (["learner.loss.correction=none"], "learner.loss.correction=none does nothing at learner.staleness=0"),
     (["learner.loss.is_cap=3"], "learner.loss.is_cap=3.0 does nothing at learner.staleness=0"),
+    (["learner.loss.power=1", "learner.loss.ratio=token"],
+     "learner.loss.power=1.0 does nothing under learner.loss.ratio=token"),
     (["learner.loss.correction=coupled", "learner.staleness=1", "learner.loss.is_cap=3"],
      "learner.loss.is_cap=3.0 does nothing under learner.loss.correction=coupled"),
     (["learner.loss.correction=none", "learner.loss.corrected_rows=all"],
