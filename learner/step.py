@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,8 +36,8 @@ from learner.model.probe import Probe
 from learner.model.sharding import end_passes, sync_gradients
 from learner.model.trainee import Trainee
 from learner.rank_group import RankGroup
-from learner.rows.packing import Floats, Pack, Rows, pack_rows, ranges, split
-from learner.rows.sequences import runs
+from learner.rows.packing import Floats, Pack, Rows, cut, pack_rows, split
+from learner.rows.sequences import Ints, runs
 from services.config.objectives import LossSection
 from services.config.tree import LearnerSection
 
@@ -85,16 +84,16 @@ class StepOutput:
 
 @dataclass(slots=True, kw_only=True)
 class Minibatch:
-    """This rank's packs of one optimizer update. The lists per pack are filled before the first update."""
+    """The rows of one optimizer update."""
 
     packs: list[Pack]
+    """This rank's packs."""
+    shares: list[Ints]
+    """[rank]: the sequences of each rank."""
     mean: Mean
-    old: list[Tensor] = field(default_factory=list)
-    reference: list[Tensor] = field(default_factory=list)
-    """The reference's logprobs of each pack; empty without a KL term."""
-    critic_outputs: list[CriticOutput] = field(default_factory=list)
-    """The critic's output of each pack; empty without a critic."""
-    power: float = 0.0
+    opens_step: bool
+    """Whether nothing is updated before it, so that its own pass gives the logprobs before the step."""
+    power: float
     """p of the mean of an action's token ratios."""
 
     def share(self, name: str, rows: Rows, count: int) -> float:
@@ -105,16 +104,39 @@ class Minibatch:
             return self.mean.num_rows / len(rows)
         return self.mean.num_tokens / int(rows.response_lengths.sum())
 
-    def token_advantages(self, i: int) -> Tensor:
-        """Returns the advantages of pack i, [T]: the critic's, else each row's advantage at all its tokens."""
-        return self.critic_outputs[i].advantages if self.critic_outputs else self.packs[i].advantages[self.packs[i].row]
 
-    def row_advantages(self, i: int) -> Tensor:
-        """Returns the advantage of each row of pack i, [n]. A critic must give all tokens of a row the same one."""
-        p = self.packs[i]
-        if not self.critic_outputs:
+@dataclass(slots=True, kw_only=True)
+class PriorValues:
+    """Values under the weights before the step, of all response tokens of the batch, float32 [R] each.
+
+    They are 0 at the tokens of other ranks. A pack's are those at its `places`.
+    """
+
+    logprobs: Tensor
+    """The policy's. Those of the first minibatch are filled in by its own pass."""
+    reference: Tensor | None
+    """The reference's logprobs; None without a KL term."""
+    critic: CriticOutput | None
+    """None without a critic."""
+
+    def token_advantages(self, p: Pack) -> Tensor:
+        """Returns the advantages of a pack, [T]: the critic's, else each row's advantage at all its tokens."""
+        return p.advantages[p.row] if self.critic is None else self.critic.advantages[p.places]
+
+    def row_advantages(self, p: Pack) -> Tensor:
+        """Returns the advantage of each row of a pack, [n]. A critic must give all tokens of a row the same one."""
+        if self.critic is None:
             return p.advantages
-        return self.critic_outputs[i].advantages[first_tokens(p.row, p.num_rows)]
+        return self.critic.advantages[p.places[first_tokens(p.row, p.num_rows)]]
+
+
+class _BatchFigures(NamedTuple):
+    """What a critic says about the batch before the step."""
+
+    advantages: Floats
+    """[N]: without a critic, those of the estimator."""
+    explained_variance: float
+    """NaN without a critic."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -148,24 +170,24 @@ class Stepper:
             self.probe.check_packs(self.policy.model, rows)
         with timer.phase("pack"):
             minibatches = self._plan(rows, power)
+            every, later = (self._packs_across(some, rows) for some in (minibatches, minibatches[1:]))
         with timer.phase("forward_backward"):
-            differences = self._recompute(minibatches, rows)
-            doubt = "" if self.probe is None else self.probe.check_sampler(
-                self.policy.model, rows, [p for minibatch in minibatches for p in minibatch.packs],
-                [old for minibatch in minibatches for old in minibatch.old])
-            advantages = rows.advantages if self.critic is None else self._row_advantages(minibatches, len(rows))
-        totals, norms = dict.fromkeys(SUMS, 0.0), []
+            prior, figures = self._compute_prior(every, later, rows)
+        totals, norms, doubt = dict.fromkeys(SUMS, 0.0), [], ""
         for minibatch in minibatches:
             with timer.phase("forward_backward"):
-                for name, value in self._accumulate(minibatch).items():
+                for name, value in self._accumulate(minibatch, prior).items():
                     totals[name] += value * minibatch.share(name, rows, len(minibatches))
+                if minibatch.opens_step and self.probe is not None:  # all logprobs are there, and nothing is updated
+                    doubt = self.probe.check_sampler(
+                        self.policy.model, rows, every, [prior.logprobs[p.places] for p in every])
             with timer.phase("optimizer"):
                 norms.append(self.policy.update())
                 if self.critic is not None:
                     self.critic.trainee.update()
-        metrics = {**self._report(totals, norms, differences), "explained_variance": self._explained(minibatches)}
+        metrics = {**self._report(totals, norms, _gaps(every, prior)), "explained_variance": figures.explained_variance}
         return StepOutput(
-            metrics=metrics, advantages=advantages, logprobs=self._logprobs(minibatches, rows), doubt=doubt)
+            metrics=metrics, advantages=figures.advantages, logprobs=self._gathered(prior.logprobs), doubt=doubt)
 
     def _plan(self, rows: Rows, power: float) -> list[Minibatch]:
         """Runs of consecutive rows, as equal as can be and at most minibatch_rows long: no small, noisy last one.
@@ -176,60 +198,65 @@ class Stepper:
         minibatches: list[Minibatch] = []
         for indices in runs(rows.sequence, count):
             sequences = np.unique(rows.sequence[indices])
-            mine = split(rows.lengths[sequences], self.gang.world, self.section.token_budget,
-                         grid=self.grid)[self.gang.rank]
+            packs = split(rows.lengths[sequences], self.gang.world, self.section.token_budget, grid=self.grid)
             minibatches.append(Minibatch(
-                packs=[pack_rows(rows, sequences[part], self.gang.device, grid=self.grid) for part in mine],
+                packs=[pack_rows(rows, sequences[part], self.gang.device, grid=self.grid)
+                       for part in packs[self.gang.rank]],
+                shares=[sequences[np.concatenate(parts)] for parts in packs],
                 mean=Mean(self.section.loss.aggregation, len(indices), int(rows.response_lengths[indices].sum())),
-                power=power))
+                opens_step=not minibatches, power=power))
         return minibatches
 
+    def _packs_across(self, minibatches: list[Minibatch], rows: Rows) -> list[Pack]:
+        """Returns this rank's sequences of these minibatches in as few packs as the token budget allows.
+
+        Passes without gradients need not end with a minibatch, whose last pack is rarely full: at many ranks all its
+        packs may be half empty. A token's values differ by rounding from those in another pack.
+        """
+        if len(minibatches) < 2:
+            return [p for minibatch in minibatches for p in minibatch.packs]
+        shares = [np.concatenate(parts) for parts in zip(*(minibatch.shares for minibatch in minibatches), strict=True)]
+        packs = cut(shares, rows.lengths, self.section.token_budget, grid=self.grid)[self.gang.rank]
+        return [pack_rows(rows, part, self.gang.device, grid=self.grid) for part in packs]
+
     @torch.no_grad()
-    def _recompute(self, minibatches: list[Minibatch], rows: Rows) -> list[Tensor]:
-        """Computes everything that uses the weights before the step. Returns |recomputed - sampler's logprobs|."""
-        differences: list[Tensor] = []
-        for minibatch in minibatches:
-            for p in minibatch.packs:
-                minibatch.old.append(self.policy.model(p)[0])
-                if self.reference is not None:
-                    minibatch.reference.append(self.reference(p)[0])
+    def _compute_prior(self, every: list[Pack], later: list[Pack], rows: Rows) -> tuple[PriorValues, _BatchFigures]:
+        """Computes everything that uses the weights before the step. `every`: packs of all minibatches; `later`: those
+        of all but the first, whose logprobs before the step are those of its own pass."""
+        def spread(packs: list[Pack], values: Iterable[Tensor]) -> Tensor:
+            out = torch.zeros(len(rows.sampler_logprobs), device=self.gang.device)
+            for p, value in zip(packs, values, strict=True):
                 if p.weight:
-                    gap = (minibatch.old[-1] - p.sampler_logprobs).abs()
-                    differences.append(gap[torch.isfinite(gap)])
+                    out[p.places] = value
+            return out
+
+        logprobs, reference, critic = spread(later, (self.policy.model(p)[0] for p in later)), None, None
+        figures = _BatchFigures(advantages=rows.advantages, explained_variance=math.nan)
+        if self.reference is not None:
+            reference = spread(every, (self.reference(p)[0] for p in every))
         if isinstance(self.reference, Policy):
             end_passes(self.reference)
         if self.critic is not None:
-            outputs = iter(self.critic.outputs([p for minibatch in minibatches for p in minibatch.packs], rows))
-            for minibatch in minibatches:
-                minibatch.critic_outputs = list(islice(outputs, len(minibatch.packs)))
-        return differences
+            outputs = self.critic.outputs(every, rows)
+            critic = CriticOutput(*(spread(every, values) for values in zip(*outputs, strict=True)))
+            figures = _BatchFigures(advantages=self._row_advantages(every, outputs, len(rows)),
+                                    explained_variance=self.critic.explained_variance(every, outputs))
+        return PriorValues(logprobs=logprobs, reference=reference, critic=critic), figures
 
-    def _row_advantages(self, minibatches: list[Minibatch], num_rows: int) -> Floats:
+    def _row_advantages(self, packs: list[Pack], outputs: list[CriticOutput], num_rows: int) -> Floats:
         """Returns the mean advantage over the tokens of each row, [N], gathered from all ranks."""
         means = np.zeros(num_rows)
-        for minibatch in minibatches:
-            for p, output in zip(minibatch.packs, minibatch.critic_outputs, strict=True):
-                if p.weight:
-                    means[p.members] = row_mean(output.advantages, p.row, p.num_rows).cpu()
+        for p, output in zip(packs, outputs, strict=True):
+            if p.weight:
+                means[p.members] = row_mean(output.advantages, p.row, p.num_rows).cpu()
         return np.array(self.gang.all_reduce(means.tolist()))
 
-    def _explained(self, minibatches: list[Minibatch]) -> float:
-        """Returns the share of the targets' variance that the critic explains; NaN without a critic."""
-        return math.nan if self.critic is None else self.critic.explained_variance(
-            [p for minibatch in minibatches for p in minibatch.packs],
-            [output for minibatch in minibatches for output in minibatch.critic_outputs])
+    def _gathered(self, values: Tensor) -> Floats:
+        """Returns values of response tokens [R], each of which one rank has, on all ranks."""
+        mine = values.cpu().numpy().astype(np.float64)
+        return np.array(self.gang.all_reduce(mine.tolist())) if self.gang.world > 1 else mine
 
-    def _logprobs(self, minibatches: list[Minibatch], rows: Rows) -> Floats:
-        """Returns the recomputed logprobs in the order of the rows, gathered from all ranks after the step."""
-        starts = np.cumsum(rows.response_lengths) - rows.response_lengths
-        found = np.zeros(len(rows.sampler_logprobs))
-        for minibatch in minibatches:
-            for p, old in zip(minibatch.packs, minibatch.old, strict=True):
-                if p.weight:
-                    found[ranges(starts[p.members], rows.response_lengths[p.members])] = old.cpu()
-        return np.array(self.gang.all_reduce(found.tolist())) if self.gang.world > 1 else found
-
-    def _accumulate(self, minibatch: Minibatch) -> dict[str, float]:
+    def _accumulate(self, minibatch: Minibatch, prior: PriorValues) -> dict[str, float]:
         """Accumulates the gradients of one minibatch. Returns this rank's part of its metrics."""
         section, sums = self.section.loss, dict.fromkeys(SUMS, torch.zeros((), device=self.gang.device))
         num_tokens = minibatch.mean.num_tokens
@@ -237,16 +264,19 @@ class Stepper:
             for trainee in self.trainees:
                 sync_gradients(trainee.model, whole=self.whole, last=i == len(minibatch.packs) - 1)
             logp, entropy = self.policy.model(p)
-            policy_loss, parts = _policy_loss(section, minibatch, i, logp)
+            if minibatch.opens_step and p.weight:
+                prior.logprobs[p.places] = logp.detach()
+            policy_loss, parts = _policy_loss(section, p, logp, prior, minibatch)
             parts["loss/policy"] = policy_loss
             parts["loss/entropy"] = entropy_mean(entropy, num_tokens=num_tokens)
             loss = policy_loss - section.entropy * parts["loss/entropy"]
-            if self.reference is not None:
-                parts["loss/kl"] = kl_loss(logp, minibatch.reference[i], num_tokens=num_tokens)
+            if prior.reference is not None:
+                parts["loss/kl"] = kl_loss(logp, prior.reference[p.places], num_tokens=num_tokens)
                 loss = loss + section.kl * parts["loss/kl"]
             (loss * p.weight * self.gang.world).backward()
-            if self.critic is not None:
-                parts["loss/value"] = self.critic.loss(p, minibatch.critic_outputs[i], mean=minibatch.mean)
+            if self.critic is not None and prior.critic is not None:
+                before = CriticOutput(*(values[p.places] for values in prior.critic))
+                parts["loss/value"] = self.critic.loss(p, before, mean=minibatch.mean)
                 (parts["loss/value"] * p.weight * self.gang.world).backward()
             for name, value in parts.items():
                 sums[name] = sums[name] + value.detach() * p.weight
@@ -264,20 +294,26 @@ class Stepper:
         }
 
 
-def _policy_loss(section: LossSection, minibatch: Minibatch, i: int, logp: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """Returns loss and metrics of pack i. Tokens that another policy sampled are corrected."""
-    p = minibatch.packs[i]
+def _gaps(packs: list[Pack], prior: PriorValues) -> list[Tensor]:
+    """Returns |learner's - sampler's logprobs| of each pack of this rank, where both are finite."""
+    gaps = [(prior.logprobs[p.places] - p.sampler_logprobs).abs() for p in packs if p.weight]
+    return [gap[torch.isfinite(gap)] for gap in gaps]
+
+
+def _policy_loss(section: LossSection, p: Pack, logp: Tensor, prior: PriorValues,
+                 minibatch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
+    """Returns loss and metrics of a pack. Tokens that another policy sampled are corrected."""
     corrected = p.stale[p.row] if section.corrected_rows == "stale" else torch.ones_like(p.row, dtype=torch.bool)
     old, weights = off_policy(
-        minibatch.old[i], p.sampler_logprobs, corrected, how=section.correction, cap=section.is_cap)
+        prior.logprobs[p.places], p.sampler_logprobs, corrected, how=section.correction, cap=section.is_cap)
     clip = Clip(section.clip_low, section.clip_high, dual=TOKEN_DUAL_CLIP)
     if section.ratio == "sequence":
         loss, parts = sequence_policy_loss(
-            logp, old, p.row, minibatch.row_advantages(i), clip=clip, mean=minibatch.mean, weights=weights,
+            logp, old, p.row, prior.row_advantages(p), clip=clip, mean=minibatch.mean, weights=weights,
             power=minibatch.power)
     else:
         loss, parts = token_policy_loss(
-            logp, old, p.row, minibatch.token_advantages(i), clip=clip, mean=minibatch.mean, weights=weights)
+            logp, old, p.row, prior.token_advantages(p), clip=clip, mean=minibatch.mean, weights=weights)
     if weights is not None and section.correction == "decoupled":
         parts["is_capped_share"] = (corrected & (weights == section.is_cap)).sum() / minibatch.mean.num_tokens
     return loss, parts

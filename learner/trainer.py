@@ -6,6 +6,7 @@ above 0 call follow, which does their part. In a cold start all ranks call save_
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -136,7 +137,8 @@ class Learner:
         stepper = self.stepper
         flops = forward_flops(stepper.policy.model, rows) * passes(
             reference=stepper.reference is not None, critic=stepper.critic is not None,
-            adapters=self.config.learner.lora.rank > 0)
+            adapters=self.config.learner.lora.rank > 0,
+            updates=math.ceil(len(rows) / self.config.learner.minibatch_rows))
         return utilization(flops, seconds, device=self.gang.device, ranks=self.gang.world,
                            half=self.config.model.dtype == "bfloat16")
 

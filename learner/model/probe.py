@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 
 from learner.model.policy import Policy
+from learner.model.sharding import end_passes
 from learner.rank_group import RankGroup
 from learner.rows.packing import Ints, Pack, Rows, pack_rows
 from learner.rows.sequences import last_rows
@@ -93,6 +94,7 @@ class Probe:
         """Returns the logprobs of single rows by the model's own forward pass, and sets the bound by their logits."""
         with torch.no_grad():
             alone = [policy(pack_rows(rows, np.array([index]), self.gang.device), own=True) for index in indices]
+        end_passes(policy)  # an update may follow, after which the gathered weights would be old
         spread = float(torch.cat([spread for _, spread in alone]).mean())
         (widest,) = self.gang.all_reduce([spread], ReduceOp.MAX)  # all ranks must come to one result
         self._bound = bound(policy, widest, half=self.half)

@@ -49,11 +49,12 @@ def forward_flops(policy: Policy, rows: Rows) -> float:
     return 2.0 * weights * lengths.sum() + 2.0 * head.weight.numel() * rows.response_lengths.sum() + attention
 
 
-def passes(*, reference: bool, critic: bool, adapters: bool = False) -> int:
-    """Returns the number of forward passes that a step costs: logprobs before it, then forwards and backwards; the
-    reference; and the critic, which is as large as the policy. Adapters need no gradients of the policy's weights."""
-    trained = 1 + 1 + BACKWARD
-    return trained - adapters + (trained if critic else 0) + reference
+def passes(*, reference: bool, critic: bool, adapters: bool = False, updates: int = 1) -> float:
+    """Returns the number of forward passes that a step of so many updates costs: logprobs before the step, which the
+    first update's own pass gives; forwards and backwards; the reference; and the critic, which is as large as the
+    policy and gives its values before the step. Adapters need no gradients of the policy's weights."""
+    trained = 1 + BACKWARD
+    return (1 - 1 / updates) + trained - adapters + (1 + trained if critic else 0) + reference
 
 
 def utilization(flops: float, seconds: float, *, device: torch.device, ranks: int, half: bool) -> float | None:

@@ -124,6 +124,8 @@ class Pack:
     """float32 [n]."""
     stale: Tensor
     """bool [n]."""
+    places: Tensor
+    """int64 [T]: the place of each response token among those of the whole batch, in the order of its rows."""
     weight: float = 1.0
     """0 for a filler, which only keeps the ranks' collectives in step."""
 
@@ -136,18 +138,25 @@ class Pack:
 def split(lengths: Ints, ranks: int, token_budget: int, *, grid: bool = True) -> list[list[Ints]]:
     """Indices of sequences [rank][pack]: the same on every rank, every rank with the same number of packs.
 
-    Longest first, each to the rank with the fewest tokens so far; then each rank cuts its sequences, in order of
-    length, where m x L (without a grid: S) would exceed the budget. A rank with fewer packs than another gets empty
-    ones.
+    Longest first, each to the rank with the fewest tokens so far; then `cut`.
     """
-    order = np.argsort(-lengths, kind="stable")
     shares: list[list[int]] = [[] for _ in range(ranks)]
     loads = [0] * ranks
-    for index in order:
+    for index in np.argsort(-lengths, kind="stable"):
         rank = loads.index(min(loads))
         shares[rank].append(int(index))
         loads[rank] += int(lengths[index])
-    packs = [_cut(np.array(share, dtype=np.int64), lengths, token_budget, grid=grid) for share in shares]
+    return cut([np.array(share, dtype=np.int64) for share in shares], lengths, token_budget, grid=grid)
+
+
+def cut(shares: Sequence[Ints], lengths: Ints, token_budget: int, *, grid: bool = True) -> list[list[Ints]]:
+    """Indices of sequences [rank][pack], given those of each rank, `shares` [rank].
+
+    Each rank cuts its sequences, in descending order of length, where m x L (without a grid: S) would exceed the
+    budget. A rank with fewer packs than another gets empty ones.
+    """
+    packs = [_cut(share[np.argsort(-lengths[share], kind="stable")], lengths, token_budget, grid=grid)
+             for share in shares]
     most = max(map(len, packs))
     return [own + [np.empty(0, dtype=np.int64)] * (most - len(own)) for own in packs]
 
@@ -204,6 +213,7 @@ def pack_rows(rows: Rows, indices: Ints, device: torch.device | str = "cpu", *, 
         sampler_logprobs=tensor(rows.sampler_logprobs[response_source], torch.float32),
         advantages=tensor(rows.advantages[members], torch.float32),
         stale=tensor(rows.stale[members], torch.bool),
+        places=tensor(response_source),
         weight=0.0 if filler else 1.0,
     )
 

@@ -10,7 +10,7 @@ _PHASE_TEXTS: Mapping[str, str] = {
     "wait": "waiting for the groups of the step",
     "credit": "making advantages and rows of the groups",
     "pack": "packing rows into passes",
-    "forward_backward": "forward and backward passes, the recomputed logprobs included",
+    "forward_backward": "forward and backward passes, also of the reference",
     "optimizer": "clipping gradients and updating the weights",
     "publish": "publishing the weights, with the wait until the version before is evaluated",
     "checkpoint": "writing the checkpoint and the archive of the step before",

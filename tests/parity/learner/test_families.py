@@ -188,8 +188,9 @@ def test_a_learner_that_disagrees_with_its_sampler_is_refused_before_it_trains(f
 
 
 def test_a_later_disagreement_with_the_sampler_is_told_and_trained_on(folders, gang, rows):
-    """The learner's own logprobs agree again."""
-    learner = Learner(make_config(token_budget=1024), folders("Llama 3"), gang, probed=True)
+    """The learner's own logprobs agree again. The probe's passes leave no old weights for the steps after it."""
+    learner, unprobed = (Learner(make_config(token_budget=1024), folders("Llama 3"), gang, probed=probed)
+                         for probed in (True, False))
 
     def doubt(wrong):
         with torch.no_grad():
@@ -200,6 +201,10 @@ def test_a_later_disagreement_with_the_sampler_is_told_and_trained_on(folders, g
     assert re.fullmatch(r"0\.01 nats a token, and float32 explains \S+e-05", doubt(0.01))
     assert doubt(0.0) == ""
     assert learner.step == 3
+    for _ in range(3):
+        unprobed._train(rows, _timer())
+    assert all(torch.equal(a, b) for (_, a), (_, b) in zip(
+        learner.state_dict_for_sampler(), unprobed.state_dict_for_sampler(), strict=True))
 
 
 @pytest.mark.parametrize(("most", "longest"), [(50, 49), (10, 10), (4, 4)])

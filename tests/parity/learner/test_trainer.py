@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import fields
 from itertools import chain
 from pathlib import Path
 
@@ -13,8 +14,11 @@ import torch
 from learner_tiny import CASES, VARIANTS, WRONG, critic_weights, make_config, make_groups, weights
 from transformers import AutoModelForCausalLM
 
+from learner.model.policy import load_policy
 from learner.rank_group import RankGroup
 from learner.rows.batch import assign_credit, rows_of
+from learner.rows.packing import pack_rows
+from learner.step import Stepper, Timer
 from learner.trainer import Learner
 
 FIGURES = ("loss/policy", "loss/value", "loss/kl", "loss/entropy", "grad_norm", "clip_fraction", "ratio_mean",
@@ -86,13 +90,13 @@ def assert_same(a, b, atol):
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_token_budget_changes_nothing(model_path, gang, case):
-    """One row per pack, a few, all in one. Adam makes last bits of near-zero gradients into parts of a step of 5e-4;
-    the gradient norm, which Adam cannot hide, is compared as well."""
+    """One row per pack, a few, all in one. The gradient norm, which Adam cannot hide, is compared as well."""
     whole, expected = trained(model_path, gang, token_budget=100_000, **CASES[case])
     for budget in (64, 150):
         part, found = trained(model_path, gang, token_budget=budget, **CASES[case])
-        assert_same(weights(part), weights(whole), 2e-5)
-        assert_same(critic_weights(part), critic_weights(whole), 2e-5)
+        whole.slack[0].check(weights(part), weights(whole))
+        if critic_weights(whole):
+            whole.slack[1].check(critic_weights(part), critic_weights(whole))
         for a, b in zip(found, expected, strict=True):
             for name in FIGURES:
                 assert a.metrics[name] == pytest.approx(b.metrics[name], abs=2e-5, rel=2e-4), name
@@ -307,3 +311,68 @@ def test_the_power_of_the_ratio_follows_the_steps_of_the_run(model_path, gang):
     assert all(torch.equal(first[name], w) for name, w in after(1, **scheduled).items())
     assert any(not torch.equal(first[name], w) for name, w in after(1).items())
     assert any(not torch.equal(second[name], w) for name, w in after(2, **scheduled).items())
+
+
+class Twice(Stepper):
+    """Computes the logprobs before the step by a pass of their own also for the first minibatch."""
+
+    def _plan(self, rows, power):
+        self.minibatches = super()._plan(rows, power)
+        self.minibatches[0].opens_step = False
+        return self.minibatches
+
+    def _packs_across(self, minibatches, rows):
+        return super()._packs_across(self.minibatches, rows)
+
+
+def one_update(model_path, gang, kind, **learner):
+    """Takes one step with one update. Returns (report, gradients, weights, forward passes of the policy)."""
+    made = Learner(make_config(minibatch_rows=1000, **learner), model_path, gang)
+    made.step = 1
+    made.stepper = kind(**{field.name: getattr(made.stepper, field.name) for field in fields(Stepper)})
+    gradients, passes = [], []
+    update, trainees = made.stepper.policy.update, made.stepper.trainees
+    made.policy.register_forward_hook(lambda *_: passes.append(1))
+
+    def noted():
+        gradients.extend(p.grad.full_tensor().clone() for trainee in trainees for p in trainee.trained)
+        return update()
+
+    made.stepper.policy.update = noted
+    return made.train(of_another_policy(make_groups(0))), gradients, weights(made), len(passes)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_first_update_needs_no_pass_for_the_logprobs_before_it(model_path, gang, case):
+    """Its own pass gives them: loss, gradients, weights and logprobs are equal to the bit, with half the passes."""
+    (once, gradients, found, passes), (twice, expected, wanted, more) = (
+        one_update(model_path, gang, kind, **CASES[case]) for kind in (Stepper, Twice))
+    assert passes > 1
+    assert more == 2 * passes
+    assert [once.metrics[name] for name in FIGURES] == [twice.metrics[name] for name in FIGURES]
+    assert once.metrics["logprob_difference_max"] > 0
+    assert all(np.array_equal(*rows) for rows in zip(once.logprobs, twice.logprobs, strict=True))
+    assert all(torch.equal(*pair) for pair in zip(gradients, expected, strict=True))
+    assert_same(found, wanted, 0)
+
+
+@pytest.mark.parametrize("case", ["sequence-actions", "critic"])
+def test_passes_without_gradients_fill_their_packs_across_minibatches(model_path, gang, monkeypatch, case):
+    """Ten minibatches need ten passes with gradients each, and together fewer without. What a pack's other rows are
+    changes a logprob by rounding alone: within a few units of 2^-24 of the largest logit, here below 16."""
+    rows = rows_of(groups := make_groups(0, count=4), assign_credit(groups, make_config().learner.credit),
+                   policy_step=0)
+    learner = Learner(make_config(minibatch_rows=len(rows) // 10, **CASES[case]), model_path, gang)
+    stepper, sizes = learner.stepper, {"policy": [], "reference": []}
+    learner.policy.register_forward_hook(lambda _, args, __: sizes["policy"].append(args[0].tokens.numel()))
+    stepper.reference.register_forward_hook(lambda _, args, __: sizes["reference"].append(args[0].tokens.numel()))
+    alone = load_policy(model_path)
+    with torch.no_grad():
+        expected = np.concatenate([alone(pack_rows(rows, np.array([i])))[0].numpy() for i in range(len(rows))])
+    taken = stepper.take(rows, Timer())
+    updates = len(stepper._plan(rows, 0.0))
+    assert updates >= 10
+    assert len(sizes["reference"]) < updates
+    assert sum(sizes["reference"]) == int(rows.lengths.sum())
+    assert len(sizes["policy"]) < 2 * updates - 1
+    assert np.abs(taken.logprobs - expected).max() < 1e-5
