@@ -131,7 +131,7 @@ class PriorValues:
 
 
 class _BatchFigures(NamedTuple):
-    """What a critic says about the batch before the step."""
+    """Figures of the batch before the step, which a critic changes."""
 
     advantages: Floats
     """[N]: without a critic, those of the estimator."""

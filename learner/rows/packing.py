@@ -187,8 +187,7 @@ def pack_rows(rows: Rows, indices: Ints, device: torch.device | str = "cpu", *, 
     ends = np.cumsum(lengths)
     starts, longest = ends - lengths, int(lengths.max())
     predicting = ranges(starts[places] + prompts - 1, responses)
-    tokens = rows.tokens[source].astype(np.int64)
-    row = np.repeat(np.arange(len(members)), responses)
+    tokens, row = rows.tokens[source].astype(np.int64), np.repeat(np.arange(len(members)), responses)
 
     def tensor(values: npt.NDArray[np.generic], dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.as_tensor(values, dtype=dtype).to(device, non_blocking=True)
@@ -196,8 +195,8 @@ def pack_rows(rows: Rows, indices: Ints, device: torch.device | str = "cpu", *, 
     def rectangle() -> Rectangle:
         column = np.arange(longest)
         filled = column < lengths[:, None]
-        return Rectangle(positions=tensor(np.where(filled, starts[:, None] + column, 0)),
-                    cells=tensor(np.flatnonzero(filled)))
+        return Rectangle(cells=tensor(np.flatnonzero(filled)),
+                         positions=tensor(np.where(filled, starts[:, None] + column, 0)))
 
     return Pack(
         tokens=tensor(tokens)[None],

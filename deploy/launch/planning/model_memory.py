@@ -17,6 +17,8 @@ from services.weights.registry import Way
 
 SCRATCH_VOCABULARY = 1024
 """Upper bound of the vocabulary of the tokenizer that the cold start trains."""
+TYPICAL_ROW = 0.25
+"""Length of a typical row over that of the longest: ALFWorld's full prompts have about 650 of 2,560 tokens."""
 
 
 def model_shape(model: ModelSection) -> Shape:
@@ -38,6 +40,16 @@ def planned_training(config: Config, shape: Shape, device_bytes: int | None) -> 
     critic = estimator(config.learner.credit.estimator).needs_critic
     training = training_of(config, critic=critic, adapters=adapter_parameters(shape, config))
     return settled(training, shape, config, device_bytes)
+
+
+def pack_tokens(config: Config, rows: int) -> int:
+    """Returns the tokens in each pack of one rank in a pass with gradients, which takes the rows of one update alone.
+
+    `rows`: those of an update, all of TYPICAL_ROW.
+    """
+    learner, rollout = config.learner, config.rollout
+    tokens = rows * TYPICAL_ROW * (rollout.max_prompt_tokens + rollout.max_response_tokens) / learner.ranks
+    return round(tokens / math.ceil(tokens / learner.token_budget))
 
 
 def check_cache(config: Config) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from deploy.launch.planning.gpu_plan import describe as describe_gpus
 from deploy.launch.planning.gpu_plan import gpu_plan
 from deploy.launch.planning.gpu_pool import pool_of
-from deploy.launch.planning.model_memory import model_shape, planned_training, sampler_bytes
+from deploy.launch.planning.model_memory import model_shape, pack_tokens, planned_training, sampler_bytes
 from deploy.launch.planning.warnings import warnings
 from deploy.launch.ray_address import ray_address
 from deploy.runs.folder import RunFolder, standing
@@ -53,6 +53,8 @@ class Plan:
     """Upper bound: reached if every episode uses all its turns, or calls of its agent, and is asked all questions."""
     tokens_per_step: int
     """Upper bound: reached if every row fills its prompt and its response."""
+    pack_tokens: int
+    """Tokens in each pack of one rank in a pass with gradients, if rows have a quarter of the longest one's tokens."""
     private_ray: bool
 
     @property
@@ -88,6 +90,7 @@ def make_plan(config: Config, *, learner: bool = True) -> Plan:
         episodes_per_step=episodes,
         rows_per_step=rows,
         tokens_per_step=rows * (config.rollout.max_prompt_tokens + config.rollout.max_response_tokens),
+        pack_tokens=pack_tokens(config, min(rows, config.learner.minibatch_rows)),
         private_ray=uses_private_ray(config),
     )
 
@@ -175,6 +178,8 @@ def describe(config: Config, *, resume: bool = False, games: str | None = None, 
         *([f"cold start    {_cold_start(config)}"] if config.sft.enabled else []),
         f"each step     {number_of(plan.groups_per_step, 'group')} of {config.learner.group_size}: "
         f"{plan.episodes_per_step:,} episodes, at most {plan.rows_per_step:,} rows and {plan.tokens_per_step:,} tokens",
+        f"packs         about {plan.pack_tokens:,} of {config.learner.token_budget:,} tokens on each rank "
+        f"({100 * plan.pack_tokens / config.learner.token_budget:.0f}%), if rows have a quarter of the longest one's",
         "processes     count  CPUs  GPUs  GiB   where",
     ]
     lines += [

@@ -7,7 +7,7 @@ import math
 
 from deploy.launch.planning.disk import short_of_disk
 from deploy.launch.planning.idle_keys import idle_keys
-from deploy.launch.planning.model_memory import model_shape
+from deploy.launch.planning.model_memory import model_shape, pack_tokens
 from deploy.runs.folder import RunFolder
 from deploy.runs.own_code import code_of
 from envservice.base import PromptTemplate
@@ -23,13 +23,15 @@ LARGE_MODEL = 50_000_000
 """Parameters from which on a model counts as a published one, and not as one of the tiny configs."""
 HIGHEST_RATE = 1e-4
 """Highest learning rate at which all weights of such a model are usually trained."""
+FULL_ENOUGH = 0.6
+"""Share of the token budget from which on a pack of one of several ranks counts as full."""
 
 
 def warnings(config: Config) -> list[str]:
     """Returns one line for each warning about a config. If the config names a model, reads its headers."""
     imitates = (*_slow_imitation(config), *unread_answers(config)) if config.sft.enabled else ()
-    return [*idle_keys(config), *_large_rates(config), *imitates, *idle_workers(config), *short_of_disk(config),
-            *_changed_code(config)]
+    return [*idle_keys(config), *_large_rates(config), *imitates, *idle_workers(config), *_empty_packs(config),
+            *short_of_disk(config), *_changed_code(config)]
 
 
 def _changed_code(config: Config) -> list[str]:
@@ -81,6 +83,21 @@ def idle_workers(config: Config) -> list[str]:
         return []
     return [f"rollout.slots={slots} lets {busy} of {workers} workers take all {episodes:,} episodes that are under way "
             f"at once, and the others play none: try rollout.slots={share}"]
+
+
+def _empty_packs(config: Config) -> list[str]:
+    """Returns a line if several ranks share an update that is too small to fill a pack of each. Ranks gather all
+    weights for each pack, so half-empty packs double the time of that."""
+    learner = config.learner
+    if learner.ranks == 1:
+        return []
+    tokens, rows = pack_tokens(config, learner.minibatch_rows), learner.minibatch_rows
+    share = tokens / learner.token_budget
+    if share >= FULL_ENOUGH:
+        return []
+    enough = 8 * math.ceil(rows * FULL_ENOUGH / share / 8)
+    return [f"learner.minibatch_rows={rows} over {number_of(learner.ranks, 'rank')} fills about {100 * share:.0f}% of "
+            f"a pack: try fewer ranks, or learner.minibatch_rows={enough}, with which a step has fewer updates"]
 
 
 def unread_answers(config: Config) -> list[str]:

@@ -117,3 +117,19 @@ def test_the_dictionary_is_json_with_a_format():
     assert made["format"] == 1
     assert made["tokens_per_step"] == 20 * 30 * 504
     assert made["config"]["learner"]["groups_per_step"] == 4
+
+
+@pytest.mark.parametrize(("ranks", "rows", "tokens"), [
+    (24, 256, 6827), (24, 512, 13653), (8, 256, 10240), (3, 256, 13653), (1, 256, 16384)])
+def test_tokens_per_pack_follow_from_rows_and_ranks(ranks: int, rows: int, tokens: int):
+    """Rows of 640 tokens, a quarter of 2,560. 256 of them on 8 ranks are 20,480 tokens each, in two packs."""
+    made = plan.make_plan(load_config("alfworld-32b", [f"learner.ranks={ranks}", f"learner.minibatch_rows={rows}"]))
+    assert made.pack_tokens == tokens
+
+
+def test_the_plan_prints_how_full_packs_are():
+    """600 rows of 126 tokens, a quarter of 504, in updates of 256: 32,256 tokens on one rank."""
+    made = plan.describe(config("rollout.max_prompt_tokens=480", "rollout.max_response_tokens=24",
+                                "learner.minibatch_rows=256", "learner.token_budget=20000"))
+    assert ("packs         about 16,128 of 20,000 tokens on each rank (81%), if rows have a quarter of the longest "
+            "one's\n") in made

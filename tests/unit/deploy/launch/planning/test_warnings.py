@@ -67,6 +67,19 @@ def test_workers_that_would_play_nothing_are_told(
         f"way at once, and the others play none: try rollout.slots={suggested[1]}"])
 
 
+@pytest.mark.parametrize(("preset", "ranks", "rows", "share", "suggested"), [
+    ("alfworld-32b", 24, 256, 42, 376), ("alfworld-32b", 24, 376, None, None), ("alfworld-32b", 8, 256, None, None),
+    ("alfworld-32b", 1, 8, None, None), ("paper/webshop-7b-grpo", 4, 64, 56, 72)])
+def test_packs_that_many_ranks_leave_half_empty_are_told(
+        preset: str, ranks: int, rows: int, share: int | None, suggested: int | None):
+    """24 ranks share 256 rows of 640 tokens: 6,827 each, of 16,384. WebShop's rows have 1,152 tokens: two packs of
+    9,216 on each of 4 ranks. A single rank gathers nothing."""
+    config = load_config(preset, [f"learner.ranks={ranks}", f"learner.minibatch_rows={rows}", ELSEWHERE])
+    assert [line for line in warnings(config) if "minibatch_rows" in line] == ([] if share is None else [
+        f"learner.minibatch_rows={rows} over {ranks} ranks fills about {share}% of a pack: try fewer ranks, or "
+        f"learner.minibatch_rows={suggested}, with which a step has fewer updates"])
+
+
 def test_answers_of_a_file_that_the_prompt_cannot_read_are_counted(tmp_path: Path):
     """A template may open the thought, so an answer may lack its first tag. An agent reads its answers itself."""
     file, good = tmp_path / "shown.jsonl", "<think>mug</think><action>look</action>"
