@@ -3,7 +3,7 @@
     wait      for the manifest of the next step: groups_per_step finished groups, committed before any weight changes
     train     credit, loss, optimizer
     publish   after the evaluation of the version that it replaces (services/weights/channel.py)
-    persist   a checkpoint when it is due; only after it episodes are retired and evaluations begin
+    persist   a checkpoint when it is due, after which episodes are retired; else the weights of an evaluated step
 
 Three things become durable in a fixed order: the archive, the checkpoint, the retirement of its episodes. With an
 object store the last waits until the checkpoint is there too, and nothing else does. The loop's thread writes the
@@ -83,7 +83,7 @@ class TrainingLoop:
     position: Position = field(default=Position(step=0, incarnation=0, next_group=0, trained=0))
     version: Version = field(default=Version(incarnation=0, step=0))
     exported: Path | None = None
-    """The newest checkpoint's model; None before the first, when it is the learner's first model."""
+    """The newest model on disk; None before the first, when it is the learner's first model."""
     writing: Background = field(init=False)
     retirement: Retirement = field(init=False)
     _pointing: threading.Lock = field(default_factory=threading.Lock)
@@ -193,8 +193,6 @@ class TrainingLoop:
 
     def publish_weights(self, version: Version) -> None:
         """Sends the last snapshot, `version`, and makes it the current version."""
-        if self.config.evaluates(self.version.step):
-            self.writing.wait()  # its evaluation begins with its checkpoint, and the next lines wait for that
         if self.version.incarnation:
             self.before_publish(self.version, self._check)
         self.sender.send(version, lambda version: self._point(version=version))
@@ -211,15 +209,20 @@ class TrainingLoop:
             self.store.publish_version(self.lease, self.version, str(self.exported or self.learner.model_path))
 
     def persist(self) -> None:
-        """Begins a checkpoint if one is due.
+        """Begins a checkpoint if one is due, else to keep the weights if the step is evaluated.
 
         The archive is made durable first: a step with a checkpoint is never replayed, so nothing would write its file
-        again. Every evaluated step has a checkpoint, so that the best one can be kept.
+        again. The best weights can be exported because those of every evaluated step are written. A replay leaves the
+        weights of a step alone that were evaluated already: the score is theirs.
         """
-        step = self.learner.step
-        due = step % self.config.checkpoint.every == 0 or step == self.config.steps or self.config.evaluates(step)
+        step, adapters = self.learner.step, self.config.learner.lora.rank > 0
+        evaluates = self.config.evaluates(step)
+        # An export has the adapters themselves too, which are in the state. It is hardly larger than the weights.
+        due = step % self.config.checkpoint.every == 0 or step == self.config.steps or (evaluates and adapters)
         if due or (not self.writing.busy and not self.retirement.pending and self.store.crowded()):
             self._make_durable()
+        elif evaluates and self.store.evaluated() < step:
+            self._keep_weights()
 
     def _leave(self) -> None:
         """Makes a checkpoint of the published step if it has none.
@@ -243,11 +246,31 @@ class TrainingLoop:
         saved = self.learner.save(self._written(partial(self.checkpoints.draft, position.step)))
         self.writing.start(partial(self._finish, position, packed, saved, started))
 
-    def _finish(self, position: Position, packed: Packed, saved: Future[object], started: float) -> None:
+    def _keep_weights(self) -> None:
+        """Writes the published weights alongside the loop."""
+        self.writing.wait()
+        packed = self.sender.packed
+        assert packed is not None
+        self.writing.start(partial(self._finish_weights, self.position, packed))
+
+    def _finish_weights(self, position: Position, packed: Packed) -> None:
+        """Makes the weights durable."""
+        self._written(partial(self.checkpoints.draft, position.step))
+        digests = self._export_draft(position.step, packed)
+        folder = self._written(partial(self.checkpoints.commit_weights, position, digests))
+        log.info("weights written", step=position.step)
+        self._point(exported=folder / EXPORT)
+
+    def _export_draft(self, step: int, packed: Packed) -> dict[str, str]:
+        """Writes weights into the draft of a step. Returns path below it -> digest."""
+        digests = self.export(self.checkpoints.drafted(step) / EXPORT, packed)
+        return {f"{EXPORT}/{name}": digest for name, digest in digests.items()}
+
+    def _finish(self, position: Position, packed: Packed, saved: Future[dict[str, str]], started: float) -> None:
         """Makes the checkpoint durable, then retires its episodes, unless an object store has yet to get it."""
-        self.export(self.checkpoints.drafted(position.step) / EXPORT, packed)
-        saved.result(self.config.learner.collective_s)
-        folder = self._written(partial(self.checkpoints.commit, position))
+        digests = self._export_draft(position.step, packed)
+        digests |= saved.result(self.config.learner.collective_s)
+        folder = self._written(partial(self.checkpoints.commit, position, digests))
         log.info("checkpoint written", step=position.step, seconds=time.monotonic() - started)
         self.observer.checkpointed(time.time())
         self._point(exported=folder / EXPORT)
@@ -263,11 +286,14 @@ class TrainingLoop:
             self.fence()
             self.retirement.retire()
 
-    def export(self, folder: Path, packed: Packed | None = None) -> None:
-        """Writes `packed`, or the published weights, into a folder that transformers and vLLM load."""
+    def export(self, folder: Path, packed: Packed | None = None) -> dict[str, str]:
+        """Writes `packed`, or the published weights, into a folder that transformers and vLLM load.
+
+        Returns what write_export does.
+        """
         packed = packed or self.sender.packed
         assert packed is not None
-        self._written(partial(self.learner.write, folder, unpack(packed.manifest, packed.buffer)))
+        return self._written(partial(self.learner.write, folder, unpack(packed.manifest, packed.buffer)))
 
     def _written(self, write: Callable[[], Any]) -> Any:
         """Returns the result of `write`, once the disk has room. Another learner may begin meanwhile: LeaseLost."""

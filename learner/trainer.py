@@ -76,7 +76,7 @@ class Learner:
         self.gang = gang
         self.step = 0
         """Learner steps that the weights have taken."""
-        self._saving: Future[object] | None = None
+        self._saving: Future[dict[str, str]] | None = None
         self._copy = HostCopy()
         needs_critic = estimator(section.credit.estimator).needs_critic
         policy, weights = empty_policy(model_path)
@@ -168,11 +168,11 @@ class Learner:
         self.gang.send_command("unpark")
         self._parking.unpark()
 
-    def save(self, folder: Path) -> Future[object]:
+    def save(self, folder: Path) -> Future[dict[str, str]]:
         """Begins to write models, optimizers, random state and step into an existing folder that all ranks see.
 
         Returns once all is copied to host memory, so that training may go on. The future is done when every rank has
-        written its part; any thread may wait for it.
+        written its part, and has the digests of the files, by name. Any thread may wait for it.
         """
         self.gang.send_command("save", folder)
         return self.save_part(folder)
@@ -186,11 +186,14 @@ class Learner:
         """Writes weights in the sampler's dtype, config and tokenizer into a folder that transformers and vLLM load."""
         self.write(folder, {name: tensor.contiguous() for name, tensor in self.state_dict_for_sampler()})
 
-    def write(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
-        """Writes the same folder as `export`, with tensors from state_dict_for_sampler. Any thread may call it."""
+    def write(self, folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, str]:
+        """Writes the same folder as `export`, with tensors from state_dict_for_sampler. Any thread may call it.
+
+        Returns what write_export does.
+        """
         tied = self.policy.tied_names()
-        write_export(folder, {name: tensor for name, tensor in tensors.items() if name not in tied},
-                     like=self.model_path, dtype=self.config.model.dtype)
+        return write_export(folder, {name: tensor for name, tensor in tensors.items() if name not in tied},
+                            like=self.model_path, dtype=self.config.model.dtype)
 
     def follow(self) -> None:
         """Does this rank's part of each command until rank 0 leaves. Called on ranks above 0."""
@@ -205,7 +208,7 @@ class Learner:
         if self._saving is not None:
             self._saving.result(self.config.learner.collective_s)
 
-    def save_part(self, folder: Path) -> Future[object]:
+    def save_part(self, folder: Path) -> Future[dict[str, str]]:
         """Saves as `save` does, but without a command from rank 0: in a cold start all ranks call it."""
         if self._saving is not None:
             self._saving.result(self.config.learner.collective_s)  # an error of this rank, which all others have too

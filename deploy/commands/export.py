@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     run = find_run(args.run_folder)
     step, model, hold = held_checkpoint(run, args.which)
     with hold or nullcontext():
-        Checkpoints(model.parents[1], keep=1).check(step)
+        Checkpoints(model.parents[1], keep=1).check_weights(step)
         export(run, step, model, args.out)
     told = {"step": step, "path": str(args.out)} | ({"url": push(args.out, args.push)} if args.push else {})
     print(json.dumps(told) if args.json else f"step {step} is in {args.out}{' and at ' if args.push else ''}"

@@ -15,7 +15,7 @@ import shutil
 import socket
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +24,7 @@ from typing import BinaryIO
 import msgspec
 
 from deploy.runs.folder import FETCHING, LOCK, RunFolder
-from learner.checkpoints.checkpoint import Checkpoints
+from learner.checkpoints.checkpoint import STATE, WEIGHTS, Checkpoints
 from learner.checkpoints.mirrored import MIRROR, MirrorState
 from rollout.engine.weights_file import MARK
 from services.config.tree import Config
@@ -36,6 +36,7 @@ from services.telemetry.logs import NODES
 OWNER = "owner.json"
 POINTERS = ("checkpoints/latest.json", "checkpoints/best.json")
 META = "meta.json"
+KEPT = (f"checkpoints/{STATE}-", f"checkpoints/{WEIGHTS}-")
 LAST = ("sft.json", "config.json", "run.json")
 """Files that say that what they stand for is whole. They are uploaded after all others, in this order."""
 STAYS = frozenset({LOCK, FETCHING, MIRROR, "redis", "log.jsonl", NODES, "stage.json", "checkpoints"})
@@ -66,16 +67,16 @@ class Mirror:
         StoreAway if the store fails, and OSError if the folder does.
         """
         pointers = {name: read_bounded(path) for name in POINTERS if (path := self._folder / name).exists()}
-        newest, steps = self._checkpoints.latest(), self._checkpoints.steps()
+        newest, kept = self._checkpoints.latest(), self._checkpoints.folders()
         self.failing = {name: since for name, since in self.failing.items() if (self._folder / name).exists()}
         self._send(_files(self._folder))
-        for step in steps:
-            self._send_checkpoint(self._checkpoints.folder(step))
+        for folder in kept:
+            self._send_checkpoint(folder)
         self._fence()
         with attributed():
             for name, data in pointers.items():
                 self._remote.write(name, data)
-        self._drop_all_but(steps)
+        self._drop_all_but({folder.name for folder in kept})
         self._state.step = newest.step if newest else 0
         _keep(self._folder, self._state)
 
@@ -88,10 +89,10 @@ class Mirror:
         self._send([path for path in files if path != meta])
         self._send([meta])
 
-    def _drop_all_but(self, steps: Sequence[int]) -> None:
+    def _drop_all_but(self, kept: Collection[str]) -> None:
         """Deletes the checkpoints that the folder no longer had, and models and summary of a shorter run: first what
-        says that they are whole. `steps`: those that were sent. A folder that is away by now has none."""
-        kept, run = {self._checkpoints.folder(step).name for step in steps}, RunFolder(self._folder)
+        says that they are whole. `kept`: the names of those that were sent. A folder that is away by now has none."""
+        run = RunFolder(self._folder)
         gone = {one.name for one in (run.trained_model, run.more_model, run.summary) if not one.exists()}
         gone = gone if run.config_file.exists() else set[str]()  # the folder itself is away
         with attributed():
@@ -191,7 +192,7 @@ def fetch(remote: ObjectFolder, folder: Path, state: MirrorState) -> None:
     """
     with explained(remote.url):
         sizes = remote.sizes()
-    torn = {name.split("/")[1] for name in sizes if name.startswith("checkpoints/step-")} - {
+    torn = {name.split("/")[1] for name in sizes if name.startswith(KEPT)} - {
         name.split("/")[1] for name in sizes if name.endswith(f"/{META}")}
     names = [name for name in sizes if name != OWNER and not (
         name.startswith("checkpoints/") and name.split("/")[1] in torn)]

@@ -94,22 +94,23 @@ def find_checkpoint(run: RunFolder, which: str) -> tuple[int, Path]:
     checkpoints = _checkpoints(run)
     if checkpoints is None:
         raise UserError(f"{run.path} has no checkpoints", "give a run after its first checkpoint")
-    steps, latest = checkpoints.steps(), checkpoints.latest()
+    steps, latest = checkpoints.weights_steps(), checkpoints.latest()
     named = {"latest": None if latest is None else latest.step, "best": checkpoints.best()}
     step = named[which] if which in named else int(which) if which.isdecimal() else None
     if step not in steps:
         names = ", ".join(name for name, found in named.items() if found in steps)
         raise UserError(f"there is no checkpoint {which!r}",
                         f"use {names} or one of the steps kept: {', '.join(map(str, steps))}")
-    return step, checkpoints.folder(step) / EXPORT
+    return step, checkpoints.weights_folder(step) / EXPORT
 
 
 def _checkpoints(run: RunFolder) -> Checkpoints | None:
-    """Returns the checkpoints of a run, or None before the first. Training makes their folder when it starts."""
+    """Returns the checkpoints and weights of a run, or None before the first. Training makes their folder when it
+    starts."""
     from learner.checkpoints.checkpoint import Checkpoints
 
     root = run.path / "checkpoints"
-    return found if root.is_dir() and (found := Checkpoints(root, keep=1)).steps() else None
+    return found if root.is_dir() and (found := Checkpoints(root, keep=1)).weights_steps() else None
 
 
 def _weights_name(run: RunFolder, step: int | None) -> str:
@@ -118,7 +119,9 @@ def _weights_name(run: RunFolder, step: int | None) -> str:
 
 
 def _newest_step(run: RunFolder) -> int | None:
-    return None if _checkpoints(run) is None else find_checkpoint(run, "latest")[0]
+    checkpoints = _checkpoints(run)
+    newest = None if checkpoints is None else checkpoints.latest()
+    return None if newest is None else newest.step
 
 
 def resolve(path: Path, config_file: str | None, settings: Mapping[str, object | None],

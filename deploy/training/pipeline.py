@@ -64,10 +64,13 @@ class TrainingRun:
     skip_step: int | None = None
     """The learner step whose groups are left out, because it cannot be trained."""
     _durable: LastValue[int] = field(init=False)
+    _kept: LastValue[list[int]] = field(init=False)
 
     def __post_init__(self) -> None:
         durable = LastValue(self._read_durable_step, seconds=self.config.learner.collective_s)
         object.__setattr__(self, "_durable", durable)
+        kept = LastValue(lambda: self._checkpoints().weights_steps(), seconds=self.config.learner.collective_s)
+        object.__setattr__(self, "_kept", kept)
 
     def execute(self) -> list[str]:
         """Runs all stages. Returns the lines to print at the end."""
@@ -92,11 +95,17 @@ class TrainingRun:
                 life = replace(self, skip_step=None)
 
     def _settle(self) -> None:
-        """Drops the evaluations of lost weights: RL continues from the newest complete checkpoint."""
-        if not self.rl_is_done():
-            wait_s = self.config.learner.collective_s
-            found = self._checkpoints().newest_whole(wait_s=wait_s)
-            drop_rows(self.folder.evaluations, after_step=found.step if found else 0, wait_s=wait_s)
+        """Drops the evaluations after the newest complete checkpoint, from which RL continues: their steps are taken
+        again. The best step is then the best of the evaluations that stay."""
+        if self.rl_is_done():
+            return
+        wait_s, checkpoints = self.config.learner.collective_s, self._checkpoints()
+        newest = checkpoints.newest_whole(wait_s=wait_s)
+        step = newest.step if newest else 0
+        drop_rows(self.folder.evaluations, after_step=step, wait_s=wait_s)
+        if (checkpoints.best() or 0) > step:
+            checkpoints.choose_best((row["step"], row["success_rate"], evaluation_kind(row))
+                                    for row in read_evaluations(self.folder.evaluations) if on_curve(row["label"]))
 
     def _run(self, cold: Path) -> None:
         self.progress.stage("starting Redis, Ray and the environment servers")
@@ -158,7 +167,7 @@ class TrainingRun:
         return Controller(
             config=self.config, store=parts.store, lease=lease, supervisor=parts.supervisor,
             tickets=TrainTickets(config=self.config, tasks=TaskStream(self.task_sets.train, self.config.seed)),
-            request=self.evaluation_of, telemetry=telemetry,
+            request=self.evaluation_of, weights_kept=self.weights_kept, telemetry=telemetry,
             hooks=Hooks(note=self.progress.note, evaluated=evaluated, task_type=self.task_sets.environment.task_type,
                         tick=tick, dropped=archive.write_dropped, playing=loading.after(self.progress.playing),
                         waits=self.progress.waits),
@@ -175,7 +184,7 @@ class TrainingRun:
         self.progress.evaluation(summary)
 
     def _keep_score(self, summary: dict[str, Any]) -> None:
-        if on_curve(summary["label"]) and summary["step"]:  # step 0 is the cold start: it has no checkpoint
+        if on_curve(summary["label"]) and summary["step"]:  # step 0 is the cold start, which is kept anyway
             self._checkpoints().record_score(summary["step"], summary["success_rate"], evaluation_kind(summary))
         append_row(self.folder.evaluations, summary)
 
@@ -199,15 +208,17 @@ class TrainingRun:
         warn()
 
     def evaluation_of(self, version: Version) -> EvalRequest | None:
-        """Returns the learning curve's evaluation of a version if it is due, else None.
-
-        It is due every eval.every steps and after the last step, once the checkpoint that gets the score is written.
-        """
-        if not self.config.evaluates(version.step) or version.step > self._durable.now():
+        """Returns the learning curve's evaluation of a version if it is due, else None: it is due every eval.every
+        steps and after the last step."""
+        if not self.config.evaluates(version.step):
             return None
         return EvalRequest(label=curve_label(version.step), version=version, split=self.task_sets.validation_split,
                            tasks=self.task_sets.validation, temperature=self.config.eval.temperature,
                            seed=self.config.seed, max_steps=self.config.env.max_steps)
+
+    def weights_kept(self, version: Version) -> bool:
+        """Whether the weights of a version are on disk. Those of step 0 are the cold start."""
+        return not version.step or version.step in self._kept.now()
 
     def rl_is_done(self) -> bool:
         """Whether all steps are taken, the trained model is exported, and the last step is evaluated if it must be."""

@@ -87,7 +87,7 @@ def _samples(folder: RunFolder) -> tuple[list[StepTimes], list[float]]:
         before = row["step"] - 1
         if not all(_is_time(row[f"seconds/{phase}"]) for phase in (*TRAINING, "wait", "publish", "checkpoint")):
             continue  # a line of another version, or a damaged one
-        if before and (before % config.checkpoint.every == 0 or config.evaluates(before)):
+        if before and before % config.checkpoint.every == 0:
             checkpoints.append(row["seconds/checkpoint"])  # it is in the row of the step after it
         if not before or config.evaluates(before) or row["step"] not in played:
             continue

@@ -196,7 +196,7 @@ class Simulation:
         self._step += 1
         evaluated = self.config.evaluates(self._step)
         self._published(evaluated=False)
-        due = evaluated or self._step % self.config.checkpoint.every == 0
+        due = self._step % self.config.checkpoint.every == 0
         self._at(self.now + (self.figures.checkpoint if due else 0.0), lambda: self._durable(evaluated=evaluated))
 
     def _published(self, *, evaluated: bool) -> None:

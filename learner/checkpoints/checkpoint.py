@@ -1,5 +1,8 @@
 """Checkpoints on disk: `step-00000012/` with the sharded state, `hf/` and `meta.json`; `latest.json` names the newest.
 
+An evaluated step without a checkpoint has `weights-00000011/` with `hf/` and `meta.json` alone: enough to export it if
+it is the best one, and a fraction of the bytes. A run never continues from it.
+
 A checkpoint is durable before it is visible: everything is written into a temporary folder, synced and renamed, and
 only then the pointer is replaced, atomically. After a crash at any point the previous checkpoint remains valid.
 
@@ -13,6 +16,7 @@ import contextlib
 import fcntl
 import re
 import shutil
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -31,7 +35,8 @@ PICKLED = 1
 EXPORT = "hf"
 HELD_BY = "config.json"
 """The file of an export that is locked while somebody plays by the checkpoint."""
-_FOLDER = re.compile(r"step-(\d{8,12})")
+STATE, WEIGHTS = "step", "weights"
+"""First word of a folder's name: a checkpoint, or the weights of an evaluated step alone."""
 log = get_logger("checkpoints")
 
 
@@ -67,10 +72,10 @@ class _Best(_Pointer, frozen=True, kw_only=True):
 _Found = TypeVar("_Found", bound=_Pointer)
 
 
-def steps_in(root: Path) -> list[int]:
+def steps_in(root: Path, kind: str = STATE) -> list[int]:
     """Returns the steps of all checkpoints in a folder, oldest first; [] if there is no such folder."""
-    found = (_FOLDER.fullmatch(path.name) for path in root.glob("step-*"))
-    return sorted(int(match[1]) for match in found if match)
+    matches = (re.fullmatch(rf"{kind}-(\d{{8,12}})", path.name) for path in root.glob(f"{kind}-*"))
+    return sorted(int(match[1]) for match in matches if match)
 
 
 def hold(folder: Path) -> BinaryIO:
@@ -114,7 +119,15 @@ class Checkpoints:
 
     def folder(self, step: int) -> Path:
         """Returns the folder of a step's checkpoint, whether it exists or not."""
-        return self.root / f"step-{step:08d}"
+        return self.root / f"{STATE}-{step:08d}"
+
+    def weights_folder(self, step: int) -> Path:
+        """Returns the folder with the weights of a step: that of its checkpoint if it has one. It may not exist."""
+        folder = self.folder(step)
+        return folder if folder.exists() else self._weights_alone(step)
+
+    def _weights_alone(self, step: int) -> Path:
+        return self.root / f"{WEIGHTS}-{step:08d}"
 
     def written(self, step: int) -> float:
         """Returns the Unix time at which the checkpoint of a step was made."""
@@ -164,7 +177,13 @@ class Checkpoints:
 
     def check(self, step: int) -> Position:
         """Raises Damaged if a file of the checkpoint is not as it was written, UserError for an old format."""
-        folder = self.folder(step)
+        return self._check(self.folder(step), step)
+
+    def check_weights(self, step: int) -> None:
+        """Raises as `check` does, for the folder with the weights of the step."""
+        self._check(self.weights_folder(step), step)
+
+    def _check(self, folder: Path, step: int) -> Position:
         meta = self._read(folder)
         if meta.format == PICKLED:
             raise UserError(f"{folder} was written by an older gagpo, in a format that runs code when it is loaded",
@@ -175,7 +194,7 @@ class Checkpoints:
         return meta.position
 
     def drafted(self, step: int) -> Path:
-        """Returns the temporary folder in which the checkpoint of a step is written."""
+        """Returns the temporary folder in which the checkpoint of a step, or its weights alone, are written."""
         return self.root / f".tmp-{self.folder(step).name}"
 
     def draft(self, step: int) -> Path:
@@ -185,45 +204,76 @@ class Checkpoints:
         self.drafted(step).mkdir()
         return self.drafted(step)
 
-    def commit(self, position: Position) -> Path:
+    def commit(self, position: Position, digests: Mapping[str, str] | None = None) -> Path:
         """Makes the draft of this step durable and the newest checkpoint. Returns its path.
 
-        Raises OSError, for example because the disk is full, and can then be called again.
+        `digests`: path below the draft -> digest of files that were hashed while they were written; the others are
+        read again. Raises OSError, for example because the disk is full, and can then be called again.
         """
         final = self.folder(position.step)
-        if self.drafted(position.step).exists() or not final.exists():  # else an earlier call got as far as its rename
-            self._seal(position, final)
-        sync(self.root)
+        self._seal(position, final, digests)
         self._write("latest.json", _Pointer(step=position.step))
         self._retain(position.step)
         return final
 
-    def _seal(self, position: Position, final: Path) -> None:
+    def commit_weights(self, position: Position, digests: Mapping[str, str] | None = None) -> Path:
+        """Makes the draft of this step durable as weights without a state: no run continues from them. Otherwise as
+        `commit`."""
+        final = self._weights_alone(position.step)
+        self._seal(position, final, digests)
+        newest = max(self.steps(), default=0)
+        self._remove(self._weights_alone(step) for step in self._weights_steps()
+                     if newest < step < position.step and step != self.best())
+        return final
+
+    def _seal(self, position: Position, final: Path, digests: Mapping[str, str] | None) -> None:
+        """Gives the draft its name once it is durable."""
         temporary = self.drafted(position.step)
-        (temporary / META).write_bytes(
-            msgspec.json.encode(_Meta(format=FORMAT, position=position, files=facts_of(temporary))))
-        sync_tree(temporary)
-        # A replayed step: the pointer names an older step, or this step's first checkpoint.
-        twin = self._aside(final) if final.exists() else None
-        temporary.rename(final)
-        if twin is not None:
-            shutil.rmtree(twin)
+        if temporary.exists() or not final.exists():  # else an earlier call got as far as its rename
+            (temporary / META).write_bytes(msgspec.json.encode(
+                _Meta(format=FORMAT, position=position, files=facts_of(temporary, digests))))
+            sync_tree(temporary)
+            # A replayed step: the pointer names an older step, or this step's first checkpoint.
+            twin = self._aside(final) if final.exists() else None
+            temporary.rename(final)
+            if twin is not None:
+                shutil.rmtree(twin)
+        sync(self.root)
 
     def record_score(self, step: int, score: float, measure: tuple[str, float] | None = None) -> None:
-        """Records the score of `step`. The best checkpoint is kept beside the newest; of equal scores, the earlier one.
+        """Records the score of `step`. The best weights are kept alongside the newest; of equal scores, the earlier.
 
         Scores of another `measure` (split and temperature) do not compare: a run that goes on with another one has its
         best from then on. A score whose measure is not known (None) compares with all.
-        A second score of the best step takes the place of its first one: the step was taken again, because its
-        checkpoint was damaged, and has other weights. Raises LearnerFault if `step` has no checkpoint: nobody would
-        have the weights of that score.
+        A second score of the best step takes the place of its first one: the step was taken again, and may have other
+        weights. Raises LearnerFault if the weights of `step` are not kept: nobody would have those of that score.
         """
-        if not self.folder(step).exists():
-            raise LearnerFault(f"step {step} was evaluated, and its checkpoint is not in {self.root}")
-        best = self._pointer("best.json", _Best)
-        comparable = best is not None and best.measure in (None, measure) and self.folder(best.step).exists()
-        if best is None or not comparable or score > best.score or best.step == step:
-            self._write("best.json", _Best(step=step, score=score, measure=measure))
+        if not self.weights_folder(step).exists():
+            raise LearnerFault(f"step {step} was evaluated, and its weights are not in {self.root}")
+        best, new = self._pointer("best.json", _Best), _Best(step=step, score=score, measure=measure)
+        if self._is_better(new, best):
+            self._write("best.json", new)
+
+    def choose_best(self, scores: Iterable[tuple[int, float, tuple[str, float] | None]]) -> None:
+        """Chooses the best step anew, because the run goes back to a step before it.
+
+        `scores`: step, score and measure, in the order in which they were recorded. Steps whose weights are gone are
+        left out.
+        """
+        best, kept = None, self.weights_steps()
+        for step, score, measure in scores:
+            new = _Best(step=step, score=score, measure=measure)
+            if step in kept and self._is_better(new, best):
+                best = new
+        if best is None:
+            (self.root / "best.json").unlink(missing_ok=True)
+        else:
+            self._write("best.json", best)
+
+    def _is_better(self, new: _Best, best: _Best | None) -> bool:
+        if best is None or best.measure not in (None, new.measure) or not self.weights_folder(best.step).exists():
+            return True
+        return new.score > best.score or new.step == best.step
 
     def best(self) -> int | None:
         """Returns the step of the best evaluated checkpoint, or None."""
@@ -233,6 +283,17 @@ class Checkpoints:
     def steps(self) -> list[int]:
         """Returns the steps of all checkpoints that are kept, oldest first."""
         return steps_in(self.root)
+
+    def weights_steps(self) -> list[int]:
+        """Returns the steps whose weights are kept, with a checkpoint or without one, oldest first."""
+        return sorted({*self.steps(), *self._weights_steps()})
+
+    def _weights_steps(self) -> list[int]:
+        return steps_in(self.root, WEIGHTS)
+
+    def folders(self) -> list[Path]:
+        """Returns the folders of all checkpoints and weights that are kept."""
+        return [*map(self.folder, self.steps()), *map(self._weights_alone, self._weights_steps())]
 
     def _newest_first(self) -> list[int]:
         """Returns the steps up to the one that latest.json names, or all if that one does not exist."""
@@ -266,11 +327,21 @@ class Checkpoints:
             return None
 
     def _retain(self, newest: int) -> None:
-        older = [step for step in self.steps() if step <= newest]
-        keep = {*older[-self.keep:], self.best()}
-        for step in self.steps():
-            if step not in keep and not _is_held(self.folder(step)):
-                shutil.rmtree(self._aside(self.folder(step)))
+        """Removes what the checkpoint of step `newest` makes unnecessary.
+
+        A run that goes back goes back to this checkpoint, so the weights that are the best now stay until the next one,
+        also if a later step is better.
+        """
+        steps, best = self.steps(), self.best()
+        keep = {*[step for step in steps if step <= newest][-self.keep:], best}
+        self._remove(self.folder(step) for step in steps if step not in keep)
+        self._remove(self._weights_alone(step) for step in self._weights_steps()
+                     if step in steps or (step <= newest and step != best))
+
+    def _remove(self, folders: Iterable[Path]) -> None:
+        for folder in folders:
+            if not _is_held(folder):
+                shutil.rmtree(self._aside(folder))
 
     def _aside(self, checkpoint: Path) -> Path:
         """Renames a checkpoint that is to be deleted, and returns its new path. A crash while it is deleted leaves no

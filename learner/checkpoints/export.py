@@ -9,15 +9,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
+from learner.checkpoints.file_facts import HashedFile
 from services.files import open_as_folder, read_json, sync_tree, write_whole
 
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab.json", "merges.txt", "added_tokens.json",
                    "chat_template*")
 GENERATION = "generation_config.json"
+MODEL = "model.safetensors"
+DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+"""dtype of weights -> its name in a safetensors header."""
 
 
 @contextmanager
@@ -34,15 +38,15 @@ def disk_errors() -> Iterator[None]:
         raise
 
 
-def write_export(folder: Path, tensors: Mapping[str, Tensor], *, like: Path, dtype: str) -> None:
+def write_export(folder: Path, tensors: Mapping[str, Tensor], *, like: Path, dtype: str) -> dict[str, str]:
     """Writes the weights, with config and tokenizer of the model folder `like`. `dtype` is that of the weights.
 
-    A tied head is left out, as such a file has it. The generation config keeps its special tokens alone. Takes no part
-    in collectives, so any thread may call it. Raises OSError, and can then be called again.
+    Returns file name -> digest of the file that holds the weights, which is too large to be read again for it. A tied
+    head is left out, as such a file has it. The generation config keeps its special tokens alone. Takes no part in
+    collectives, so any thread may call it. Raises OSError, and can then be called again.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with disk_errors():
-        save_file(dict(tensors), folder / "model.safetensors", metadata={"format": "pt"})
+    digest = write_safetensors(folder / MODEL, tensors)
     for pattern in TOKENIZER_FILES:
         for path in like.glob(pattern):
             shutil.copyfile(path, folder / path.name)
@@ -54,6 +58,24 @@ def write_export(folder: Path, tensors: Mapping[str, Tensor], *, like: Path, dty
     sync_tree(folder)
     write_whole(folder / "config.json", json.dumps(architecture, indent=2) + "\n")  # last: marks it as complete
     open_as_folder(folder)
+    return {MODEL: digest}
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
+    """Writes CPU tensors as safetensors.torch.save_file does, to the byte if all have one dtype. Returns the digest of
+    the file. Raises OSError."""
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
+    header, end = dict[str, object](__metadata__={"format": "pt"}), 0
+    for name, tensor in ordered:
+        begin, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the data begins at a multiple of 8
+    with HashedFile(path) as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, tensor in ordered:
+            file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return file.digest
 
 
 def special_tokens(folder: Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import stat
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -14,6 +15,7 @@ from services.files import Damaged
 
 META = "meta.json"
 """The file that holds the facts of the others."""
+DIGEST_BYTES = 16
 
 
 class FileFacts(msgspec.Struct, frozen=True):
@@ -23,10 +25,51 @@ class FileFacts(msgspec.Struct, frozen=True):
     blake2b: str
 
 
-def facts_of(folder: Path) -> dict[str, FileFacts]:
-    """Returns path below `folder` -> facts of all files except META. Raises OSError."""
-    sizes = _listing(folder)
-    return {name: FileFacts(sizes[name], digest) for name, digest in digests(folder, list(sizes)).items()}
+class HashedFile:
+    """A file that hashes what is written to it, in a second thread. Use it as a context manager.
+
+    A large file is neither read again for its digest, nor does writing it take as long as both: `write` returns once
+    the slower of the two is done.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb")
+        self._hash = hashlib.blake2b(digest_size=DIGEST_BYTES)
+        self._thread = ThreadPoolExecutor(1)
+
+    def __enter__(self) -> HashedFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.shutdown()
+        self._file.close()
+
+    def write(self, data: bytes | memoryview) -> int:
+        """Writes and hashes all of `data`. Raises OSError; the file is then of no use."""
+        hashed = self._thread.submit(self._hash.update, data)
+        try:
+            return self._file.write(data)
+        finally:
+            hashed.result()
+
+    @property
+    def digest(self) -> str:
+        """The digest of what was written so far, as FileFacts has it."""
+        return self._hash.hexdigest()
+
+    def __getattr__(self, name: str) -> Any:
+        """Any other method of the file, such as tell, fileno and close, which do not change its content."""
+        return getattr(self._file, name)
+
+
+def facts_of(folder: Path, known: Mapping[str, str] | None = None) -> dict[str, FileFacts]:
+    """Returns path below `folder` -> facts of all files except META. Raises OSError.
+
+    `known`: the digests of files that were hashed while they were written. Only the others are read.
+    """
+    sizes, known = _listing(folder), known or {}
+    read = digests(folder, [name for name in sizes if name not in known])
+    return {name: FileFacts(size, known.get(name) or read[name]) for name, size in sizes.items()}
 
 
 def check_facts(folder: Path, files: Mapping[str, FileFacts]) -> None:
@@ -44,7 +87,7 @@ def digests(folder: Path, names: Sequence[str]) -> dict[str, str]:
     """Returns name -> digest. Reads four files at a time, so that shards of large models use the disk's full speed."""
     def digest(name: str) -> str:
         with (folder / name).open("rb") as file:
-            return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+            return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=DIGEST_BYTES)).hexdigest()
 
     with ThreadPoolExecutor(4) as threads:
         return dict(zip(names, threads.map(digest, names), strict=True))

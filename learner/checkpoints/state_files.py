@@ -9,9 +9,12 @@ optimizer has (its rates, its betas) comes from the config.
 
 from __future__ import annotations
 
+import io
+import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -20,18 +23,37 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future as TorchFuture
 
+from learner.checkpoints.file_facts import HashedFile
 from learner.checkpoints.staging import HostCopy
 from learner.model.memory import WRITTEN_AT_ONCE
 from services.errors import LearnerFault
 from services.patience import while_folder_away
+
+
+class _HashingFileSystem(FileSystem):
+    """Hashes each file while it is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.digests: dict[str, str] = {}
+        """File name -> digest."""
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[io.IOBase]:
+        """Opens a file for writing."""
+        assert mode == "wb", "a state is only written"
+        with HashedFile(Path(path)) as file:
+            yield cast("io.IOBase", file)
+        self.digests[Path(path).name] = file.digest
 
 
 class PatientWriter(HuggingFaceStorageWriter):
@@ -43,6 +65,9 @@ class PatientWriter(HuggingFaceStorageWriter):
     def __init__(self, folder: Path, wait_s: float) -> None:
         super().__init__(str(folder), save_distributed=True)
         self._wait_s = wait_s
+        self.fs = self._files = _HashingFileSystem()
+        self.digests: dict[str, str] = {}
+        """File name -> digest, of the files of all ranks. Filled on rank 0 once all have written."""
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Gives each tensor of each rank the number of its file."""
@@ -50,9 +75,18 @@ class PatientWriter(HuggingFaceStorageWriter):
                 for plan in super().prepare_global_plan(plans)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> TorchFuture[list[WriteResult]]:
-        """Raises DeadlineExceeded if the wait was too short."""
-        return while_folder_away(lambda: HuggingFaceStorageWriter.write_data(self, plan, planner),
-                                 seconds=self._wait_s, what=f"{self.path} could not be written")
+        """Returns one result for each tensor, with the digest of its file. Raises DeadlineExceeded if the wait was too
+        short."""
+        written = while_folder_away(lambda: HuggingFaceStorageWriter.write_data(self, plan, planner),
+                                    seconds=self._wait_s, what=f"{self.path} could not be written").wait()
+        results: TorchFuture[list[WriteResult]] = TorchFuture()
+        results.set_result([replace(one, storage_data=(file, self._files.digests[file]))
+                            for one in written for file in [one.storage_data.relative_path]])
+        return results
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:  # noqa: ARG002
+        """Takes the results of all ranks, on rank 0."""
+        self.digests = dict(one.storage_data for rank in results for one in rank)
 
 
 def _files(plan: SavePlan) -> dict[str, int]:
@@ -71,16 +105,26 @@ def _files(plan: SavePlan) -> dict[str, int]:
 
 
 def save_state(state: dict[str, Any], folder: Path, *, copy: HostCopy | None = None, group: ProcessGroup | None = None,
-               wait_s: float = 0.0) -> Future[object]:
+               wait_s: float = 0.0) -> Future[dict[str, str]]:
     """Copies the tensors of a nested state to host memory and begins to write them into a folder that all ranks see.
 
-    A collective. The future is done when all ranks have written. `copy`: the host memory of the last save, if it is to
-    be used again; that save must have ended. `group`: a gloo group for the writing threads alone, because collectives
-    of two threads may not meet in one group. `wait_s`: longest wait for a disk that is full.
+    A collective. The future is done when all ranks have written. On rank 0 it has the digest of each file, by name.
+    `copy`: the host memory of the last save, if it is to be used again; that save must have ended. `group`: a gloo
+    group for the writing threads alone, because collectives of two threads may not meet in one group. `wait_s`: longest
+    wait for a disk that is full.
     """
-    return cast("Future[object]", async_save(
-        _tensors(state), storage_writer=PatientWriter(folder, wait_s), async_stager=copy or HostCopy(),
-        process_group=group))
+    writer, digests = PatientWriter(folder, wait_s), Future[dict[str, str]]()
+
+    def finished(saving: Future[object]) -> None:
+        if error := saving.exception():
+            digests.set_exception(error)
+        else:
+            digests.set_result(writer.digests)
+
+    saving = cast("Future[object]", async_save(
+        _tensors(state), storage_writer=writer, async_stager=copy or HostCopy(), process_group=group))
+    saving.add_done_callback(finished)
+    return digests
 
 
 def load_state(state: dict[str, Any], folder: Path) -> None:

@@ -12,7 +12,7 @@ import math
 import re
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -120,9 +120,10 @@ class States:
             self._since = time.monotonic()
             return self._since - began
         with Background("writing a state of the cold start", deadline_s=self._wait_s) as writing:
-            writing.start(self._learner.save_part(draft).result)
+            saved = self._learner.save_part(draft)
+            writing.start(saved.result)
         if not rank:
-            self._patiently(partial(self._commit, draft, reached))
+            self._patiently(partial(self._commit, draft, reached, saved.result()))
         self._newest, self._since = reached.updates, time.monotonic()
         self._took = self._since - began
         return self._took
@@ -164,11 +165,12 @@ class States:
         if not self._short:
             self._short, self._begun = True, (time.time(), (line,))
 
-    def _commit(self, draft: Path, reached: Reached) -> None:
-        """Gives a draft its name once it is durable. Raises OSError, and can then be called again."""
+    def _commit(self, draft: Path, reached: Reached, saved: Mapping[str, str]) -> None:
+        """Gives a draft its name once it is durable. `saved`: file name -> digest. Raises OSError, and can then be
+        called again."""
         final = self._named(reached.updates)
         if draft.exists():
-            meta = {"order": self._digest, "files": facts_of(draft), **asdict(reached)}
+            meta = {"order": self._digest, "files": facts_of(draft, saved), **asdict(reached)}
             (draft / META).write_bytes(msgspec.json.encode(meta))
             sync_tree(draft)
             draft.rename(final)

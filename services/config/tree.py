@@ -210,9 +210,9 @@ class CheckpointSection(Section):
     """Learner state on disk."""
 
     every: int = Field(default=5, ge=1)
-    """Learner steps between checkpoints. Every evaluated step has a checkpoint too."""
+    """Learner steps between checkpoints. Of an evaluated step between two of them the weights alone are written."""
     keep: int = Field(default=2, ge=1)
-    """Number of newest checkpoints to keep. The best one by evaluation is kept too."""
+    """Number of newest checkpoints to keep. The best weights by evaluation are kept too."""
 
 
 class RaySection(Section):

@@ -4,6 +4,7 @@
     supervise                           the death of a member                         polling the members
     drop                                a ticket without attempts left                the store's list of failed groups
     evaluate                            a version that is due, then its episodes      the version pointer, ready groups
+                                        and its weights on disk
     issue                               issued - dropped < (trained steps + 1 + staleness) x groups_per_step
     watch                               any progress: a store count, a turn           the clock
 
@@ -70,6 +71,8 @@ class Controller:
     tickets: TrainTickets
     request: Callable[[Version], EvalRequest | None]
     hooks: Hooks
+    weights_kept: Callable[[Version], bool] = lambda _: True
+    """Whether the weights of a version are on disk, so that a score of theirs may be recorded."""
     clock: Callable[[], float] = time.monotonic
     telemetry: Telemetry = field(default_factory=Telemetry)
     _evaluation: Evaluation | None = None
@@ -171,7 +174,7 @@ class Controller:
     def _follow_back(self, step: int) -> None:
         """Forgets the evaluations after `step` if the learner has gone back to it: it takes those steps again.
 
-        Every evaluated step has a checkpoint, so it found one damaged, and its new weights are others.
+        It found a checkpoint damaged, or Redis has lost the groups of these steps, and its new weights are others.
         """
         if step >= self._eval_done or self.store.counts().last_step >= self._eval_done:
             return
@@ -181,6 +184,8 @@ class Controller:
 
     def evaluate(self) -> None:
         """Evaluates the version that is due. The learner publishes no other version until it is marked as evaluated.
+
+        The learner writes the weights meanwhile. The evaluation ends once they are on disk.
 
         If that learner dies and nobody has its weights, the evaluation begins anew with the next learner's version.
         """
@@ -195,7 +200,7 @@ class Controller:
             self._evaluation = Evaluation(self.store, self.lease, request, self.hooks.task_type)
             self._evaluation.issue()
         episodes = self._evaluation.collect()
-        if episodes is None:
+        if episodes is None or not self.weights_kept(self._evaluation.request.version):
             return
         self.finish_evaluation(self._evaluation, episodes)
         self._eval_done = self._evaluation.request.version.step

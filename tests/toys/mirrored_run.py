@@ -24,11 +24,12 @@ def a_run(config):
     return config.run_dir
 
 
-def commit(folder, step, text="weights"):
+def commit(folder, step, text="weights", *, alone=False):
     checkpoints = Checkpoints(folder / "checkpoints", keep=2)
     (checkpoints.draft(step) / "hf").mkdir()
     (checkpoints.drafted(step) / "hf" / "model").write_text(text)
-    checkpoints.commit(Position(step=step, incarnation=1, next_group=step, trained=step))
+    seal = checkpoints.commit_weights if alone else checkpoints.commit
+    seal(Position(step=step, incarnation=1, next_group=step, trained=step))
 
 
 def stored(tmp_path):

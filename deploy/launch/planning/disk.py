@@ -11,13 +11,16 @@ from services.units import GIB
 
 def checkpoint_bytes(config: Config) -> int:
     """Returns the most bytes that all checkpoints of a run take at once: the newest ones, the best one, and the draft
-    of the next. Each has the trained weights and their two moments in float32, and an export. More cold start on the
-    learner's ranks adds two states."""
+    of the next. Each has the trained weights and their two moments in float32, and an export. Evaluated steps without a
+    checkpoint add two exports: the best one, and the one that is evaluated. More cold start on the learner's ranks adds
+    two states."""
     shape = model_shape(config.model)
     training = planned_training(config, shape, None)
     trained = (training.adapters or shape.parameters) + (shape.parameters if training.critic else 0)
     states = 2 if config.sft.enabled and config.eval.compare_cold_start and config.imitates_on_ranks else 0
-    return (config.checkpoint.keep + 2) * (12 * trained + sampler_bytes(config, shape)) + states * 12 * trained
+    alone = 2 if config.eval.every % config.checkpoint.every and not config.learner.lora.rank else 0
+    full = config.checkpoint.keep + 2
+    return (full + states) * 12 * trained + (full + alone) * sampler_bytes(config, shape)
 
 
 def short_of_disk(config: Config) -> list[str]:

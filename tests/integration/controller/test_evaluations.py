@@ -48,6 +48,22 @@ def test_an_evaluation_is_played_at_its_version_and_then_marked(world):
     assert run.store.ready("eval") == []
 
 
+def test_an_evaluation_ends_once_its_weights_are_on_disk(world):
+    """Its games are played while the learner writes them."""
+    run, on_disk = world(), []
+    controller = run.controller()
+    controller.weights_kept = on_disk.__contains__
+    version = run.publish(0)
+    controller.tick()
+    run.play()
+    controller.tick()
+    assert (run.results, run.store.evaluated()) == ([], -1)
+    on_disk.append(version)
+    controller.tick()
+    ((summary, episodes),) = run.results
+    assert (summary["version"], len(episodes), run.store.evaluated()) == (version.short, 4, 0)
+
+
 def test_steps_that_are_not_due_are_not_evaluated(world):
     """Steps 0, 2 and 4 are evaluated, each at the version of its step."""
     run = world()

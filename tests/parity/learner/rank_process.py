@@ -30,6 +30,7 @@ from learner_tiny import (
 )
 
 from learner import step
+from learner.checkpoints.file_facts import digests
 from learner.cold_start import states
 from learner.cold_start.rank_training import imitator, train_on_ranks
 from learner.cold_start.sft import Budget, Order
@@ -71,7 +72,7 @@ def lead(learner, out):
     torch.save({"weights": weights(learner), "metrics": [r.metrics for r in reports],
                 "advantages": [c.advantages for r in reports for c in r.credits]}, out / "after.pt")
     learner.train(make_groups(7, step=2))
-    saving.result(240)
+    assert saving.result(240) == digests(checkpoint, [file.name for file in checkpoint.iterdir()])
     learner.load(checkpoint)
     learner.train(make_groups(2, step=2))
     learner.export(out / "export")

@@ -59,8 +59,8 @@ def test_a_kill_right_after_a_checkpoint_loses_no_archive_file(redis_url, model_
         while waiting:
             write(*waiting.pop(0))
 
-    def commit_then_copy(self, position):
-        folder = commit(self, position)
+    def commit_then_copy(self, position, digests):
+        folder = commit(self, position, digests)
         shutil.copytree(tmp_path / "run", tmp_path / f"killed-{position.step}")
         return folder
 

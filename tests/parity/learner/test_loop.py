@@ -10,6 +10,7 @@ import pytest
 import torch
 from learner_tiny import weights
 from loop_tiny import STEPS, Crash, play, run
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from deploy.commands import export as command_export
@@ -25,6 +26,7 @@ from services.store.lease import Lease
 from services.store.store import Store
 from services.telemetry.logs import configure_logs
 from services.telemetry.metrics_file import METRIC_KEYS, append_row, check_metrics, read_metrics, read_rows
+from services.weights.pack import unpack
 
 
 @pytest.fixture(scope="module")
@@ -135,17 +137,35 @@ def test_a_crash_right_after_a_checkpoint_loses_no_line_of_metrics(redis_url, mo
     assert [row["step"] for row in read_rows(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
 
 
-def test_an_evaluated_step_has_its_checkpoint_before_the_next_is_published(redis_url, model_path, gang, tmp_path):
-    """Evaluated: 0, 3 and the last. The crash comes as step 4 would be published."""
+def files_of(folder):
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def test_an_evaluated_step_has_its_weights_on_disk_and_no_checkpoint(
+        uninterrupted, redis_url, model_path, gang, tmp_path):
+    """Evaluated: 3 and the last. The crash comes as step 4 would be published. The next life trains steps 1 to 3 again,
+    to the bit, and leaves the weights of step 3 alone once they are evaluated."""
     store, sections = Store(redis_url, "evaluated"), {"checkpoint": {"every": 100, "keep": 1}, "eval": {"every": 3}}
     play(store, range(2 * STEPS))
     with pytest.raises(Crash):
         run(store, tmp_path, model_path, gang, crash_at=4, **sections)
     checkpoints = Checkpoints(tmp_path / "checkpoints", 1)
-    assert checkpoints.steps() == [3]
+    written = files_of(tmp_path / "checkpoints")
+    assert {"weights-00000003/hf/model.safetensors", "weights-00000003/meta.json"} < set(written)
+    assert {name.rpartition("/")[0] for name in written} == {"weights-00000003", "weights-00000003/hf"}
+    assert store.version()[1] == str(tmp_path / "checkpoints" / "weights-00000003" / "hf")
+    checkpoints.check_weights(3)
+    exported = load_file(tmp_path / "checkpoints" / "weights-00000003" / "hf" / "model.safetensors")
+    published = unpack(*(getattr(uninterrupted[3][3][1], part) for part in ("manifest", "buffer")))
+    assert all(torch.equal(tensor, published[name]) for name, tensor in exported.items())
     checkpoints.record_score(3, 0.5)
-    run(store, tmp_path, model_path, gang, **sections)
-    assert checkpoints.steps() == [3, 4]
+    store.mark_evaluated(store.acquire("controller", "c"), 3)
+    before = (tmp_path / "checkpoints" / "weights-00000003" / "meta.json").stat().st_mtime_ns
+    learner, _, _ = run(store, tmp_path, model_path, gang, **sections)
+    assert (checkpoints.steps(), checkpoints.weights_steps()) == ([4], [3, 4])
+    assert (tmp_path / "checkpoints" / "weights-00000003" / "meta.json").stat().st_mtime_ns == before
+    whole = weights(uninterrupted[2])
+    assert all(torch.equal(tensor, whole[name]) for name, tensor in weights(learner).items())
 
 
 def test_the_runs_log_tells_what_the_learner_did(redis_url, model_path, gang, tmp_path):

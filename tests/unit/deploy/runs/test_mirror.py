@@ -41,6 +41,19 @@ def test_a_run_is_fetched_whole_where_its_folder_is_gone(tmp_path, elsewhere):
     assert read_json(elsewhere.run_dir / MIRROR, MirrorState).step == 3
 
 
+def test_weights_without_a_checkpoint_are_copied_whole_or_not_at_all(tmp_path, elsewhere):
+    folder = a_run(config(tmp_path))
+    commit(folder, 2, alone=True)
+    Checkpoints(folder / "checkpoints", keep=2).record_score(2, 0.5)
+    commit(folder, 3, alone=True)
+    Mirror(config(tmp_path)).push()
+    (tmp_path / "store" / "mine" / "checkpoints" / "weights-00000003" / "meta.json").unlink()
+    claim(elsewhere, resume=True)
+    there = Checkpoints(elsewhere.run_dir / "checkpoints", keep=2)
+    assert (there.weights_steps(), there.best(), there.latest()) == ([2], 2, None)
+    there.check_weights(2)
+
+
 def test_files_of_the_machine_are_not_copied(tmp_path):
     folder = a_run(config(tmp_path))
     for name in (".lock", f"{MARK}0-digest", "log.jsonl", "logs/10.0.0.2.jsonl", "stage.json", "redis/dump",

@@ -1,6 +1,7 @@
 """The steps that a run evaluates."""
 
 import json
+import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from deploy.console.progress import ProgressView
 from deploy.launch.planning.task_sets import TaskSets
 from deploy.runs.folder import RunFolder
 from deploy.runs.history import RunHistory
+from deploy.runs.policies import find_checkpoint
 from deploy.training.pipeline import TrainingRun
 from learner.checkpoints.checkpoint import Checkpoints, Position
 from services.config.tree import Config
@@ -61,28 +63,23 @@ def test_a_run_that_is_asked_to_end_tells_its_newest_checkpoint(
     assert said in capsys.readouterr().out
 
 
-def test_a_version_is_evaluated_once_its_checkpoint_is_there(training: TrainingRun):
-    """The policy that RL starts from needs none."""
+def test_a_score_may_be_recorded_once_the_weights_are_on_disk(training: TrainingRun):
+    """Evaluated: 0, 3, 6 and the last. Step 3 has its weights alone, the last a checkpoint. The policy that RL starts
+    from needs none."""
+    assert due(training) == [0, 3, 6, 7]
     checkpoints = Checkpoints(training.folder.path / "checkpoints", keep=1)
-    found = [due(training)]
-    for step in (2, 3, 7):
+
+    def kept() -> list[int]:
+        return [step for step in due(training) if training.weights_kept(Version(incarnation=1, step=step))]
+
+    found = [kept()]
+    for step, commit in ((3, checkpoints.commit_weights), (7, checkpoints.commit)):
         checkpoints.draft(step)
-        checkpoints.commit(Position(step=step, incarnation=1, next_group=step, trained=step))
-        found.append(due(training))
-    assert found == [[0], [0], [0, 3], [0, 3, 6, 7]]
-
-
-def test_an_evaluation_waits_while_the_checkpoints_cannot_be_read(training: TrainingRun):
-    """A link to itself cannot be read, as a file of a shared folder that is away."""
-    checkpoints = Checkpoints(training.folder.path / "checkpoints", keep=1)
-    assert due(training) == [0]
-    checkpoints.draft(3)
-    meta = checkpoints.commit(Position(step=3, incarnation=1, next_group=3, trained=3)) / "meta.json"
-    aside = meta.rename(training.folder.path / "aside")
-    meta.symlink_to(meta)
-    assert due(training) == [0]
-    aside.rename(meta)
-    assert due(training) == [0, 3]
+        found.append(kept())
+        commit(Position(step=step, incarnation=1, next_group=step, trained=step))
+        checkpoints.record_score(step, 1 / step)
+        found.append(kept())
+    assert found == [[0], [0], [0, 3], [0, 3], [0, 3, 7]]
 
 
 ROW = {"label": "panel-trained", "step": 7, "temperature": 1.0, "split": "test", "tasks": 1, "dropped": 0,
@@ -187,6 +184,26 @@ def test_a_run_goes_on_from_a_whole_checkpoint_without_evaluations_of_lost_weigh
     training._settle()
     assert checkpoints.steps() == [3]
     assert [row["step"] for row in read_evaluations(training.folder.evaluations)] == [0, 3]
+
+
+def test_a_run_that_goes_back_has_the_best_of_the_steps_that_it_keeps(training: TrainingRun):
+    """The checkpoint of step 4 is the newest. Step 6, whose weights alone are on disk, was better than step 3, and is
+    taken again, perhaps with other weights. Step 2 was better still, and its weights are gone."""
+    checkpoints = Checkpoints(training.folder.path / "checkpoints", keep=1)
+    for step, score in ((2, 0.9), (3, 0.5), (4, 0.4), (6, 0.8)):
+        checkpoints.draft(step)
+        position = Position(step=step, incarnation=1, next_group=step, trained=step)
+        (checkpoints.commit if step == 4 else checkpoints.commit_weights)(position)
+        if step == 3:
+            shutil.rmtree(checkpoints.weights_folder(2))
+        checkpoints.record_score(step, score, ("valid", 0.4))
+        append_row(training.folder.evaluations, {"label": f"step-{step:06d}", "step": step, "split": "valid",
+                                                 "temperature": 0.4, "success_rate": score})
+    assert checkpoints.best() == 6
+    training._settle()
+    assert [row["step"] for row in read_evaluations(training.folder.evaluations)] == [2, 3, 4]
+    assert checkpoints.best() == 3
+    assert find_checkpoint(training.folder, "best") == (3, checkpoints.root / "weights-00000003" / "hf")
 
 
 def test_evaluations_of_lost_weights_are_dropped_once_the_folder_is_back(training: TrainingRun):

@@ -4,7 +4,9 @@ import threading
 
 import pytest
 
+from learner.checkpoints import file_facts
 from learner.checkpoints.checkpoint import Checkpoints, Position, hold
+from learner.checkpoints.file_facts import HashedFile, digests
 from services.errors import DeadlineExceeded, LearnerFault, UserError
 from services.files import Damaged
 
@@ -53,6 +55,60 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
         checkpoints.record_score(step, score)
     assert checkpoints.steps() == [2, 4, 5]
     assert checkpoints.best() == 2
+
+
+def weigh(checkpoints, step):
+    (checkpoints.draft(step) / "data").write_text("x")
+    return checkpoints.commit_weights(position(step))
+
+
+def test_weights_alone_are_nothing_that_a_run_continues_from(tmp_path):
+    checkpoints = kept(tmp_path, 1)
+    assert weigh(checkpoints, 2) == checkpoints.weights_folder(2) == tmp_path / "weights-00000002"
+    assert checkpoints.latest() == checkpoints.newest_whole() == position(1)
+    assert (checkpoints.steps(), checkpoints.weights_steps()) == ([1], [1, 2])
+    checkpoints.check_weights(2)
+    flip(tmp_path / "weights-00000002" / "data")
+    with pytest.raises(Damaged, match="weights-00000002/data is not as it was written"):
+        checkpoints.check_weights(2)
+
+
+def test_the_best_weights_are_kept_and_those_to_which_a_run_may_go_back(tmp_path):
+    """Evaluated: each step; checkpoints: 3 and 6. Until step 6 has its checkpoint, the run may go back to step 3: then
+    step 2 is the best again."""
+    checkpoints, found = Checkpoints(tmp_path, keep=1), {}
+    for step, score in ((1, 0.3), (2, 0.6), (3, 0.5), (4, 0.7), (5, 0.8), (6, 0.1), (7, 0.2), (8, 0.3)):
+        commit(checkpoints, step) if step in (3, 6) else weigh(checkpoints, step)
+        checkpoints.record_score(step, score)
+        found[step] = [path.name.replace("0000000", "") for path in sorted(checkpoints.folders())]
+    assert found == {
+        1: ["weights-1"], 2: ["weights-1", "weights-2"], 3: ["step-3", "weights-2"],
+        4: ["step-3", "weights-2", "weights-4"], 5: ["step-3", "weights-2", "weights-4", "weights-5"],
+        6: ["step-6", "weights-5"], 7: ["step-6", "weights-5", "weights-7"], 8: ["step-6", "weights-5", "weights-8"]}
+
+
+def test_a_step_that_gets_its_checkpoint_later_has_its_weights_once(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    weigh(checkpoints, 2)
+    checkpoints.record_score(2, 0.5)
+    commit(checkpoints, 2)
+    assert checkpoints.folders() == [checkpoints.folder(2)] == [checkpoints.weights_folder(2)]
+    assert checkpoints.best() == 2
+
+
+def test_a_file_that_was_hashed_while_it_was_written_is_not_read_for_its_digest(tmp_path, monkeypatch):
+    """Reading 61 GiB of an export again takes a minute. The chunks here are larger than any buffer."""
+    checkpoints, read = Checkpoints(tmp_path, keep=1), []
+    draft = checkpoints.draft(1)
+    (draft / "small").write_text("x")
+    with HashedFile(draft / "large") as file:
+        for byte in b"ab":
+            file.write(bytes([byte]) * (1 << 20))
+    monkeypatch.setattr(file_facts, "digests", lambda _, names: (read.extend(names), digests(draft, names))[1])
+    checkpoints.commit(position(1), {"large": file.digest})
+    monkeypatch.undo()
+    assert read == ["small"]
+    assert checkpoints.check(1) == position(1)
 
 
 def test_a_checkpoint_that_somebody_plays_by_is_kept_until_they_end(tmp_path):

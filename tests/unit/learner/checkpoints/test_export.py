@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from deploy.training.cold_start import _save
-from learner.checkpoints.export import write_export
+from learner.checkpoints.export import write_export, write_safetensors
+from learner.checkpoints.file_facts import digests
 
 
 @pytest.fixture
@@ -34,6 +36,17 @@ def test_an_export_is_on_the_disk_before_its_config_marks_it_as_complete(tmp_pat
     assert {"model.safetensors", "tokenizer.json"} <= set(synced[:config])
     assert sorted(path.name for path in (tmp_path / "model").iterdir()) == [
         "config.json", "model.safetensors", "tokenizer.json"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_are_written_as_safetensors_writes_them_and_hashed_meanwhile(tmp_path: Path, dtype: torch.dtype):
+    tensors = {"model.b.weight": torch.randn(3, 5).to(dtype).T, "model.a.weight": torch.randn(7).to(dtype),
+               "scale": torch.tensor(2.0, dtype=dtype), "none": torch.zeros(0, 3, dtype=dtype)}
+    digest = write_safetensors(tmp_path / "ours", tensors)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "theirs",
+              metadata={"format": "pt"})
+    assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
+    assert digest == digests(tmp_path, ["theirs"])["theirs"]
 
 
 def test_a_trained_model_keeps_the_ends_of_answers_and_not_its_base_models_sampling(tmp_path: Path):

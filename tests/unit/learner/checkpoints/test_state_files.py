@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from learner.checkpoints import state_files
+from learner.checkpoints.file_facts import digests
 from learner.checkpoints.state_files import load_state, save_state
 from services.errors import LearnerFault
 
@@ -33,7 +34,7 @@ def test_tensors_come_back_in_place_and_settings_stay(tmp_path):
     saving = save_state(saved, tmp_path)
     saved["model"]["w"].zero_()  # training goes on: what is written is the copy
     saved["random"].zero_()
-    saving.result(60)
+    assert saving.result(60) == digests(tmp_path, [path.name for path in tmp_path.iterdir()])
     found = state(0.0)
     load_state(found, tmp_path)
     assert (found["model"]["w"] == 2).all()

@@ -16,11 +16,13 @@ PARAMETERS = 1_543_714_304
 
 
 def config(models: dict[str, Path], folder: Path, *overrides: str) -> Config:
-    return load_config("alfworld-1.5b", [f"model.path={models['1.5b']}", f"runs_dir={folder}", *overrides])
+    return load_config("alfworld-1.5b", [f"model.path={models['1.5b']}", f"runs_dir={folder}", "eval.every=10",
+                                         *overrides])
 
 
 @pytest.mark.parametrize(("overrides", "parameters"), [
     ([], 4 * 14 * PARAMETERS), (["checkpoint.keep=1"], 3 * 14 * PARAMETERS),
+    (["eval.every=5"], (4 * 14 + 2 * 2) * PARAMETERS),
     (["sft.enabled=true", "eval.compare_cold_start=true"], (4 * 14 + 2 * 12) * PARAMETERS),
     (["learner.credit.estimator=ppo", "learner.loss.ratio=token"], 4 * (12 + 14) * PARAMETERS)])
 def test_the_newest_the_best_and_a_draft_are_there_at_once(models, tmp_path, overrides, parameters):
