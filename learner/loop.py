@@ -195,6 +195,7 @@ class TrainingLoop:
         """Sends the last snapshot, `version`, and makes it the current version."""
         if self.version.incarnation:
             self.before_publish(self.version, self._check)
+            self.observer.publishing()
         self.sender.send(version, lambda version: self._point(version=version))
         bind(version=version.short)
         log.info("published")

@@ -9,6 +9,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from deploy.runs.history import RunHistory
 from deploy.runs.live_status import Seen, look, silent, value, withheld_token
 from deploy.runs.policies import find_run, run_path
 from deploy.runs.stage import ENDED_WELL, read_stage
+from deploy.runs.step_times import MeanStep, as_line, step_times
 from deploy.runs.verdict import next_commands, verdicts
 from services.amounts import number_of, rounded
 from services.controller.watched import STATES
@@ -101,6 +103,8 @@ def summary(status: Mapping[str, Any]) -> list[str]:
                         f"{status['staleness_max']:.0f})"
         won = "" if status["success_rate"] is None else f", success {status['success_rate']:.1%}"
         lines.append(f"  last step {span(status['seconds_since_step'])} ago{won}")
+    if status["step_times"] is not None:
+        lines.append(f"  time: {as_line(MeanStep(**status['step_times']))}")
     if status["doing"] and status["state"] == GOING_ON:
         lines.append(f"  {status['doing']}")
     lines += _evaluations(status["evaluations"], status["run"])
@@ -162,6 +166,7 @@ def read_status(folder: RunFolder, history: RunHistory) -> dict[str, Any]:
         "learner_ranks": config.learner.ranks,
         "seconds_since_step": _since(last["time"], now) if last and last["time"] else None,
         "success_rate": last["success_rate"] if last else None,
+        "step_times": asdict(times) if (times := step_times(metrics)) else None,
         "evaluations": [{key: e[key] for key in shown} for e in evaluations],
         "warnings": [one.text for one in warnings(metrics, evaluations)],
         "damaged": history.damage,

@@ -29,6 +29,7 @@ from deploy.runs.folder import RunFolder
 from deploy.runs.health import warnings
 from deploy.runs.history import RunHistory
 from deploy.runs.sinks import Sinks, sinks
+from deploy.runs.step_times import as_line, step_times
 from deploy.runs.verdict import next_commands, verdicts
 from deploy.training.loading import Loading
 from deploy.training.metrics_follower import MetricsFollower
@@ -299,7 +300,9 @@ class TrainingRun:
         summary = {"format": 1, "table": lines, "engine": sets.engine, "heldout": heldout}
         write_whole(self.folder.summary, json.dumps(summary, indent=1) + "\n")
         page, _ = write_report([self.folder.path], self.folder.path)
+        metrics = read_metrics(self.folder.metrics)
         return [*lines, f"report: {page.absolute()}",
-                *(f"warning: {one.text}" for one in warnings(read_metrics(self.folder.metrics), evaluations)),
+                *(f"time: {as_line(times)}" for times in [step_times(metrics)] if times),
+                *(f"warning: {one.text}" for one in warnings(metrics, evaluations)),
                 *(f"verdict: {one.text}" for one in verdicts(evaluations)), "next:",
                 *(f"  {command}" for command in next_commands(self.folder.path, evaluations))]

@@ -37,6 +37,8 @@ class Observer:
     """Longest wait for a folder that cannot be written (learner.collective_s)."""
     _phase: str = ""
     _entered: float = 0.0
+    _began: float = 0.0
+    """When the row before was written, or 0 before the loop has waited for its first groups."""
     _seconds: dict[str, float] = field(default_factory=dict)
     _manifest: Manifest | None = None
     _groups: Groups = ()
@@ -65,6 +67,7 @@ class Observer:
     def waiting(self) -> None:
         """The loop waits for the groups of its next step."""
         self._enter("wait", WAITS)
+        self._began = self._began or self._entered
 
     def training(self, manifest: Manifest, groups: Groups) -> None:
         """The loop trains on these groups."""
@@ -79,7 +82,11 @@ class Observer:
         if report.doubt and not self._doubted:  # one line, until the two have agreed again
             log.warning("learner and sampler disagree about the sampler's tokens", step=step, reason=report.doubt)
         self._doubted = bool(report.doubt)
-        self._enter("publish", "publishes, after the evaluation of the version before")
+        self._enter("evaluation", "waits for the evaluation of the version before")
+
+    def publishing(self) -> None:
+        """The version before is evaluated."""
+        self._enter("publish", "publishes")
 
     def published(self, version: Version) -> None:
         """The new weights are current: the step gets its lines in metrics.jsonl and in the ledger."""
@@ -89,8 +96,8 @@ class Observer:
         # A step with a checkpoint is never replayed, so its lines are written before the checkpoint. The seconds of the
         # checkpoint therefore go into the next line.
         seconds = {"checkpoint": 0.0} | self._seconds
-        self._seconds = {}
-        measured = self._report.metrics | {"energy_joules": self._energy.taken()}
+        wall, self._began, self._seconds = self._entered - self._began, self._entered, {}
+        measured = self._report.metrics | {"energy_joules": self._energy.taken(), "step_seconds": wall}
         row = metrics_row(version, self._manifest, self._groups, measured, seconds)
         check_metrics(row)
         keep_row(self.ledger, msgspec.to_builtins(self._manifest), wait_s=self.patience_s)

@@ -12,7 +12,8 @@ _PHASE_TEXTS: Mapping[str, str] = {
     "pack": "packing rows into passes",
     "forward_backward": "forward and backward passes, also of the reference",
     "optimizer": "clipping gradients and updating the weights",
-    "publish": "publishing the weights, with the wait until the version before is evaluated",
+    "evaluation": "waiting until the version before is evaluated",
+    "publish": "publishing the weights",
     "checkpoint": "writing the checkpoint and the archive of the step before",
 }
 METRIC_TEXTS: Mapping[str, str] = {
@@ -42,6 +43,7 @@ METRIC_TEXTS: Mapping[str, str] = {
     "reissued_episodes": "Number of episodes that were played in a second or later attempt.",
     "replays": "Number of times that sessions of these episodes were rebuilt.",
     "energy_joules": "Joules of the learner's machine since the row before; null if nothing counts them.",
+    "step_seconds": "Wall seconds since the row before; in a learner's first row, since it began to wait for groups.",
     **{f"seconds/{phase}": f"Seconds of {_PHASE_TEXTS[phase]}." for phase in PHASES},
     "loss/policy": "Policy term of the loss, averaged over the step's updates.",
     "loss/value": "The critic's loss; 0 without a critic.",

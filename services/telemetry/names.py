@@ -21,7 +21,7 @@ QUEUE_BUCKETS = (0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600)
 ENGINE_BUCKETS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 LENGTH_BUCKETS = (1, 2, 5, 10, 15, 20, 30, 40, 50, 75, 100)
 SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
-PHASES = ("wait", "credit", "pack", "forward_backward", "optimizer", "publish", "checkpoint")
+PHASES = ("wait", "credit", "pack", "forward_backward", "optimizer", "evaluation", "publish", "checkpoint")
 DROP_REASONS = ("env", "agent", "engine", "store", "episode", "worker_lost", "weights_gone", "over_age",
                 "uniform_reward", "other")
 

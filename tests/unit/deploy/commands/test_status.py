@@ -35,7 +35,7 @@ STATUS = {
     "run": "runs/a", "state": "going on", "stage": "reinforcement learning", "stage_seconds": 75.0, "doing": "",
     "silent_seconds": 1.0, "ended": "", "step": 3, "steps": 30, "seconds_since_step": 4.2, "success_rate": 0.25,
     "version": "1.3", "staleness_mean": 0.5, "staleness_max": 1, "evaluations": [], "learner_ranks": 1,
-    "warnings": [], "damaged": [], "verdicts": [], "next": []}
+    "warnings": [], "damaged": [], "verdicts": [], "next": [], "step_times": None}
 
 
 def test_the_first_line_says_stage_step_version_and_staleness():
@@ -44,6 +44,12 @@ def test_the_first_line_says_stage_step_version_and_staleness():
         "trained on episodes 0.5 steps old (at most 1)", "  last step 4 s ago, success 25.0%"]
     assert summary(STATUS | {"seconds_since_step": None, "state": "not finished", "stage": None}) == [
         "runs/a: not finished, learner step 3 of 30"]
+
+
+def test_it_says_where_the_seconds_of_a_step_went():
+    times = {"steps": 3, "seconds": {"sampling": 6.0, "passes": 3.0, "rest": 1.0}, "sampled": 12.0, "trained": 345.0}
+    assert summary(STATUS | {"step_times": times})[2] == (
+        "  time: 10 s a step: sampling 60%, passes 30%, rest 10%; 12 tokens/s sampled, 345 trained")
 
 
 def test_during_the_cold_start_it_says_how_far_that_is(folder):
