@@ -5,7 +5,8 @@
     drop                                a ticket without attempts left                the store's list of failed groups
     evaluate                            a version that is due, then its episodes      the version pointer, ready groups
                                         and its weights on disk
-    issue                               issued - dropped < (trained steps + 1 + staleness) x groups_per_step
+    issue                               issued - dropped < (trained steps + 1 + staleness) x groups_per_step, and
+                                        groups to replace others from staleness 1 on (demand.py)
     watch                               any progress: a store count, a turn           the clock
 
 All loops run in one thread. Every call has a deadline, in the store or in the member. All state that must survive this
@@ -21,14 +22,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from services.config.tree import Config
+from services.controller.demand import Demand, demand_of
 from services.controller.evaluation import Evaluation, summarise
 from services.controller.member import Member
 from services.controller.supervise import Supervisor
-from services.controller.telemetry import Telemetry, capacity
+from services.controller.telemetry import Telemetry
 from services.controller.tickets import EvalRequest, TrainTickets, typed
 from services.errors import Fault
 from services.records import Drop, Episode, Version
 from services.store.lease import Lease
+from services.store.run_state import Counts
 from services.store.store import Store
 from services.telemetry.evaluation_labels import on_curve, title_of
 from services.telemetry.heartbeat import NO_SERVERS
@@ -40,6 +43,8 @@ MAX_FAILED_SHARE = 0.01
 MIN_FAILED_TO_STOP = 3
 """A run is stopped only from this number of failed groups on: a single one does not make a short run broken."""
 QUARANTINE_AFTER = 2
+SPARE = "over-age: no learner step is left for it"
+"""Reason of the drop of a group that was issued to replace another, and that no step needed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +82,7 @@ class Controller:
     telemetry: Telemetry = field(default_factory=Telemetry)
     _evaluation: Evaluation | None = None
     _task_failures: Counter[str] = field(default_factory=Counter)
+    _demand: tuple[tuple[int, int], Demand] | None = None
     _eval_done: int = -1
     _signature: object = None
     _moved_at: float = 0.0
@@ -129,16 +135,34 @@ class Controller:
     def issue(self) -> None:
         """Issues whole groups in order while there is capacity, and never more groups than the run will train."""
         counts = self.store.counts()
-        limit = capacity(self.config, counts.trained)
+        demand = self._demand_of(counts)
+        limit = demand.limit
         avoid = frozenset(t for t, n in self._task_failures.items() if n >= QUARANTINE_AFTER)
         index, dropped = counts.next_group, counts.dropped
         correction = self.store.correction() if self.config.learner.judge.correction and index - dropped < limit else ""
         while index - dropped < limit:
-            group = self.tickets.group(index, dropped=dropped, avoid=avoid, correction=correction)
+            group = self.tickets.group(index, consumed_at=demand.consumed_at(index - dropped), avoid=avoid,
+                                       correction=correction)
             group = typed(group, self.hooks.task_type)
             if not self.store.issue(self.lease, group, capacity=limit):
                 return
             index += 1
+        if limit == counts.trained < counts.issued - counts.dropped:
+            self._drop_spare()
+
+    def _drop_spare(self) -> None:
+        """Drops the groups that were issued to replace others and that no step is left for."""
+        supply = self.store.supply()
+        drops = self.store.to_drop(dict.fromkeys((*supply.ready, *supply.unfinished), SPARE))
+        self.hooks.dropped(drops)
+        self.store.drop(self.lease, *drops)
+
+    def _demand_of(self, counts: Counts) -> Demand:
+        """Returns the present demand, which the store is asked for once a step has begun or a group was dropped."""
+        now = (counts.trained, counts.dropped)
+        if self._demand is None or self._demand[0] != now:
+            self._demand = now, demand_of(self.store, self.config, counts)
+        return self._demand[1]
 
     def drop_failed(self) -> None:
         """Drops groups with a ticket that has no attempts left. A task that fails twice is quarantined."""

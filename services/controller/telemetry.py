@@ -6,19 +6,12 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from services.config.tree import Config
+from services.controller.demand import demand_of
 from services.controller.supervise import Supervisor
-from services.store.run_state import Counts
 from services.store.store import Store
 from services.telemetry.heartbeat import Pulse
 from services.telemetry.names import CATALOGUE
 from services.telemetry.tickets import reason_class
-
-
-def capacity(config: Config, trained: int) -> int:
-    """Returns how many training groups, without dropped ones, may be issued: never more than the run will train."""
-    learner = config.learner
-    steps = trained // learner.groups_per_step
-    return min(steps + 1 + learner.staleness, config.steps) * learner.groups_per_step
 
 
 class Telemetry:
@@ -89,9 +82,5 @@ class Telemetry:
         meters("gagpo_store_tickets", state="claimed").set(backlog.claimed)
         meters("gagpo_store_oldest_ticket_age_seconds").set(backlog.oldest_s)
         meters("gagpo_store_retained_bytes").set(backlog.retained_bytes)
-        meters("gagpo_controller_capacity_groups").set(free_capacity(config, counts))
-
-
-def free_capacity(config: Config, counts: Counts) -> int:
-    """Returns how many more training groups may be issued now."""
-    return max(0, capacity(config, counts.trained) - counts.issued + counts.dropped)
+        limit = demand_of(store, config, counts).limit
+        meters("gagpo_controller_capacity_groups").set(max(0, limit - counts.issued + counts.dropped))

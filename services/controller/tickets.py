@@ -59,17 +59,17 @@ class TrainTickets:
     config: Config
     tasks: TaskStream
 
-    def group(self, index: int, *, dropped: int, avoid: frozenset[str] = frozenset(),
+    def group(self, index: int, *, consumed_at: int, avoid: frozenset[str] = frozenset(),
               correction: str = "") -> list[Ticket]:
-        """Returns the tickets of group `index`. `dropped`: number of groups dropped so far. `correction`: instructions
-        for its prompts, which all members share, so that they play one policy.
+        """Returns the tickets of group `index`. `consumed_at`: step of the version that the learner will hold when it
+        takes the group (demand.py). `correction`: instructions for its prompts, which all members share, so that they
+        play one policy.
 
-        min_step is the step of the version that the learner will hold when it consumes the group, minus the allowed
-        staleness. At staleness 0, a group is sampled only from the weights that it will train. If the group's task is
-        quarantined (in `avoid`), the group plays the next task that is not. If all tasks are, it plays its own.
+        min_step is that step minus the allowed staleness. At staleness 0, a group is sampled only from the weights that
+        it will train. If the group's task is quarantined (in `avoid`), the group plays the next task that is not. If
+        all tasks are, it plays its own.
         """
         learner = self.config.learner
-        consumed_at = (index - dropped) // learner.groups_per_step
         following = (self.tasks[index + i] for i in range(2 * len(self.tasks)))  # has one whole pass, so every task
         task = next((task for task in following if task not in avoid), self.tasks[index])
         group = train_group(index)

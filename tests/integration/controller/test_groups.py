@@ -24,6 +24,34 @@ def test_issue_goes_up_to_capacity_and_never_beyond(world, staleness):
     assert [group for step in run.trained for group in step] == [f"train/{n:08d}" for n in range(8)]
 
 
+@pytest.mark.parametrize(("staleness", "rounds", "playable"), [
+    (1, 1, [3, 3, 3, 3, 0]), (1, 0, [2, 2, 2, 2, 0]), (0, 1, [0, 0, 0, 0, 0])])
+def test_samplers_also_play_what_replaces_groups_while_the_learner_trains(world, staleness, rounds, playable):
+    """Two groups a step, and in each step the oldest one is replaced. While step s is trained, groups are playable that
+    need the weights of step s - 1 at most: those of step s + 1, of which one will be replaced. The last step replaces
+    none, so with `rounds` one is left over."""
+    run, found = world(staleness=staleness, eval_every=0, steps=5, dynamic_sampling=rounds), []
+    controller = run.controller()
+    run.publish(0)
+    for step in range(1, 6):
+        for replaces in (True, False):
+            controller.tick()
+            run.play()
+            if replaces and step < 5:
+                lease, oldest = run.store.acquire("learner", "toy-learner"), run.store.ready("train")[0]
+                assert run.store.drop(lease, Drop(group=oldest, task="", reason="uniform reward 0"))
+        assert run.train()
+        controller.tick()
+        supply = run.store.supply()
+        found.append(sum(run.store.needs(group) <= step - 1 for group in (*supply.ready, *supply.unfinished)))
+    assert found == playable
+    assert len(run.trained) == 5
+    left_over = [drop.reason for drop, _ in run.dropped]
+    assert left_over == ["over-age: no learner step is left for it"] * (staleness * rounds)
+    counts = run.store.counts()
+    assert (counts.outstanding_tickets, counts.ready_groups, run.store.counts().trained) == (0, 0, 10)
+
+
 def test_tickets_come_in_order_and_name_the_step_that_they_need(world):
     """At staleness 0, the groups of step s + 1 need the weights of step s."""
     run = world(eval_every=0)

@@ -3,6 +3,7 @@
 import pytest
 
 from services.config.tree import Config
+from services.controller.demand import Demand
 from services.controller.tickets import EvalRequest, TaskStream, TrainTickets
 from services.records import Version
 
@@ -36,13 +37,28 @@ def test_an_empty_panel_is_refused() -> None:
                                                                (0, 2, [0, 0, 0, 0, 1, 1])])
 def test_min_step_is_the_consuming_step_less_staleness(staleness: int, dropped: int, expected: list[int]) -> None:
     """Two groups a step: groups 0, 1 feed step 1 (weights of step 0), groups 2, 3 step 2, and so on; a drop shifts."""
-    tickets = TrainTickets(config=config(staleness=staleness), tasks=TaskStream(["a"], seed=0))
-    steps = [tickets.group(i, dropped=min(i, dropped))[0].min_step for i in range(6)]
+    settings = config(staleness=staleness)
+    tickets, demand = TrainTickets(config=settings, tasks=TaskStream(["a"], seed=0)), Demand(config=settings, trained=0)
+    steps = [tickets.group(i, consumed_at=demand.consumed_at(i - min(i, dropped)))[0].min_step for i in range(6)]
     assert steps == expected
 
 
+@pytest.mark.parametrize(("trained", "replaced", "limit", "consumed_at"), [
+    (8, 0, 18, [4, 4, 4, 4, 4, 5, 5, 5, 5, 5]), (8, 1, 17, [4, 4, 4, 4, 5, 5, 5, 5, 5, 6]),
+    (8, 9, 15, [4, 4, 5, 5, 5, 5, 5, 6, 6, 6]), (16, 0, 21, [8, 8, 8, 8, 8, 9, 9, 9, 9, 9]),
+    (18, 0, 18, [9, 9, 9, 9, 9, 10, 10, 10, 10, 10])])
+def test_each_step_gets_as_many_groups_more_as_it_is_expected_to_replace(
+        trained: int, replaced: int, limit: int, consumed_at: list[int]) -> None:
+    """Two groups a step, nine steps, three replaced in each. Those that the next step has replaced are played already;
+    one step is left after 16 groups, and none after 18."""
+    settings = config(staleness=1).model_copy(update={"steps": 9})
+    demand = Demand(config=settings, trained=trained, spare=3, replaced=replaced)
+    assert demand.limit == limit
+    assert [demand.consumed_at(trained + place) for place in range(10)] == consumed_at
+
+
 def test_members_of_a_group_share_the_task_and_differ_in_seed() -> None:
-    group = TrainTickets(config=config(), tasks=TaskStream(["a", "b"], seed=0)).group(5, dropped=0)
+    group = TrainTickets(config=config(), tasks=TaskStream(["a", "b"], seed=0)).group(5, consumed_at=0)
     assert len({t.task for t in group}) == 1
     assert len({t.seed for t in group}) == 2
     assert [t.id for t in group] == ["train/00000005#0", "train/00000005#1"]
@@ -50,13 +66,13 @@ def test_members_of_a_group_share_the_task_and_differ_in_seed() -> None:
 
 def test_a_quarantined_task_is_passed_over() -> None:
     tickets = TrainTickets(config=config(), tasks=TaskStream(["a", "b"], seed=0))
-    assert {tickets.group(i, dropped=0, avoid=frozenset({"a"}))[0].task for i in range(6)} == {"b"}
+    assert {tickets.group(i, consumed_at=0, avoid=frozenset({"a"}))[0].task for i in range(6)} == {"b"}
 
 
 def test_tasks_are_played_again_if_all_of_them_are_quarantined() -> None:
     """A long run on few tasks would end otherwise, although each of them failed seldom."""
     tickets = TrainTickets(config=config(), tasks=TaskStream(["a", "b"], seed=0))
-    assert {tickets.group(i, dropped=0, avoid=frozenset({"a", "b"}))[0].task for i in range(6)} == {"a", "b"}
+    assert {tickets.group(i, consumed_at=0, avoid=frozenset({"a", "b"}))[0].task for i in range(6)} == {"a", "b"}
 
 
 def request(label: str, step: int) -> EvalRequest:
