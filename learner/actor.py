@@ -141,9 +141,12 @@ class LearnerRank:
 
         def check() -> None:
             keeper.check()
-            weights.keep()
             if self._leaving.is_set():
                 raise Leaving
+
+        def check_and_keep() -> None:
+            check()
+            sender.keep(weights.wanted())
 
         def before_publish(replaced: Version, check: Callable[[], None]) -> None:
             started = time.monotonic()
@@ -157,9 +160,10 @@ class LearnerRank:
         pulse = Pulse("learner-0", "learner")
         learner, turn = self._made(make, store, pulse, check)
         stack.enter_context(Beating(pulse, store.beat))
+        sender = self._sender(learner, weights)
         loop = TrainingLoop(
-            config=config, learner=learner, store=store, lease=lease, sender=self._sender(learner, weights),
-            before_publish=before_publish, check=check, mirrored=self._mirrored(), gpu_turn=turn,
+            config=config, learner=learner, store=store, lease=lease, sender=sender,
+            before_publish=before_publish, check=check_and_keep, mirrored=self._mirrored(), gpu_turn=turn,
             archive=stack.enter_context(EpisodeArchive(config.run_dir / "episodes", deadline_s=seconds)),
             checkpoints=Checkpoints(config.run_dir / "checkpoints", config.checkpoint.keep),
             observer=Observer(metrics=config.run_dir / "metrics.jsonl", pulse=pulse, patience_s=seconds))

@@ -197,6 +197,8 @@ class TrainingLoop:
             self.before_publish(self.version, self._check)
             self.observer.publishing()
         self.sender.send(version, lambda version: self._point(version=version))
+        if self.config.evaluates(version.step):
+            self.sender.copy()  # for workers that start during the evaluation, in which the next version waits
         bind(version=version.short)
         log.info("published")
 
@@ -241,35 +243,33 @@ class TrainingLoop:
     def _make_durable(self) -> None:
         """Copies the published weights and all that goes with them; the rest is done beside the loop."""
         self.writing.wait()
-        started, position, packed = time.monotonic(), self.position, self.sender.packed
-        assert packed is not None
+        started, position, copied = time.monotonic(), self.position, self.sender.copy()
         self.archive.flush()
         saved = self.learner.save(self._written(partial(self.checkpoints.draft, position.step)))
-        self.writing.start(partial(self._finish, position, packed, saved, started))
+        self.writing.start(partial(self._finish, position, copied, saved, started))
 
     def _keep_weights(self) -> None:
         """Writes the published weights alongside the loop."""
         self.writing.wait()
-        packed = self.sender.packed
-        assert packed is not None
-        self.writing.start(partial(self._finish_weights, self.position, packed))
+        self.writing.start(partial(self._finish_weights, self.position, self.sender.copy()))
 
-    def _finish_weights(self, position: Position, packed: Packed) -> None:
+    def _finish_weights(self, position: Position, copied: Future[Packed]) -> None:
         """Makes the weights durable."""
         self._written(partial(self.checkpoints.draft, position.step))
-        digests = self._export_draft(position.step, packed)
+        digests = self._export_draft(position.step, copied)
         folder = self._written(partial(self.checkpoints.commit_weights, position, digests))
         log.info("weights written", step=position.step)
         self._point(exported=folder / EXPORT)
 
-    def _export_draft(self, step: int, packed: Packed) -> dict[str, str]:
+    def _export_draft(self, step: int, copied: Future[Packed]) -> dict[str, str]:
         """Writes weights into the draft of a step. Returns path below it -> digest."""
-        digests = self.export(self.checkpoints.drafted(step) / EXPORT, packed)
+        digests = self.export(self.checkpoints.drafted(step) / EXPORT, copied)
         return {f"{EXPORT}/{name}": digest for name, digest in digests.items()}
 
-    def _finish(self, position: Position, packed: Packed, saved: Future[dict[str, str]], started: float) -> None:
+    def _finish(self, position: Position, copied: Future[Packed], saved: Future[dict[str, str]],
+                started: float) -> None:
         """Makes the checkpoint durable, then retires its episodes, unless an object store has yet to get it."""
-        digests = self._export_draft(position.step, packed)
+        digests = self._export_draft(position.step, copied)
         digests |= saved.result(self.config.learner.collective_s)
         folder = self._written(partial(self.checkpoints.commit, position, digests))
         log.info("checkpoint written", step=position.step, seconds=time.monotonic() - started)
@@ -287,13 +287,12 @@ class TrainingLoop:
             self.fence()
             self.retirement.retire()
 
-    def export(self, folder: Path, packed: Packed | None = None) -> dict[str, str]:
-        """Writes `packed`, or the published weights, into a folder that transformers and vLLM load.
+    def export(self, folder: Path, copied: Future[Packed] | None = None) -> dict[str, str]:
+        """Writes `copied`, or the published weights, into a folder that transformers and vLLM load.
 
         Returns what write_export does.
         """
-        packed = packed or self.sender.packed
-        assert packed is not None
+        packed = (copied or self.sender.copy()).result(self.config.learner.collective_s)
         return self._written(partial(self.learner.write, folder, unpack(packed.manifest, packed.buffer)))
 
     def _written(self, write: Callable[[], Any]) -> Any:

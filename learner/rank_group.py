@@ -46,6 +46,8 @@ class RankGroup:
         self._collectives = _gloo(collective_s)
         self.writers = _gloo(collective_s)
         """The group of the threads that write checkpoints."""
+        self.copiers = _gloo(collective_s)
+        """The group of the threads that copy weights to host memory."""
         self.mesh: DeviceMesh = init_device_mesh(self.device.type, (world,))
         self.nodes = self._nodes(node)
         """Ranks of each machine."""

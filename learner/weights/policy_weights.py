@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -11,7 +11,6 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from learner.model.lora import DOWN, UP, adapter_scale, is_adapter, merged
 from learner.model.policy import Policy, whole
-from services.weights.checksum import element_sum
 from services.weights.pack import Entry, Share, TensorPiece, layout
 
 
@@ -29,21 +28,21 @@ class PolicyWeights:
                                           for name, value in state.items() if not is_adapter(name))
         self.share: Share = [self._piece(index, entry, state[entry.name]) for index, entry in enumerate(self.manifest)]
         """One piece of each tensor, in the order of the manifest; empty where this rank has no rows."""
-        self.places = [entry.offset + piece.start for entry, piece in zip(self.manifest, self.share, strict=True)]
-        """Their places in the packed buffer."""
 
-    def copy(self, memory: Tensor | None, places: Iterable[int], sums: Tensor | None = None) -> None:
-        """Copies the pieces into uint8 memory at `places`; None: only helps the other ranks.
+    def pieces(self) -> Iterator[Tensor]:
+        """Yields the pieces in the order of the manifest, flat. What they share with the model changes with it.
 
-        `sums`: int64 [tensors], zero; gets the checksums of the pieces. A collective of all ranks if tensors are
-        gathered, and of the ranks of one machine if there are adapters.
+        A collective of all ranks if tensors are gathered, and of the ranks of one machine if there are adapters.
         """
-        for index, (piece, place, part) in enumerate(zip(self.share, places, self._parts(), strict=True)):
-            if memory is not None and piece.size:
-                flat = part.contiguous().reshape(-1)
-                memory[place : place + piece.size].copy_(flat.view(torch.uint8))
-                if sums is not None:
-                    sums[index] = element_sum(flat, piece.start // flat.element_size())
+        state, scale = self._policy.hf.state_dict(), adapter_scale(self._policy)
+        for entry, piece in zip(self.manifest, self.share, strict=True):
+            stem, value = entry.name.removesuffix("weight"), state[entry.name]
+            part = self._part(value)
+            if stem + DOWN in state:
+                up = self._part(state[stem + UP])  # its rows are sharded like those of the weight
+                part = merged(part, whole(state[stem + DOWN]), up, scale)
+            flat = part.detach().to(self._format(value)).contiguous().reshape(-1)
+            yield flat if piece.size else flat[:0]
 
     def _format(self, value: Tensor) -> torch.dtype:
         return self._dtype if value.is_floating_point() else value.dtype
@@ -55,16 +54,6 @@ class PolicyWeights:
         assert not any(offset[1:]), "FSDP shards rows"
         row = entry.nbytes // max(1, entry.shape[0])
         return TensorPiece(index, offset[0] * row, mine[0] * row)
-
-    def _parts(self) -> Iterator[Tensor]:
-        state, scale = self._policy.hf.state_dict(), adapter_scale(self._policy)
-        for entry in self.manifest:
-            stem, value = entry.name.removesuffix("weight"), state[entry.name]
-            part = self._part(value)
-            if stem + DOWN in state:
-                up = self._part(state[stem + UP])  # its rows are sharded like those of the weight
-                part = merged(part, whole(state[stem + DOWN]), up, scale)
-            yield part.detach().to(self._format(value))
 
     def _part(self, value: Tensor) -> Tensor:
         return value.to_local() if isinstance(value, DTensor) and not self._gathers else whole(value)

@@ -1,26 +1,29 @@
 """One rank's part in sending weights (services/weights/channel.py). Rank 0 calls it, and so commands the other ranks.
 
-A stream takes c P / R bytes on each GPU for `nccl`, where every rank sends its own rows, and c P for `ipc`, where the
-ranks gather tensor by tensor for the sampler that shares their GPU. The memory for `ipc` is allocated once: a version
-may have no receivers, and then torch would never free it.
+A *stream* is a snapshot of a rank's pieces on its device: c P / R bytes for `nccl`, where every rank sends its own
+rows, and c P for `ipc`, where the ranks gather tensor by tensor for the sampler that shares their GPU. It stays until
+the next snapshot, so that a copy in host memory can be made from it while training goes on. The memory for `ipc` is
+allocated once: a version may have no receivers, and then torch would never free it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from learner.model.policy import Policy
 from learner.rank_group import RankGroup
 from learner.weights.policy_weights import PolicyWeights
 from services.process.rendezvous import Rendezvous
-from services.weights.checksum import combined
+from services.process.threads import started
+from services.weights.checksum import combined, element_sum
 from services.weights.link import Link
 from services.weights.pack import Manifest, Packed, Share, digest
 from services.weights.registry import Round
@@ -40,40 +43,55 @@ class Snapshot:
 
 
 class RankSender:
-    """This rank's policy and its part in sending it.
+    """This rank's policy and its part in sending it. All ranks make theirs together.
 
     `dtype`: the number format of the sampler. `shards`: ranks over which one copy of the model is sharded. `ipc`: way
     of snapshots.
     """
 
     def __init__(self, policy: Policy, group: RankGroup, *, dtype: torch.dtype, shards: int, ipc: bool) -> None:
-        self._policy, self._group, self._dtype, self._ipc = policy, group, dtype, ipc
-        self._gathers = shards > len(group.nodes[0])
+        self._group, self._ipc = group, ipc
+        self._weights = PolicyWeights(policy, dtype, rank=group.rank, gathers=ipc)
         self._senders = list(range(group.world)) if ipc or shards == group.world else group.nodes[0]
+        every = group.all_gather(self._weights.share)
+        self._shares: list[Share] = [every[rank] for rank in self._senders]
         self._kept = ExitStack()
         self._exported: tuple[Tensor, Callable[[], bytes]] | None = None
         self._stream: Tensor | None = None
+        self._copying: Future[Any] | None = None
         self._link: Link | None = None
         self.commands: dict[str, Callable[[Any], object]] = {
-            "pack": self._pack, "snapshot": lambda _: self._snapshot(), "send": self._send}
+            "pack": self._pack, "copy": self._copy, "snapshot": lambda _: self._snapshot(),
+            "send": self._send}
         """The commands of rank 0 to the other ranks."""
 
-    def pack(self, known: str = "") -> Packed:
-        """Returns the weights in host memory. `known`: their digest, if it has been computed already.
-
-        The ranks of rank 0's machine write their rows into one buffer that they share. No tensor is gathered, unless
-        the model is sharded over several machines; then rank 0 writes all of them.
-        """
-        weights = self._weights(gathers=self._gathers)
-        with exported(weights.size, HOST) as (memory, handle):
+    def pack(self) -> Packed:
+        """Returns the weights in host memory, which are not those of a snapshot."""
+        self._settle()
+        with exported(self._weights.size, HOST) as (memory, handle):
             self._group.send_command("pack", handle())
-            weights.copy(memory, weights.places)
-            self._group.barrier()  # the other ranks have written their rows
-        buffer = memory.numpy()
-        return Packed(manifest=weights.manifest, buffer=buffer, digest=known or digest(weights.manifest, buffer))
+            self._fill(memory, self._weights.pieces())
+        return self._packed(memory)
+
+    def copy(self, known: str) -> Future[Packed]:
+        """Begins to copy the last snapshot, whose digest is `known`, to host memory. The weights may change meanwhile.
+        """
+        self._settle()
+        held = ExitStack()
+        memory, handle = held.enter_context(exported(self._weights.size, HOST))
+        self._group.send_command("copy", handle())
+
+        def filled() -> Packed:
+            with held:
+                self._fill_from_stream(memory)
+            return self._packed(memory, known)
+
+        self._copying = started(filled, "copy")
+        return self._copying
 
     def snapshot(self) -> Snapshot:
-        """Copies the weights into a stream on each sender's device, and sums them."""
+        """Copies the weights into a stream on each sender's device, and sums them. A copy of the last one ends before.
+        """
         self._group.send_command("snapshot")
         return self._snapshot()
 
@@ -83,7 +101,7 @@ class RankSender:
         return self._connect(meeting, meeting.offer(), receivers).where
 
     def send(self, transfer: Round, abort_reason: Callable[[], str]) -> None:
-        """Broadcasts the streams if the round has a place to meet, and frees them. Receivers report failures.
+        """Broadcasts the streams if the round has a place to meet. Receivers report failures.
 
         `abort_reason` returns why the round has to end early, or "".
         """
@@ -100,38 +118,89 @@ class RankSender:
         if self._link is not None:
             self._link.close()
 
-    def _weights(self, *, gathers: bool) -> PolicyWeights:
-        return PolicyWeights(self._policy, self._dtype, rank=self._group.rank, gathers=gathers)
+    def _packed(self, memory: Tensor, known: str = "") -> Packed:
+        manifest, buffer = self._weights.manifest, memory.numpy()
+        return Packed(manifest=manifest, buffer=buffer, digest=known or digest(manifest, buffer))
+
+    def _memory(self, handle: bytes) -> Tensor | None:
+        """Returns rank 0's memory, in which the ranks of its machine write."""
+        return imported(handle, HOST) if self._group.rank in self._group.nodes[0] else None
 
     def _pack(self, handle: bytes) -> None:
-        weights = self._weights(gathers=self._gathers)
-        if self._gathers:
-            weights.copy(None, weights.places)
-        elif self._group.rank in self._group.nodes[0]:
-            weights.copy(imported(handle, HOST), weights.places)
-        self._group.barrier()
+        self._settle()
+        self._fill(self._memory(handle), self._weights.pieces())
+
+    def _copy(self, handle: bytes) -> None:
+        self._settle()
+        memory = self._memory(handle)
+        self._copying = started(lambda: self._fill_from_stream(memory), "copy")
+
+    def _settle(self) -> None:
+        """Returns once the last copy is made. Raises what ended it."""
+        if self._copying is not None:
+            self._copying.result()
+
+    def _fill_from_stream(self, memory: Tensor | None) -> None:
+        # Beside the kernels of the training step: in their CUDA stream each would wait for the other.
+        beside = torch.cuda.Stream(self._group.device) if self._group.device.type == "cuda" else None
+        with torch.cuda.stream(beside) if beside else nullcontext():
+            parts = () if self._stream is None else self._stream.split([piece.size for piece in self._weights.share])
+            self._fill(memory, parts)
+
+    def _fill(self, memory: Tensor | None, parts: Iterable[Tensor]) -> None:
+        """Writes this rank's pieces into rank 0's memory, or sends them to rank 0 from another machine.
+
+        Returns once rank 0 has those of all senders. With `ipc` rank 0 has all rows itself.
+        """
+        group = self._group
+        if group.rank not in (self._senders[:1] if self._ipc else self._senders):
+            for _ in parts:  # gathering a tensor needs all ranks
+                pass
+        elif memory is not None:
+            self._write(memory, self._weights.share, parts)
+        else:
+            dist.send(torch.cat([part.cpu().view(torch.uint8) for part in parts]), 0, group=group.copiers)
+        if group.rank == 0 and not self._ipc:
+            for sender, share in zip(self._senders, self._shares, strict=True):
+                if sender not in group.nodes[0]:
+                    sizes = [piece.size for piece in share]
+                    stream = torch.empty(sum(sizes), dtype=torch.uint8)
+                    dist.recv(stream, sender, group=group.copiers)
+                    assert memory is not None
+                    self._write(memory, share, stream.split(sizes))
+        if group.world > 1:
+            dist.barrier(group=group.copiers)
+
+    def _write(self, memory: Tensor, share: Share, parts: Iterable[Tensor]) -> None:
+        for entry, piece, part in zip(self._weights.manifest, share, parts, strict=True):
+            place = entry.offset + piece.start
+            memory[place : place + piece.size].copy_(part.view(torch.uint8))
 
     def _snapshot(self) -> Snapshot:
-        weights, handle, sends = self._weights(gathers=self._ipc), b"", self._group.rank in self._senders
+        self._settle()
+        weights, handle, sends = self._weights, b"", self._group.rank in self._senders
+        size = sum(piece.size for piece in weights.share)
         self._stream = None  # the old memory goes first
-        *places, size = accumulate((piece.size for piece in weights.share), initial=0)
         if sends and self._ipc:
             self._exported = self._exported or self._kept.enter_context(exported(size, self._group.device))
             self._stream, handle = self._exported[0], self._exported[1]()
         elif sends:
             self._stream = torch.empty(size, dtype=torch.uint8, device=self._group.device)
-        sums = torch.zeros(len(places), dtype=torch.int64, device=self._group.device)
-        weights.copy(self._stream, places, sums)
+        sums, place = torch.zeros(len(weights.manifest), dtype=torch.int64, device=self._group.device), 0
+        for index, (piece, part) in enumerate(zip(weights.share, weights.pieces(), strict=True)):
+            if self._stream is not None and piece.size:
+                self._stream[place : place + piece.size].copy_(part.view(torch.uint8))
+                sums[index] = element_sum(part, piece.start // part.element_size())
+                place += piece.size
         # tolist waits for the device, so that other processes may read the stream.
-        every = self._group.all_gather((weights.share, sums.tolist(), handle))
-        shares, totals, handles = zip(*(every[rank] for rank in self._senders), strict=True)
+        every = self._group.all_gather((sums.tolist(), handle))
+        totals, handles = zip(*(every[rank] for rank in self._senders), strict=True)
         return Snapshot(
             digest=combined(weights.manifest, *(totals[:1] if self._ipc else totals)),  # with ipc each has all rows
-            manifest=weights.manifest, shares=list(shares), handles=list(handles) if self._ipc else [])
+            manifest=weights.manifest, shares=self._shares, handles=list(handles) if self._ipc else [])
 
     def _send(self, transfer: Round, abort_reason: Callable[[], str] = str) -> None:
-        stream, self._stream = self._stream, None
-        if stream is None or not transfer.group:
+        if self._stream is None or not transfer.group:
             return
         link = self._link
         if link is None or link.where != transfer.group:
@@ -140,7 +209,7 @@ class RankSender:
             link = self._connect(meeting, transfer.group, transfer.receivers)
         try:
             link.begin(transfer.version.name, transfer.seconds, abort_reason)
-            for _ in link.buckets(transfer.sizes, stream):
+            for _ in link.buckets(transfer.sizes, self._stream):
                 pass
         except (RuntimeError, TimeoutError) as error:
             link.abort(f"rank {self._group.rank}: {error}")

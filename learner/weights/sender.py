@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import msgspec
@@ -24,7 +25,7 @@ from services.weights.pack import Packed
 from services.weights.registry import Participant, Round, Way
 
 ASK_S = 30.0
-KEEP_EVERY_S = 5.0
+WANTED_EVERY_S = 2.0
 PROGRESS_S = 0.02
 GIVE_UP = 3
 log = get_logger("transfer")
@@ -38,13 +39,11 @@ class WeightsActorClient:
 
     def __init__(self, actor: Any, *, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._actor, self._seconds, self._clock = actor, seconds, clock
-        self._current: tuple[Version, Packed] | None = None
-        self._checked = 0.0
+        self._asked = 0.0
 
     def publish(self, version: Version, packed: Packed) -> None:
         """Hands a version over. If the actor dies meanwhile, its successor gets it. Raises as `ask` does."""
         self.ask("publish", version, packed.manifest, packed.buffer)
-        self._current = version, packed
 
     def ask(self, method: str, *arguments: Any) -> Any:
         """Calls a method and returns its answer. If the actor dies, its successor is asked. Raises DeadlineExceeded."""
@@ -55,20 +54,15 @@ class WeightsActorClient:
             raise DeadlineExceeded(f"{method}: the weights actor gave no answer in {self._seconds:g} s "
                                    "(learner.collective_s)") from error
 
-    def keep(self) -> None:
-        """Publishes the current version again if the actor has lost it. Checks at most every five seconds.
-
-        Otherwise a worker that starts after the actor's death would find the version nowhere until the next step, and
-        the next step waits for that worker.
-        """
-        if self._current is None or self._clock() - self._checked < KEEP_EVERY_S:
-            return
-        self._checked = self._clock()
+    def wanted(self) -> Version | None:
+        """Returns a version that a worker has asked for in vain, or None. Asks at most every WANTED_EVERY_S."""
+        if self._clock() - self._asked < WANTED_EVERY_S:
+            return None
+        self._asked = self._clock()
         try:
-            if ray.get(self._actor.latest.remote(), timeout=ASK_S) != self._current[0]:
-                self.publish(*self._current)
+            return ray.get(self._actor.wanted.remote(), timeout=ASK_S)
         except (RayActorError, GetTimeoutError):
-            return  # it is being created again, or its node is cut off: a later check publishes
+            return None  # it is being created again, or its node is cut off
 
 
 class HostSender:
@@ -76,24 +70,40 @@ class HostSender:
 
     def __init__(self, ranks: RankSender, publish: Callable[[Version, Packed], None]) -> None:
         self._ranks, self._publish = ranks, publish
-        self.packed: Packed | None = None
         self._snapshot: Packed | None = None
+        self._sent: tuple[Version, Packed] | None = None
 
     def snapshot(self, version: Version) -> Version:
-        """Packs the weights. A digest that `version` has already is taken as theirs."""
-        self._snapshot = self._ranks.pack(version.digest)
+        """Packs the weights."""
+        self._snapshot = self._ranks.pack()
         return msgspec.structs.replace(version, digest=self._snapshot.digest)
 
     def send(self, version: Version, live: Callable[[Version], None]) -> None:
         """Publishes the snapshot."""
         assert self._snapshot is not None
-        self._publish(version, self._snapshot)
-        self.packed = self._snapshot
+        self.publish(version, self._snapshot)
         live(version)
+
+    def publish(self, version: Version, packed: Packed) -> None:
+        """Hands a version to the weights actor."""
+        self._sent = version, packed
+        self._publish(version, packed)
+
+    def copy(self) -> Future[Packed]:
+        """Returns the version that was sent last, in host memory."""
+        assert self._sent is not None
+        copied: Future[Packed] = Future()
+        copied.set_result(self._sent[1])
+        return copied
+
+    def keep(self, wanted: Version | None) -> None:
+        """Publishes the version again that was sent last, if it is wanted: the weights actor died, and has lost it."""
+        if self._sent is not None and wanted == self._sent[0]:
+            self.publish(*self._sent)
 
 
 class GpuSender:
-    """Sends versions from GPU to GPU, and then through `host`. `ask` calls a method of the registry."""
+    """Sends versions from GPU to GPU, and through `host` if that fails. `ask` calls a method of the registry."""
 
     def __init__(self, ranks: RankSender, host: HostSender, ask: Callable[..., Any], *, way: Way,
                  seconds: float) -> None:
@@ -102,29 +112,51 @@ class GpuSender:
         self.seconds = seconds
         self.failed = 0
         """Rounds in a row that failed."""
-        self._snapshot: Snapshot | None = None
+        self._snapshot: tuple[Version, Snapshot] | None = None
+        self._copied: Future[Packed] | None = None
         self._connected: tuple[list[Participant], str] = [], ""
-
-    @property
-    def packed(self) -> Packed | None:
-        """The version that was sent last, in host memory."""
-        return self._host.packed
 
     def snapshot(self, version: Version) -> Version:
         """Copies the weights on the GPUs, or to host memory if no worker could receive them from there."""
+        self._snapshot = self._copied = None
         if self.failed >= GIVE_UP or not self._ask("members"):
             return self._host.snapshot(version)
-        self._snapshot = self._ranks.snapshot()
-        return msgspec.structs.replace(version, digest=self._snapshot.digest)
+        snapshot = self._ranks.snapshot()
+        version = msgspec.structs.replace(version, digest=snapshot.digest)
+        self._snapshot = version, snapshot
+        return version
 
     def send(self, version: Version, live: Callable[[Version], None]) -> None:
-        """Holds a round, and publishes the version. The learner's weights must be those of the snapshot."""
-        snapshot, self._snapshot = self._snapshot, None
-        if snapshot is not None:
-            if self._round(version, snapshot):
-                live(version)
-            self._host.snapshot(version)
-        self._host.send(version, live)
+        """Holds a round. Publishes the version in host memory if not every worker has it then."""
+        if self._snapshot is None:
+            self._host.send(version, live)
+            return
+        if not self._round(version, self._snapshot[1]):
+            self._copied = self._ranks.copy(version.digest)
+            self._host.publish(version, self._copied.result())
+        live(version)
+
+    def copy(self) -> Future[Packed]:
+        """Begins to copy the version that was sent last to host memory, and then publishes it there."""
+        if self._snapshot is None:
+            return self._host.copy()
+        if self._copied is None:
+            version, _ = self._snapshot
+            self._copied = self._ranks.copy(version.digest)
+            self._copied.add_done_callback(lambda copied: self._published(version, copied))
+        return self._copied
+
+    def keep(self, wanted: Version | None) -> None:
+        """Publishes the version that was sent last in host memory, if it is wanted: for a worker that starts late."""
+        self._host.keep(wanted)
+        if self._snapshot is not None and wanted == self._snapshot[0]:
+            self.copy()
+
+    def _published(self, version: Version, copied: Future[Packed]) -> None:
+        try:
+            self._host.publish(version, copied.result())
+        except Exception as error:  # whoever needs the copy gets its error, and a worker that needs the version asks
+            log.warning("not published in host memory", version=version.short, reason=str(error))
 
     def _round(self, version: Version, snapshot: Snapshot) -> bool:
         """Returns whether every worker that is there holds the version."""

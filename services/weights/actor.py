@@ -34,25 +34,34 @@ class WeightStore(TransferRegistry):
     def __init__(self) -> None:
         super().__init__()
         self._held: dict[Version, Published] = {}
+        self._wanted: Version | None = None
 
     def publish(self, version: Version, manifest: Manifest, buffer: np.ndarray) -> None:
-        """Keeps a copy of the buffer and frees versions beyond KEEP. Publishing a version twice is harmless."""
+        """Keeps a copy of the buffer. Frees the versions beyond KEEP before. Publishing a version twice is harmless."""
         self._held.pop(version, None)
-        self._held[version] = Published(version=version, manifest=manifest, refs=[ray.put(buffer)])
-        while len(self._held) > KEEP:
+        while len(self._held) >= KEEP:
             del self._held[next(iter(self._held))]
+        self._held[version] = Published(version=version, manifest=manifest, refs=[ray.put(buffer)])
+        if self._wanted == version:
+            self._wanted = None
 
     def publish_file(self, version: Version, manifest: Manifest, path: str) -> None:
         """Keeps a copy of the buffer in the file at `path`, as `publish` does."""
         self.publish(version, manifest, np.memmap(path, dtype=np.uint8, mode="r"))
 
     def latest(self) -> Version | None:
-        """Returns the version that was published last, or None."""
-        return next(reversed(self._held), None)
+        """Returns the version that was sent last, also from GPU to GPU, or None."""
+        return max((version for version in (next(reversed(self._held), None), self.sent) if version), default=None)
 
     def fetch(self, version: Version) -> Published | None:
-        """Returns a version, or None if it is not held."""
+        """Returns a version, or None if it is not held. Then it is wanted."""
+        if version not in self._held:
+            self._wanted = version
         return self._held.get(version)
+
+    def wanted(self) -> Version | None:
+        """Returns the version that was last fetched in vain, and not published since; None if there is none."""
+        return self._wanted
 
 
 WeightsActor = ray.remote(num_cpus=0, max_restarts=-1)(WeightStore)

@@ -14,17 +14,20 @@ when it follows the pointer in the store; the workers of a machine check it once
 
 GPU to GPU: each rank copies its rows into a stream of its own and sums them; the sums name the version. The workers
 that call the registry then take part in a *round*: a thread in vLLM's process receives the streams while requests go
-on, and sums its part of the memory that it will load from. Host memory always gets a copy too.
+on, and sums its part of the memory that it will load from. The streams stay until the next snapshot. Host memory gets a
+copy from them if it is needed, while training goes on: for an evaluation, for a checkpoint, for a worker that has asked
+for the version in vain because it started late, and at once if the round failed.
 
 Order
-    1. snapshot ends before the weights change. send ends before the next snapshot.
+    1. snapshot ends before the weights change. send and copies end before the next snapshot.
     2. A version becomes current (`live`) when every worker that takes part holds it, or when host memory has it.
     3. A round ends before the next begins: each rank, receiver and worker is in one round at most.
     4. All members broadcast in one order: sender by sender, bucket by bucket.
     5. Weights are replaced only in a pause of the engine's requests, by vLLM's layerwise reload.
 
-Guaranteed: a worker loads a version only if its bytes have the version's digest. Each version that was sent can be
-received from host memory until two later ones were sent, and from the exported checkpoint that the pointer names.
+Guaranteed: a worker loads a version only if its bytes have the version's digest. The current version can be received
+from host memory, there at the latest when the learner waits for episodes or an evaluation, or from the exported
+checkpoint that the pointer names.
 
     failure                                  noticed by                       then
     a receiver dies or hangs                 rank 0: no call for SILENT_S     the round ends for all, host memory
@@ -32,7 +35,8 @@ received from host memory until two later ones were sent, and from the exported 
     nobody ends the round                    weights.seconds, at all members  the same
     GIVE_UP rounds in a row failed           GpuSender                        host memory from then on
     a rank of the learner dies               its rank group's collectives     all ranks restart from the checkpoint
-    the weights actor dies                   RayActorError                    the learner publishes again
+    the weights actor dies                   RayActorError, or a worker that  the learner publishes again
+                                             finds no version
     nobody has a version's weights           receive returns None             the worker waits for the learner
 
 vLLM's own transfer engines (0.32: nccl, ipc, sharded_rdt, nccl_m2n) are not used. They lack: a deadline and an end when
@@ -44,6 +48,7 @@ they receive into the model in the pause. What they share with us is used: the l
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Protocol
 
 from services.records import Version
@@ -52,11 +57,6 @@ from services.weights.pack import Packed
 
 class WeightSender(Protocol):
     """The learner's end, on rank 0."""
-
-    @property
-    def packed(self) -> Packed | None:
-        """The version that was sent last, in host memory: for checkpoints and exports."""
-        ...
 
     def snapshot(self, version: Version) -> Version:
         """Copies the learner's weights, so that they may change. Returns `version` with their digest."""
@@ -68,6 +68,17 @@ class WeightSender(Protocol):
         A round that fails is no error, because host memory has the version in the end. Raises DeadlineExceeded if the
         weights actor gives no answer in learner.collective_s; then all ranks end and are started again.
         """
+        ...
+
+    def copy(self) -> Future[Packed]:
+        """Begins to copy the version that was sent last to host memory, from its snapshot, and publishes it there.
+
+        Called between sending a version and the next snapshot, which waits for the copy.
+        """
+        ...
+
+    def keep(self, wanted: Version | None) -> None:
+        """Sees to it that host memory gets the version that was sent last, if it is the one that is wanted."""
         ...
 
 

@@ -20,6 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from services.process.environment import variable
+from services.process.threads import started
 
 if TYPE_CHECKING:
     import torch
@@ -138,10 +139,8 @@ class Link:
         store = PrefixStore("group", self._store)
         limit = timedelta(seconds=self._seconds)  # of each broadcast, also of the rounds that follow
         store.set_timeout(limit)
-        made: Future[Any] = Future()
-        connect = partial(connected_group, store, self._rank, self._world, self._device, limit)
         # A member that dies while all connect makes the others wait for it, and NCCL then waits for ever.
-        threading.Thread(target=_resolve, args=(made, connect), name="link", daemon=True).start()
+        made = started(partial(connected_group, store, self._rank, self._world, self._device, limit), "link")
         try:
             while not made.done():
                 time.sleep(CONNECT_LOOK_S)
@@ -167,13 +166,6 @@ def connected_group(store: Any, rank: int, world: int, device: torch.device, lim
             group = dist.ProcessGroupNCCL(store, rank, world, options)
     group.broadcast(torch.zeros(1, dtype=torch.uint8, device=device), 0).wait()
     return group
-
-
-def _resolve(made: Future[Any], connect: Callable[[], Any]) -> None:
-    try:
-        made.set_result(connect())
-    except BaseException as error:
-        made.set_exception(error)
 
 
 def _abort(made: Future[Any]) -> None:

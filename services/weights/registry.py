@@ -74,6 +74,8 @@ class TransferRegistry:
         self._seen: dict[str, tuple[Participant, float]] = {}
         self._round: Round | None = None
         self._outcomes: dict[str, str] = {}
+        self.sent: Version | None = None
+        """The version of the last round."""
 
     def call(self, member: Participant) -> Round | None:
         """Registers a worker, again and again. Returns the present round if it takes part and has not ended it."""
@@ -94,7 +96,7 @@ class TransferRegistry:
 
     def begin(self, transfer: Round) -> None:
         """Begins a round in the place of the one before."""
-        self._round, self._outcomes = transfer, {}
+        self._round, self._outcomes, self.sent = transfer, {}, transfer.version
 
     def report(self, worker: str, version: Version, fault: str) -> None:
         """Records how a round ended for a worker: "" if it holds the version, else why not."""

@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from processes import gone, only_child
 from waiting import wait_until
 
-from learner.weights.sender import WeightsActorClient
+from learner.weights.sender import HostSender, WeightsActorClient
 from services.errors import DeadlineExceeded
 from services.records import Version
 from services.weights.pack import pack_tensors
@@ -45,17 +46,25 @@ def test_a_killed_weights_actor_is_filled_again(weights, monkeypatch):
 
     now = [0.0]
     client = WeightsActorClient(weights, seconds=DEADLINE_S, clock=lambda: now[0])
-    client.keep()  # nothing is published yet: nothing to keep
-    version, packed = Version(incarnation=1, step=3, digest="d"), pack_tensors([("w", np.arange(4, dtype=np.float32))])
-    client.publish(version, packed)
-    assert ray.get(weights.latest.remote(), timeout=DEADLINE_S) == version
+    packed = pack_tensors([("w", np.arange(4, dtype=np.float32))])
+    ranks = SimpleNamespace(pack=lambda: packed)
+    sender, live = HostSender(ranks, client.publish), []
+    version = sender.snapshot(Version(incarnation=1, step=3))
+
+    def fetch():
+        now[0] += 10.0
+        sender.keep(client.wanted())
+        return ray.get(weights.fetch.options(max_task_retries=-1).remote(version), timeout=DEADLINE_S)
+
+    assert fetch() is None
+    sender.keep(client.wanted())  # nothing is published yet: nothing to keep
+    sender.send(version, live.append)
+    assert live == [version] == [ray.get(weights.latest.remote(), timeout=DEADLINE_S)]
     kill(weights)
     deadline = time.monotonic() + DEADLINE_S
     found = None
     while found is None and time.monotonic() < deadline:
-        now[0] += 10.0
-        client.keep()
-        found = ray.get(weights.fetch.options(max_task_retries=-1).remote(version), timeout=DEADLINE_S)
+        found = fetch()
     assert found is not None
     assert ray.get(found.refs[0], timeout=DEADLINE_S).tobytes() == packed.buffer.tobytes()
     for step in range(4, 7):
@@ -67,7 +76,7 @@ def test_a_killed_weights_actor_is_filled_again(weights, monkeypatch):
     actor.suspend()
     try:
         now[0] += 10.0
-        client.keep()  # an actor that does not answer, as on a node that is cut off, ends no learner
+        assert client.wanted() is None  # an actor that does not answer, as on a node that is cut off, ends no learner
         with pytest.raises(DeadlineExceeded, match=r"latest: .* no answer in 0\.5 s \(learner\.collective_s"):
             WeightsActorClient(weights, seconds=0.5).ask("latest")
     finally:

@@ -53,13 +53,15 @@ class Crash(Exception):
 
 
 def run(store, folder, model_path, gang, *, crash_at=None, leave_at=None, parks=False, ask=None,
-        meanwhile=lambda check: None, mirrored=None, **sections):
+        meanwhile=lambda check: None, mirrored=None, wanted=lambda: None,
+        slow=lambda version: None, **sections):
     """One life of a learner: up to the end, to the publication of `crash_at`, or until it is asked to leave.
 
     `leave_at`: "waiting 2" asks while it waits for groups after the publication of step 2, "publishing 2" before it.
     `parks`: outside its turns the learner's states wait in host memory. `ask` calls the registry of transfers.
     `meanwhile` takes the loop's own check while the loop waits until the current version may be replaced.
-    `mirrored` returns the step of the newest checkpoint in an object store.
+    `mirrored` returns the step of the newest checkpoint in an object store. `wanted`: a version that a worker lacks.
+    `slow` holds up the publication of a version in host memory.
     """
     config = make_config(staleness=STEPS).model_copy(update={"runs_dir": folder})
     config = type(config).model_validate(
@@ -69,10 +71,12 @@ def run(store, folder, model_path, gang, *, crash_at=None, leave_at=None, parks=
     def publish(version, packed):
         if version.step == crash_at:
             raise Crash
+        slow(version)
         published.append((version, packed))
 
     def check():
-        if leave_at == f"waiting {published[-1][0].step}":
+        sender.keep(wanted())
+        if leave_at and leave_at == f"waiting {published[-1][0].step}":
             raise Leaving
 
     def before_publish(version, check):

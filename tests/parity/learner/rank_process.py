@@ -71,8 +71,11 @@ def lead(learner, out):
     unpark()
     torch.save({"weights": weights(learner), "metrics": [r.metrics for r in reports],
                 "advantages": [c.advantages for r in reports for c in r.credits]}, out / "after.pt")
+    packed = learner.pack()
+    copied = learner.sender.copy(learner.sender.snapshot().digest)
     learner.train(make_groups(7, step=2))
     assert saving.result(240) == digests(checkpoint, [file.name for file in checkpoint.iterdir()])
+    assert copied.result(240).buffer.tobytes() == packed.buffer.tobytes(), "the copy is not that of the snapshot"
     learner.load(checkpoint)
     learner.train(make_groups(2, step=2))
     learner.export(out / "export")

@@ -16,6 +16,7 @@ from services.weights.pack import unpack
 from services.weights.registry import Participant, TransferRegistry
 
 SECONDS = 3600.0
+DEADLINE_S = 120.0
 
 
 class Worker:
@@ -69,7 +70,7 @@ def by_host(redis_url, model_path, gang, tmp_path_factory):
     return weights(learner), published
 
 
-def ran(store, folder, model_path, gang, way, *, dies_at=None, **options):
+def ran(store, folder, model_path, gang, way, *, dies_at=None, wanted=lambda: None, slow=lambda _: None, **options):
     """Returns the learner, what it published to host memory, the worker, and the pointer before each version."""
     registry = TransferRegistry(lambda: 0.0)  # nobody is ever silent, however slow the machine
     worker = Worker(registry, **options)
@@ -83,7 +84,7 @@ def ran(store, folder, model_path, gang, way, *, dies_at=None, **options):
 
     try:
         play(store, range(2 * STEPS))
-        learner, published, _ = run(store, folder, model_path, gang, ask=ask,
+        learner, published, _ = run(store, folder, model_path, gang, ask=ask, wanted=wanted, slow=slow,
                                     weights={"transfer": way, "seconds": SECONDS})
     finally:
         worker.end()
@@ -95,16 +96,46 @@ def ran(store, folder, model_path, gang, way, *, dies_at=None, **options):
 @pytest.mark.parametrize("way", ["nccl", "ipc"])
 def test_workers_receive_every_version_before_it_is_current_and_training_is_the_same(
         way, by_host, redis_url, model_path, gang, tmp_path):
+    """Host memory gets the versions of evaluations and checkpoints alone."""
     store = Store(redis_url, f"by-{way}")
     learner, published, worker, before = ran(store, tmp_path, model_path, gang, way)
-    assert [version.step for version, _ in published] == list(range(STEPS + 1))
-    for (version, packed), (_, expected) in zip(published, by_host[1], strict=True):
+    assert [version.step for version in worker.received] == list(range(STEPS + 1))
+    assert sorted(version.step for version, _ in published) == [0, 2, 4]
+    expected = {version.step: packed for version, packed in by_host[1]}
+    for version, packed in published:
         assert packed.digest == version.digest == digest_like(version.digest, packed.manifest, packed.buffer)
-        assert packed.buffer.tobytes() == expected.buffer.tobytes()
-        for name, tensor in unpack(packed.manifest, packed.buffer).items():
-            assert torch.equal(worker.received[version][name], tensor)
+        assert packed.buffer.tobytes() == expected[version.step].buffer.tobytes()
+    for version, tensors in worker.received.items():
+        packed = expected[version.step]
+        assert all(torch.equal(tensors[name], tensor)
+                   for name, tensor in unpack(packed.manifest, packed.buffer).items())
     assert [pointer and pointer[0].step for pointer in before] == [None, *range(STEPS)]
-    assert store.version()[0] == published[-1][0]
+    assert store.version()[0] == list(worker.received)[-1]
+    assert all(torch.equal(tensor, by_host[0][name]) for name, tensor in weights(learner).items())
+
+
+def test_the_next_step_does_not_wait_while_host_memory_gets_a_version(by_host, redis_url, model_path, gang, tmp_path):
+    """Publishing the checkpoint of step 2 lasts until step 3 is trained and sent. A worker that starts late wants
+    step 1, which has no checkpoint."""
+    store, missing = Store(redis_url, "slow"), []
+    third = threading.Event()
+
+    def slow(version):
+        if version.step == 2:
+            missing.append(not third.wait(DEADLINE_S))
+
+    def wanted():
+        pointer = store.version()
+        if pointer is not None and pointer[0].step == 3:
+            third.set()
+        return pointer[0] if pointer is not None and pointer[0].step == 1 else None
+
+    learner, published, worker, _ = ran(store, tmp_path, model_path, gang, "nccl", wanted=wanted, slow=slow)
+    assert missing == [False], "step 3 waited for the version of step 2"
+    expected = {version.step: packed for version, packed in by_host[1]}
+    assert {version.step for version, _ in published} == {0, 1, 2, 4}
+    assert all(packed.buffer.tobytes() == expected[version.step].buffer.tobytes() for version, packed in published)
+    assert len(worker.received) == STEPS + 1
     assert all(torch.equal(tensor, by_host[0][name]) for name, tensor in weights(learner).items())
 
 
@@ -119,11 +150,12 @@ def test_versions_that_a_worker_refuses_go_through_host_memory_and_after_some_no
 
 def test_a_worker_that_dies_in_a_round_costs_neither_a_version_nor_a_bit(
         by_host, redis_url, model_path, gang, tmp_path):
-    """The round ends when the worker is missed, not at its deadline."""
+    """The round ends when the worker is missed, not at its deadline, and host memory gets its version."""
     store = Store(redis_url, "dies")
     learner, published, _, before = ran(store, tmp_path, model_path, gang, "nccl", dies_at=1)
-    assert [version.step for version, _ in published] == list(range(STEPS + 1))
-    assert [packed.buffer.tobytes() for _, packed in published] == [packed.buffer.tobytes() for _, packed in by_host[1]]
+    expected = {version.step: packed for version, packed in by_host[1]}
+    assert {version.step for version, _ in published} == {0, 1, 2, 4}
+    assert all(packed.buffer.tobytes() == expected[version.step].buffer.tobytes() for version, packed in published)
     assert before[1][0].step == 0
-    assert store.version()[0] == published[-1][0]
+    assert store.version()[0].step == STEPS
     assert all(torch.equal(tensor, by_host[0][name]) for name, tensor in weights(learner).items())

@@ -37,7 +37,9 @@ def lead(learner, way, folder):
     manager = Registry(address=str(folder / "registry"), authkey=b"test")
     manager.connect()
     registry = manager.registry()
-    host = HostSender(learner.sender, lambda *_: None)
+    sent = []
+    """What went through host memory."""
+    host = HostSender(learner.sender, lambda version, _: sent.append(version))
     sender = GpuSender(learner.sender, host, lambda method, *rest: getattr(registry, method)(*rest), way=way, seconds=0)
     for line in sys.stdin:
         command, *rest = line.split()
@@ -45,13 +47,15 @@ def lead(learner, way, folder):
         if command == "train":
             learner.train(make_groups(learner.step, step=learner.step))
         elif command == "send":
-            sender.seconds, live = float(rest[0]), []
+            sender.seconds = float(rest[0])
             version = sender.snapshot(Version(incarnation=1, step=learner.step))
-            sender.send(version, live.append)
-            answer = {"version": version, "everywhere": len(live) == 2}  # by the round, and by host memory
+            sent.clear()
+            sender.send(version, lambda _: None)
+            answer = {"version": version, "everywhere": not sent}
         elif command == "pack":
-            sender.packed.buffer.tofile(folder / str(learner.step))
-            answer = {"manifest": sender.packed.manifest}
+            packed = sender.copy().result()
+            packed.buffer.tofile(folder / str(learner.step))
+            answer = {"manifest": packed.manifest}
         print(msgspec.json.encode(answer).decode(), flush=True)
 
 
