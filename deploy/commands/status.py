@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from deploy.console.plain import span
+from deploy.console.plain import answer_shares, span
 from deploy.console.printable import printable
 from deploy.runs.comparison import Kind, evaluation_kind
 from deploy.runs.configs import light_config
@@ -38,6 +38,8 @@ APART_S = BEAT_S + 0.5
 WORDS = {"unplaced": "waiting for room on the cluster", "draining": "finishing their work"}
 LAST = 5
 """Number of the curve's last evaluations that are shown."""
+SHARES = ("invalid_share", "inadmissible_share", "cut_share")
+"""Shares of bad answers, of the last step and of each evaluation. None in rows of older versions."""
 FINISHED, GOING_ON, INTERRUPTED = "finished", "going on", "interrupted"
 
 
@@ -102,7 +104,7 @@ def summary(status: Mapping[str, Any]) -> list[str]:
             lines[0] += f", trained on episodes {status['staleness_mean']:.2g} steps old (at most " \
                         f"{status['staleness_max']:.0f})"
         won = "" if status["success_rate"] is None else f", success {status['success_rate']:.1%}"
-        lines.append(f"  last step {span(status['seconds_since_step'])} ago{won}")
+        lines.append(f"  last step {span(status['seconds_since_step'])} ago{won}  {answer_shares(status)}".rstrip())
     if status["step_times"] is not None:
         lines.append(f"  time: {as_line(MeanStep(**status['step_times']))}")
     if status["doing"] and status["state"] == GOING_ON:
@@ -124,7 +126,8 @@ def _evaluations(rows: Sequence[Mapping[str, Any]], run_folder: str) -> list[str
     for curve in kinds.values():
         shown |= {curve[0], max(curve, key=lambda index: rows[index]["success_rate"]), *curve[-LAST:]}
     lines = [f"  {title_of(row['label'])}, T={row['temperature']:g}: {row['success_rate']:.1%} "
-             f"[{row['success_low']:.1%}, {row['success_high']:.1%}] on {number_of(row['tasks'], 'game')}"
+             f"[{row['success_low']:.1%}, {row['success_high']:.1%}] on {number_of(row['tasks'], 'game')}  "
+             f"{answer_shares(row)}".rstrip()
              for index, row in enumerate(rows) if index in shown]
     return lines if len(shown) == len(rows) else [
         *lines, f"  shown: the first, the best and the last {LAST} of the curve; {len(rows) - len(shown)} more: "
@@ -167,7 +170,8 @@ def read_status(folder: RunFolder, history: RunHistory) -> dict[str, Any]:
         "seconds_since_step": _since(last["time"], now) if last and last["time"] else None,
         "success_rate": last["success_rate"] if last else None,
         "step_times": asdict(times) if (times := step_times(metrics)) else None,
-        "evaluations": [{key: e[key] for key in shown} for e in evaluations],
+        **{name: last.get(name) if last else None for name in SHARES},
+        "evaluations": [{key: e[key] for key in shown} | {name: e.get(name) for name in SHARES} for e in evaluations],
         "warnings": [one.text for one in warnings(metrics, evaluations)],
         "damaged": history.damage,
         "verdicts": [one.text for one in verdicts(evaluations)],

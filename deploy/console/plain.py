@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -45,6 +46,17 @@ def span(seconds: float) -> str:
         return f"{seconds:.0f} s"
     hours, minutes = divmod(round(seconds / 60), 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min"
+
+
+def answer_shares(row: Mapping[str, Any]) -> str:
+    """Returns the shares of bad answers in a row of metrics.jsonl or evaluations.jsonl.
+
+    `invalid 98.9%  inadmissible 0.0%  cut 92.6%`. Cut answers are shown from one in a hundred on. Rows of older
+    versions lack some.
+    """
+    shares = {name: row.get(f"{name}_share") for name in ("invalid", "inadmissible", "cut")}
+    return "  ".join(f"{name} {share:.1%}" for name, share in shares.items()
+                     if share is not None and (name != "cut" or share >= 0.01))
 
 
 class Pace:

@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from deploy.console.plain import EVERY_S, Pace, going_on, print_line, span
+from deploy.console.plain import EVERY_S, Pace, answer_shares, going_on, print_line, span
 from deploy.console.printable import printable
 from services.amounts import number_of, rounded
 from services.telemetry.evaluation_labels import title_of
@@ -40,12 +40,6 @@ def as_score(summary: Mapping[str, Any]) -> str:
 def left_out(summary: Mapping[str, Any]) -> str:
     """Returns `; 3 could not be played` if faults took games from an evaluation."""
     return f"; {summary['dropped']} could not be played" if summary.get("dropped") else ""
-
-
-def cut_answers(metrics: Mapping[str, Any]) -> str:
-    """Returns the share of answers that their limit of tokens cut, from one in a hundred on; else an empty text."""
-    share = metrics.get("cut_share", 0.0)  # rows of older versions lack it
-    return f"cut {share:5.1%}  " if share >= 0.01 else ""
 
 
 def _clock(seconds: float) -> str:
@@ -156,8 +150,7 @@ class ProgressView:
         seconds = sum(v for k, v in metrics.items() if k.startswith("seconds/"))
         self._say(
             f"step {metrics['step']:>4}/{self._steps}  success {metrics['success_rate']:6.1%}  "
-            f"length {metrics['episode_length']:5.1f}  inadmissible {metrics['inadmissible_share']:5.1%}  "
-            f"{cut_answers(metrics)}"
+            f"length {metrics['episode_length']:5.1f}  {answer_shares(metrics)}  "
             f"loss {shown(metrics['loss/policy'], '+.4f')}  grad {shown(metrics['grad_norm'], '.2f')}  {seconds:5.1f} s"
             + self._left()
         )
@@ -182,7 +175,8 @@ class ProgressView:
         self._say(
             f"{title_of(summary['label'])}  T={summary['temperature']:g}  {summary['success_rate']:6.1%} "
             f"[{summary['success_low']:.1%}, {summary['success_high']:.1%}] "
-            f"on {number_of(summary['tasks'], 'game')} of {summary['split']}{as_score(summary)}{left_out(summary)}"
+            f"on {number_of(summary['tasks'], 'game')} of {summary['split']}{as_score(summary)}{left_out(summary)}  "
+            f"{answer_shares(summary)}".rstrip()
         )
 
     def _say(self, text: str) -> None:
@@ -205,7 +199,7 @@ class ProgressView:
         if self._last:
             table.add_row("success", f"{self._last['success_rate']:.1%}   {sparkline(self._success)}")
             table.add_row("length", f"{self._last['episode_length']:.1f} turns")
-            table.add_row("inadmissible", f"{self._last['inadmissible_share']:.1%}  {cut_answers(self._last)}")
+            table.add_row("answers", answer_shares(self._last))
             table.add_row("policy loss", shown(self._last["loss/policy"], "+.4f"))
             table.add_row("gradient norm", shown(self._last["grad_norm"], ".2f"))
         for at, rate, low, high in self._evaluations[-KEEP_NOTES:]:

@@ -1,6 +1,6 @@
 """The health of a run: rules that find runs which do not learn, or unlearn. The report, `status` and the view
 show their findings, and the metric gagpo_health_warning has them. deploy/prometheus/rules.yml has alerts for shares, a
-gradient of 0, entropy and success, but none for "length" and for a gradient that is not finite.
+gradient of 0, entropy and both findings about success, but none for "length" and for a gradient that is not finite.
 
 No threshold was crossed by any of the 65 runs of lab/experiments/credit/README.md, which all learned something.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from statistics import fmean
 from typing import Any
 
@@ -19,8 +20,12 @@ from services.telemetry.evaluation_labels import curve_of
 Row = Mapping[str, Any]
 WINDOW = 3
 """Learner steps over which a share is averaged, so that one unlucky step is not a finding."""
+LOST_STEPS = 5
+"""Learner steps in a row without a won episode that are a finding. No step of 291 recorded runs was without one."""
 SOLVED = 0.9
 """Success while training, from which certainty is no fault."""
+FORMAT = ("make a cold start first (sft.enabled=true) or a longer one (sft.minutes), or choose another env.prompt or "
+          "model.path")
 STRONGER = "start from a stronger policy (a longer cold start, or another model.path if sft.enabled is false)"
 
 
@@ -35,20 +40,29 @@ class HealthWarning:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthRule:
-    """`find` takes the rows of metrics.jsonl, at least one, and returns a finding or None."""
+    """`find` takes the rows of metrics.jsonl, at least one, and returns a finding or None. Before the first learner
+    step, the only row is the evaluation of the policy that the run starts from."""
 
     name: str
+    keys: tuple[str, ...]
+    """The keys of metrics.jsonl that it reads. docs/operate/does-not-learn.md has a row for each of them."""
     find: Callable[[Sequence[Row]], str | None]
     fix: str
 
 
-def _share(key: str, limit: float, what: str) -> Callable[[Sequence[Row]], str | None]:
+def _share_rule(name: str, key: str, limit: float, what: str, fix: str) -> HealthRule:
     """Makes a rule about a share whose mean over the last steps is too large."""
     def find(rows: Sequence[Row]) -> str | None:
-        known = [row[key] for row in rows[-WINDOW:] if row.get(key) is not None]
-        share = fmean(known) if known else 0.0
+        shares = [row[key] for row in rows[-WINDOW:] if row.get(key) is not None]
+        share = fmean(shares) if shares else 0.0
         return f"{share:.0%} of the {what}" if share >= limit else None
-    return find
+    return HealthRule(name=name, keys=(key,), find=find, fix=fix)
+
+
+def _no_success(rows: Sequence[Row]) -> str | None:
+    """Finds a run whose last steps won nothing: then only penalties differ, if anything does."""
+    lost = len(list(takewhile(lambda row: row["success_rate"] == 0, reversed(rows))))
+    return f"no episode was won in the last {lost} learner steps" if lost >= LOST_STEPS else None
 
 
 def _nothing_to_learn(rows: Sequence[Row]) -> str | None:
@@ -93,29 +107,29 @@ def _first_and_last(rows: Sequence[Row], key: str) -> tuple[float, float]:
 
 RULES = (
     # Healthy runs cut less than one in a hundred. A cut answer has mostly lost its action, and is trained on as it is.
-    HealthRule(name="cut answers", find=_share("cut_share", 0.1, "answers were cut at their limit of tokens"),
-               fix="raise rollout.max_response_tokens (and an agent's own max_tokens), or ask for shorter answers"),
-    HealthRule(name="nothing to learn", find=_nothing_to_learn,
+    _share_rule("cut answers", "cut_share", 0.1, "answers were cut at their limit of tokens",
+                "raise rollout.max_response_tokens (and an agent's own max_tokens), or ask for shorter answers"),
+    # No healthy step had more than 18%.
+    _share_rule("invalid actions", "invalid_share", 0.2, "answers hold no well-formed action", FORMAT),
+    # Small policies guess, so healthy runs started with up to 86%.
+    _share_rule("inadmissible actions", "inadmissible_share", 0.9, "actions are not admissible", STRONGER),
+    HealthRule(name="no success", keys=("success_rate",), find=_no_success, fix=f"{STRONGER}, or choose easier games"),
+    HealthRule(name="nothing to learn", keys=("credit/flat_share", "success_rate"), find=_nothing_to_learn,
                fix=f"{STRONGER}, or choose games that are neither all won nor all lost"),
     # A group without differences teaches nothing. If nine tenths have none, a step learns from a tenth of its episodes.
-    HealthRule(name="flat groups", find=_share("credit/flat_share", 0.9, "groups have no spread: all their episodes "
-                                               "earned the same"),
-               fix="raise learner.group_size, or set learner.dynamic_sampling"),
-    HealthRule(name="no gradient", find=_no_gradient, fix="check learner.lr, learner.grad_clip and the credit options"),
-    # No healthy step had more than 18%.
-    HealthRule(name="invalid actions", find=_share("invalid_share", 0.2, "answers hold no well-formed action"),
-               fix=STRONGER),
-    # Small policies guess, so healthy runs started with up to 86%.
-    HealthRule(name="inadmissible actions", find=_share("inadmissible_share", 0.9, "actions are not admissible"),
-               fix=STRONGER),
+    _share_rule("flat groups", "credit/flat_share", 0.9, "groups have no spread: all their episodes earned the same",
+                "raise learner.group_size, or set learner.dynamic_sampling"),
+    HealthRule(name="no gradient", keys=("grad_norm",), find=_no_gradient,
+               fix="check learner.lr, learner.grad_clip and the credit options"),
     # Healthy runs kept more than a third of their entropy, and most gained some.
-    HealthRule(name="entropy", find=_entropy, fix="raise learner.loss.entropy, or lower learner.lr"),
+    HealthRule(name="entropy", keys=("loss/entropy",), find=_entropy,
+               fix="raise learner.loss.entropy, or lower learner.lr"),
     # Healthy runs halved their episodes as they won more of them.
-    HealthRule(name="length", find=_length, fix="lower learner.lr, or go back to the best checkpoint"),
+    HealthRule(name="length", keys=("episode_length",), find=_length,
+               fix="lower learner.lr, or go back to the best checkpoint"),
 )
-"""Rules in the order of display."""
-WEAKER = {"nothing to learn": ("flat groups",), "cut answers": ("invalid actions", "inadmissible actions")}
-"""Rule -> those that it hides, since they find the same cause."""
+"""Rules in the order of display, which is that of docs/operate/does-not-learn.md. Each finding is shown, except that
+"nothing to learn" stands for "flat groups": all groups are flat."""
 
 
 def warnings(metrics: Sequence[Row], evaluations: Sequence[Row]) -> list[HealthWarning]:
@@ -123,11 +137,12 @@ def warnings(metrics: Sequence[Row], evaluations: Sequence[Row]) -> list[HealthW
 
     `metrics` and `evaluations`: rows as read_metrics and read_evaluations return them, in order.
     """
-    found = [HealthWarning(rule=rule.name, text=f"{text}; {rule.fix}")
-             for rule in RULES if metrics and (text := rule.find(metrics))]
-    names = {one.rule for one in found}
-    hidden = {weaker for rule in names for weaker in WEAKER.get(rule, ())}
-    return [one for one in found if one.rule not in hidden] + _falling(evaluations)
+    rows = metrics or [row for row in curve_of(evaluations)[:1] if row["step"] == 0]
+    findings = {rule.name: HealthWarning(rule=rule.name, text=f"{text}; {rule.fix}")
+                for rule in RULES if rows and (text := rule.find(rows))}
+    if "nothing to learn" in findings:
+        findings.pop("flat groups", None)
+    return [*findings.values(), *_falling(evaluations)]
 
 
 def _falling(evaluations: Sequence[Row]) -> list[HealthWarning]:

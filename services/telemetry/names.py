@@ -25,8 +25,8 @@ PHASES = ("wait", "credit", "pack", "forward_backward", "optimizer", "evaluation
 DROP_REASONS = ("env", "agent", "engine", "store", "episode", "worker_lost", "weights_gone", "over_age",
                 "uniform_reward", "other")
 
-HEALTH_RULES = ("cut answers", "nothing to learn", "flat groups", "no gradient", "invalid actions",
-                "inadmissible actions", "entropy", "length", "success")
+HEALTH_RULES = ("cut answers", "invalid actions", "inadmissible actions", "no success", "nothing to learn",
+                "flat groups", "no gradient", "entropy", "length", "success")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -121,6 +121,20 @@ def test_a_finished_run_whose_longer_life_failed_is_not_finished(folder):
     assert re.match(r"ValueError: no such checkpoint, \d+ s ago", said)
 
 
+def test_the_shares_of_bad_answers_are_shown_of_the_last_step_and_of_each_evaluation(folder):
+    shares = {"invalid_share": 0.989, "inadmissible_share": 0.0, "cut_share": 0.926}
+    append_row(folder.metrics, {"step": 3, "time": time.time(), "success_rate": 0.0, "version": "1.3",
+                                "staleness_mean": 0.0, "staleness_max": 0, **shares})
+    append_row(folder.evaluations, {"label": "step-000000", "step": 0, "split": "valid", "temperature": 1.0, "tasks": 2,
+                                    "success_rate": 0.0, "success_low": 0.0, "success_high": 0.8,
+                                    "success_by_task": {"a": 0.0, "b": 0.0}, **shares | {"cut_share": 0.0}})
+    status = read_status(folder, RunHistory(folder))
+    lines = summary(status)
+    assert "success 0.0%  invalid 98.9%  inadmissible 0.0%  cut 92.6%" in lines[1]
+    assert lines[2].endswith("on 2 games  invalid 98.9%  inadmissible 0.0%")
+    assert [status["invalid_share"], status["evaluations"][0]["cut_share"]] == [0.989, 0.0]
+
+
 def test_warnings_are_shown():
     assert summary(STATUS | {"warnings": ["it collapses"]})[-1] == "  warning: it collapses"
 

@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from deploy.console.progress import KEEP_NOTES, ProgressView, as_score, cut_answers, sparkline
+from deploy.console.plain import answer_shares
+from deploy.console.progress import KEEP_NOTES, ProgressView, as_score, sparkline
 
-STEP = {"step": 2, "success_rate": 0.25, "episode_length": 12.5, "inadmissible_share": 0.1, "cut_share": 0.05,
-        "loss/policy": -0.0123, "grad_norm": 0.5, "seconds/wait": 3.0, "seconds/optimizer": 1.5}
+STEP = {"step": 2, "success_rate": 0.25, "episode_length": 12.5, "invalid_share": 0.5, "inadmissible_share": 0.1,
+        "cut_share": 0.05, "loss/policy": -0.0123, "grad_norm": 0.5, "seconds/wait": 3.0, "seconds/optimizer": 1.5}
 EVALUATION = {"label": "step-000002", "step": 2, "temperature": 0.4, "success_rate": 0.5, "success_low": 0.4,
-              "success_high": 0.6, "tasks": 8, "split": "valid"}
+              "success_high": 0.6, "tasks": 8, "split": "valid", "invalid_share": 0.989, "inadmissible_share": 0.0,
+              "cut_share": 0.926}
 
 
 class Clock:
@@ -43,14 +45,16 @@ def test_without_a_terminal_every_event_is_one_plain_line():
     assert out.file.getvalue().splitlines() == [
         "[00:00] reinforcement learning",
         "[01:15] rollout worker 0 died [exit 9]; starting it again",
-        "[01:15] step    2/4  success  25.0%  length  12.5  inadmissible 10.0%  cut  5.0%  loss -0.0123  "
-        "grad 0.50    4.5 s",
-        "[01:15] evaluation at step 2  T=0.4   50.0% [40.0%, 60.0%] on 8 games of valid",
+        "[01:15] step    2/4  success  25.0%  length  12.5  invalid 50.0%  inadmissible 10.0%  cut 5.0%  "
+        "loss -0.0123  grad 0.50    4.5 s",
+        "[01:15] evaluation at step 2  T=0.4   50.0% [40.0%, 60.0%] on 8 games of valid  invalid 98.9%  "
+        "inadmissible 0.0%  cut 92.6%",
     ]
 
 
-def test_a_learner_step_tells_of_cut_answers_from_one_in_a_hundred_on():
-    assert [cut_answers(row) for row in ({"cut_share": 0.01}, {"cut_share": 0.009}, {})] == ["cut  1.0%  ", "", ""]
+def test_cut_answers_are_shown_from_one_in_a_hundred_on_and_the_other_shares_always():
+    rows = ({"invalid_share": 0.0, "cut_share": 0.01}, {"inadmissible_share": 0.0, "cut_share": 0.009}, {})
+    assert [answer_shares(row) for row in rows] == ["invalid 0.0%  cut 1.0%", "inadmissible 0.0%", ""]
 
 
 def test_a_full_disk_behind_the_output_does_not_end_the_run():
@@ -117,7 +121,7 @@ def test_in_a_terminal_one_view_shows_where_the_run_is():
     out, clock = console(terminal=True), Clock()
     everything(ProgressView("tiny", 4, console=out, clock=clock), clock)
     shown = out.file.getvalue()
-    for text in ("tiny", "1:15", "reinforcement learning (1 min)", "2 / 4", "25.0%",
+    for text in ("tiny", "1:15", "reinforcement learning (1 min)", "2 / 4", "25.0%", "invalid 50.0%",
                  "evaluation @2", "died [exit 9]"):
         assert text in shown, text
     assert "[01:15]" not in shown

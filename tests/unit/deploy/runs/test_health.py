@@ -1,5 +1,7 @@
 """Each health rule on a run that breaks it, and on a run that nearly does."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,9 +43,51 @@ def test_a_share_counts_on_average_over_the_last_three_steps(key: str, near: flo
     assert found(rows({key: 0.0}, *[{key: beyond}] * 3)) == [rule]
 
 
-def test_cut_answers_stand_first_and_hide_that_answers_hold_no_action():
-    assert found(rows(*[{"cut_share": 0.5, "invalid_share": 0.5, "inadmissible_share": 1.0}] * 3)) == ["cut answers"]
+def test_cut_answers_hide_nothing():
+    """As 17 steps without a success did, whose actions were all inadmissible."""
+    lost = {"cut_share": 0.11, "inadmissible_share": 1.0, "success_rate": 0.0}
+    assert [one.text.partition(";")[0] for one in warnings(rows(*[lost] * 17), [])] == [
+        "11% of the answers were cut at their limit of tokens", "100% of the actions are not admissible",
+        "no episode was won in the last 17 learner steps"]
+    assert found(rows(*[{"cut_share": 0.926, "invalid_share": 0.989}] * 3)) == ["cut answers", "invalid actions"]
     assert found(rows({"cut_share": 1.0, "credit/flat_share": 1.0})) == ["cut answers", "nothing to learn"]
+
+
+def test_five_steps_in_a_row_without_a_won_episode_are_a_finding():
+    assert found(rows({}, *[{"success_rate": 0.0}] * 4)) == []
+    assert found(rows({}, *[{"success_rate": 0.0}] * 5)) == ["no success"]
+    assert found(rows(*[{"success_rate": 0.0}] * 5, {"success_rate": 0.01})) == []
+    assert found(rows(*[{"success_rate": None}] * 5)) == []
+
+
+def test_before_the_first_step_the_evaluation_of_the_start_shows_answers_without_an_action():
+    start = evaluation(0, 0) | {"invalid_share": 0.97, "inadmissible_share": 0.0, "episode_length": 20.0}
+    (only,) = warnings([], [start])
+    assert only.text == (
+        "97% of the answers hold no well-formed action; make a cold start first (sft.enabled=true) or a longer one "
+        "(sft.minutes), or choose another env.prompt or model.path")
+    assert warnings([], [start | {"invalid_share": 0.18}]) == []
+    assert warnings(rows({}), [start]) == []
+
+
+PAGE = (Path(__file__).parents[4] / "docs/operate/does-not-learn.md").read_text().splitlines()
+
+
+def test_the_page_about_runs_that_do_not_learn_marks_what_the_rules_read_in_their_order():
+    marked = [set(re.findall(r"`([a-z_/]+)`", row.split("|")[2])) for row in PAGE if "⚠" in row and row[0] == "|"]
+    assert marked.pop() == set()  # that of evaluations.jsonl comes last: success that has fallen
+    places = [next(place for place, keys in enumerate(marked) if set(rule.keys) & keys) for rule in RULES]
+    assert places == sorted(places)
+    assert set(places) == set(range(len(marked)))
+
+
+@pytest.mark.parametrize(("key", "limit"), [("cut_share", 0.1), ("invalid_share", 0.2), ("inadmissible_share", 0.9),
+                                            ("credit/flat_share", 0.9)])
+def test_the_page_gives_the_limit_of_each_share(key: str, limit: float):
+    (row,) = (row for row in PAGE if f"`{key}` ⚠" in row)
+    assert f"is {limit:g} or more" in row
+    assert found(rows(*[{key: limit}] * 3))
+    assert not found(rows(*[{key: limit - 0.001}] * 3))
 
 
 def test_rows_of_a_version_without_the_share_cause_no_warning():
