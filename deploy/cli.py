@@ -208,7 +208,7 @@ def _run(command: Callable[[], int | None]) -> int:
         status = command() or 0
         sys.stdout.flush()
     except UserError as error:
-        return _say(f"{error.what}; {error.fix}", 2)
+        return max(_say(f"{each.what}; {each.fix}", 2) for each in (error, *error.others))
     except KeyboardInterrupt:
         return _say("interrupted", 130)
     except BrokenPipeError:

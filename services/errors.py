@@ -21,6 +21,7 @@ anything else exits with 1 and leaves its traceback in the run's log, or on stde
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
 
@@ -31,21 +32,57 @@ class GagpoError(Exception):
 class UserError(GagpoError):
     """A mistake that the user can fix.
 
-    `what` says what is wrong, `fix` says how to fix it; together they are one line.
+    `what` says what is wrong, `fix` says how to fix it; together they are one line. `others`: further mistakes that
+    were found in the same place. Each is a line of its own in the text.
     """
+
+    others: tuple[UserError, ...] = ()
 
     def __init__(self, what: str, fix: str) -> None:
         super().__init__(f"{what}; {fix}")
         self.what = what
         self.fix = fix
 
-    def __reduce__(self) -> tuple[type[UserError], tuple[str, str]]:
+    def __str__(self) -> str:
+        return "\n".join([f"{self.what}; {self.fix}", *map(str, self.others)])
+
+    def __reduce__(self) -> tuple[type[UserError], tuple[str, str], dict[str, object]]:
         """Pickle would call the class with the joined text alone, and an actor's UserError would not arrive."""
-        return type(self), (self.what, self.fix)
+        return type(self), (self.what, self.fix), vars(self)
 
 
 class Unanswered(UserError):
     """A server that the config names does not answer: its address is wrong, or it is away for a while."""
+
+
+Check = Callable[[], Iterable[UserError] | None]
+"""A check that raises a UserError, or yields one for each mistake."""
+
+
+def check_together(*checks: Check) -> None:
+    """Makes all checks, and raises their mistakes as one UserError."""
+    mistakes: list[UserError] = []
+    for check in checks:
+        try:
+            for mistake in check() or ():
+                mistakes.append(mistake)
+        except UserError as error:
+            mistakes.append(error)
+    raise_together(mistakes)
+
+
+def raise_together(mistakes: Sequence[UserError]) -> None:
+    """Raises the first mistake, with all that differ from it as its `others`. Does nothing if there is none."""
+    lines: dict[str, UserError] = {}
+    for error in mistakes:
+        for each in (error, *error.others):
+            lines.setdefault(f"{each.what}; {each.fix}", each)
+    if lines:
+        first, *others = lines.values()
+        for each in others:
+            each.others = ()
+        first.others = tuple(others)
+        raise first from None
 
 
 class Fault(GagpoError):

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from services.config.file import read_tree
-from services.config.refusals import one_line
+from services.config.refusals import refusal
 from services.config.tree import CreditSection
 from services.errors import UserError
 
@@ -63,6 +63,6 @@ def _options(config: dict[str, Any], file: Path) -> CreditSection:
     try:
         return options_of(CreditSection(**(config.get("learner") or {}).get("credit", {})))
     except ValidationError as error:
-        raise one_line(error, file, SECTION) from None
+        raise refusal(error, file, SECTION) from None
     except (AttributeError, TypeError):
         raise UserError(f"{SECTION.rstrip('.')} is no section", "give it keys, such as `estimator: gagpo`") from None

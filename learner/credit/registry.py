@@ -34,7 +34,7 @@ from learner.credit.rlvmr import Rlvmr
 from learner.credit.state_keys import KEYS, find_key
 from learner.credit.success_graph import Crbc, Graft, GraphHca
 from services.config.credit import CreditSection
-from services.config.refusals import one_line
+from services.config.refusals import refusal
 from services.errors import UserError
 from services.process.own_code import as_user_error, make_object, spelling_hint
 
@@ -131,7 +131,7 @@ def options_of(section: CreditSection, prefix: str = SECTION) -> Any:
         of_key = key_model.model_validate(own_key)
         options = model.model_validate({**given, **_idle(given, model), **of_key.model_dump()})
     except ValidationError as error:
-        raise one_line(error, "the config", prefix) from None
+        raise refusal(error, "the config", prefix) from None
     for read in (options, of_key):
         for name in type(read).model_fields.keys() & given.keys():
             if unknown := _unknown(given[name], getattr(read, name), name):

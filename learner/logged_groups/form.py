@@ -35,7 +35,7 @@ from learner.credit.state_keys import LISTED_KEY, Keys, listed, similarity_of, s
 from learner.credit.text_pools import TEXT_KEYS, exact, pooled
 from learner.credit.types import ZERO, Credit, CreditStep, statistics
 from services.config.credit import CreditSection
-from services.config.refusals import one_line
+from services.config.refusals import refusal
 from services.errors import UserError
 from services.process.own_code import as_user_error
 from services.records import choices_digest
@@ -117,7 +117,7 @@ def credit_options(given: Mapping[str, Any]) -> CreditSection:
     try:
         section = CreditSection(**given)
     except ValidationError as error:
-        raise one_line(error, "the options", "option ") from None
+        raise refusal(error, "the options", "option ") from None
     _compares_texts(section.state_key)  # before its module is imported
     options = options_of(section, "option ")
     _compares_texts(options.state_key)  # which may be a default of the estimator

@@ -17,9 +17,9 @@ from pydantic import ValidationError
 from yaml.composer import ComposerError
 
 from services.config.keys import OPEN_SECTION, REMOVED, check_key, check_nested, config_keys, is_section, takes_text
-from services.config.refusals import COMMAND_LINE, one_line, wrong
+from services.config.refusals import COMMAND_LINE, refusal, wrong
 from services.config.tree import Config
-from services.errors import UserError
+from services.errors import UserError, raise_together
 from services.files import read_bounded, write_whole
 
 FORMAT = 1
@@ -116,25 +116,30 @@ def load_config(path: Path | str, overrides: Sequence[str] = (), *, shipped_in: 
 
     A bare name such as `alfworld-tiny` is looked up in `shipped_in`, for `path` and for `base` alike.
 
-    Raises UserError for a missing file, bad YAML, an unknown key (naming the nearest) or a value out of range.
+    Raises UserError for a missing file or bad YAML, or with all unknown keys (naming the nearest) and bad values.
     """
     file = find_config(path, shipped_in)
-    tree = _read(file, shipped_in)
-    _lay(tree, overrides)
-    try:
-        return Config.model_validate(tree)
-    except ValidationError as error:
-        raise one_line(error, COMMAND_LINE if _typed(error, overrides) else file) from None
+    mistakes: list[UserError] = []
+    tree = _read(file, shipped_in, mistakes)
+    return _validated(tree, overrides, mistakes, file)
 
 
 def default_config(overrides: Sequence[str] = ()) -> Config:
     """Returns the defaults, changed by `overrides`, for commands that need no run. Raises UserError as load_config."""
-    tree: Tree = {"name": "default", "steps": 1}
-    _lay(tree, overrides)
+    return _validated({"name": "default", "steps": 1}, overrides, [], COMMAND_LINE)
+
+
+def _validated(tree: Tree, overrides: Sequence[str], mistakes: list[UserError], file: Path | str) -> Config:
+    """Returns the config of a tree and its overrides. Raises UserError with all their mistakes, and those before."""
+    _lay(tree, overrides, mistakes)
     try:
-        return Config.model_validate(tree)
+        config = Config.model_validate(tree)
     except ValidationError as error:
-        raise one_line(error, COMMAND_LINE) from None
+        mistakes.append(refusal(error, lambda key: COMMAND_LINE if _typed(key, overrides) else file))
+        raise_together(mistakes)
+        raise
+    raise_together(mistakes)
+    return config
 
 
 def lay_over(config: Config, values: Mapping[str, object]) -> Config:
@@ -146,7 +151,7 @@ def lay_over(config: Config, values: Mapping[str, object]) -> Config:
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
-        raise one_line(error, config.run_dir) from None
+        raise refusal(error, config.run_dir) from None
 
 
 def dump_config(config: Config, path: Path, *, include: dict[str, Any] | None = None) -> None:
@@ -187,19 +192,21 @@ def _at(tree: Tree, key: str) -> Any:
     return value
 
 
-def _read(file: Path, shipped_in: Path | None, above: tuple[Path, ...] = ()) -> Tree:
-    """Returns the settings of a file merged over those of its bases. `above`: the files that have this one as base."""
+def _read(file: Path, shipped_in: Path | None, mistakes: list[UserError], above: tuple[Path, ...] = ()) -> Tree:
+    """Returns the settings of a file merged over those of its bases. `above`: the files that have this one as base.
+
+    `mistakes` takes one for each key that the config does not have; the tree is without it."""
     if file in above:
         raise UserError(f"{file} is its own base", "remove `base` from one of these files")
     tree = read_tree(file)
     bases = tree.pop("base", [])
     _drop_unset(tree, REMOVED)
-    _check_keys(tree, file)
+    _take_unknown_keys(tree, file, mistakes)
     merged: Tree = {}
     for base in bases if isinstance(bases, list) else [bases]:
         if not isinstance(base, str):
             raise UserError(f"{file}: base {wrong(base)}", "name a config file, or remove `base`")
-        merged = _merge(merged, _read(_find_base(file, base, shipped_in), shipped_in, (*above, file)))
+        merged = _merge(merged, _read(_find_base(file, base, shipped_in), shipped_in, mistakes, (*above, file)))
     _make_way(merged, tree)
     return _merge(merged, tree)
 
@@ -252,9 +259,17 @@ def _problem(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def _lay(tree: Tree, overrides: Sequence[str]) -> None:
-    """Replaces values of the tree by those of `overrides`."""
-    values = [_read_override(override) for override in overrides]
+def _lay(tree: Tree, overrides: Sequence[str], mistakes: list[UserError]) -> None:
+    """Replaces values of the tree by those of `overrides`. `mistakes` takes one for each unknown key."""
+    values: list[tuple[str, Any]] = []
+    for override in overrides:
+        key, text = _split_override(override)
+        try:
+            check_key(key, COMMAND_LINE)
+        except UserError as error:
+            mistakes.append(error)
+        else:
+            values.append((key, _override_value(override, key, text)))
     given: Tree = {}
     for key, value in values:
         _set(given, key, value)
@@ -263,27 +278,29 @@ def _lay(tree: Tree, overrides: Sequence[str]) -> None:
         _set(tree, key, value)
 
 
-def _read_override(override: str) -> tuple[str, Any]:
+def _split_override(override: str) -> tuple[str, str]:
     key, equals, text = override.partition("=")
     if not equals or not key:
         known = f"{override}=VALUE, without spaces" if override in config_keys() else "section.key=value"
         raise UserError(f"{override!r} is not an override", f"write it as {known}")
-    check_key(key, COMMAND_LINE)
+    return key, text
+
+
+def _override_value(override: str, key: str, text: str) -> Any:
     if takes_text(key) and not text.startswith(("'", '"')):
-        return key, None if text in NOTHING else text  # name=2026, model.revision=12345e7 and texts with `: ` or ` #`
+        return None if text in NOTHING else text  # name=2026, model.revision=12345e7 and texts with `: ` or ` #`
     value = from_yaml(text, repr(override))
     if isinstance(value, dict) and is_section(key):
         names = [str(name).partition(":")[0] for name in value] or ["KEY"]
         raise UserError(f"{key} is a section, and {override!r} would replace all of it",
                         f"give its keys one by one: {' '.join(f'{key}.{name}=VALUE' for name in names)}")
-    return key, value
+    return value
 
 
-def _typed(error: ValidationError, overrides: Sequence[str]) -> bool:
-    """Returns whether an override gave the value of the first finding, or one in the section that it is about."""
-    found = ".".join(map(str, error.errors()[0]["loc"]))
+def _typed(key: str, overrides: Sequence[str]) -> bool:
+    """Returns whether an override gave the value of `key`, or one in the section that it names."""
     keys = [override.partition("=")[0] for override in overrides]
-    return any(f"{key}.".startswith(f"{found}.") or f"{found}.".startswith(f"{key}.") for key in keys)
+    return any(f"{given}.".startswith(f"{key}.") or f"{key}.".startswith(f"{given}.") for given in keys)
 
 
 def _set(tree: Tree, key: str, value: object) -> None:
@@ -305,9 +322,15 @@ def _drop_unset(tree: Tree, keys: Iterable[str]) -> None:
             del below[leaf]
 
 
-def _check_keys(tree: Tree, where: Path | str, prefix: str = "") -> None:
-    for name, value in tree.items():
+def _take_unknown_keys(tree: Tree, where: Path | str, mistakes: list[UserError], prefix: str = "") -> None:
+    """Deletes the keys that the config does not have from the tree, with a mistake for each."""
+    for name, value in list(tree.items()):
         key = f"{prefix}{name}"
-        check_nested(str(name), prefix, where)
+        try:
+            check_nested(str(name), prefix, where)
+        except UserError as error:
+            mistakes.append(error)
+            del tree[name]
+            continue
         if isinstance(value, dict) and is_section(key):  # the value of a key may be a mapping with names of its own
-            _check_keys(value, where, f"{key}.")
+            _take_unknown_keys(value, where, mistakes, f"{key}.")

@@ -1,14 +1,16 @@
-"""Findings of pydantic in the values of a config, each told to the user in one line. Light."""
+"""Findings of pydantic in the values of a config as UserErrors, one line for each. Light."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
-from services.config.keys import nearest, takes_pair
+from services.config.keys import config_keys, nearest, takes_pair
 from services.config.secrets import masked
 from services.errors import UserError
 
@@ -21,39 +23,54 @@ FIXES = {"path_type": "give a path",
 """Advice for errors whose own words do not help."""
 
 
-def one_line(error: ValidationError, where: Path | str, prefix: str = "") -> UserError:
-    """Returns the first finding of pydantic as a UserError. `where` is what to change, `prefix` goes before the key.
+def refusal(error: ValidationError, where: Path | str | Callable[[str], Path | str], prefix: str = "") -> UserError:
+    """Returns the findings of pydantic as a UserError. `where` is what to change, perhaps by key; `prefix` goes before
+    each key.
 
     A prefix is a section with its dot, or a word with its space, such as `option `: then nobody can type `key=VALUE`.
     """
+    known = set(config_keys())
+    findings: dict[str, ErrorDetails] = {}
+    for finding in error.errors(include_url=False):  # a value of no type of a union has one for each type
+        parts = [prefix + _key_of(finding["loc"][:end]) for end in range(1, len(finding["loc"]) + 1)]
+        findings.setdefault(next((key for key in parts if key in known), parts[-1]), finding)
+    first, *others = (_one_line(finding, where(_key_of(finding["loc"])) if callable(where) else where, prefix)
+                      for finding in findings.values())
+    first.others = tuple(others)
+    return first
+
+
+def _key_of(parts: tuple[int | str, ...]) -> str:
+    return ".".join(map(str, parts))
+
+
+def _one_line(finding: ErrorDetails, where: Path | str, prefix: str) -> UserError:
     typed = not prefix.endswith(" ")
-    first, *others = error.errors(include_url=False)
-    more = f" (and {len(others)} more)" if others else ""
-    key = prefix + ".".join(str(part) for part in first["loc"])
-    message = first["msg"].removeprefix("Value error, ")
-    pair = prefix + ".".join(part for part in first["loc"] if isinstance(part, str))
-    if first["type"] in ("missing", "too_long", "tuple_type") and takes_pair(pair):
-        return UserError(f"{pair} takes two values and {wrong(first['input'])}{more}", "write [VALUE, VALUE]")
-    if first["type"] == "missing":
-        return UserError(f"{key} is not set{more}",
+    key = prefix + _key_of(finding["loc"])
+    message = finding["msg"].removeprefix("Value error, ")
+    pair = prefix + ".".join(part for part in finding["loc"] if isinstance(part, str))
+    if finding["type"] in ("missing", "too_long", "tuple_type") and takes_pair(pair):
+        return UserError(f"{pair} takes two values and {wrong(finding['input'])}", "write [VALUE, VALUE]")
+    if finding["type"] == "missing":
+        return UserError(f"{key} is not set",
                          f"set it in {where} or give {key}=VALUE" if typed else "give it a value")
-    if first["type"] == "value_error":
+    if finding["type"] == "value_error":
         fix = "give another value" if where == COMMAND_LINE else \
             f"change it in {where} or override it on the command line"
-        return UserError(f"{key}: {message}{more}", fix)
-    if first["type"] == "extra_forbidden":
-        return UserError(f"unknown key {key}{more} in {where}", nearest(key))
-    if first["type"] == "model_type":
-        return UserError(f"{key} is a section and {wrong(first['input'])}{more}",
+        return UserError(f"{key}: {message}", fix)
+    if finding["type"] == "extra_forbidden":
+        return UserError(f"unknown key {key} in {where}", nearest(key))
+    if finding["type"] == "model_type":
+        return UserError(f"{key} is a section and {wrong(finding['input'])}",
                          f"set its keys: {key}.KEY=VALUE" if typed else "give it as {KEY: VALUE}")
-    if first["type"] == "tuple_type":
-        fix = "write [] or [VALUE, VALUE]" if first["input"] is None else f"write [{first['input']}]"
-        return UserError(f"{key} is a list and {wrong(first['input'])}{more}", fix)
-    if first["type"] == "string_type" and isinstance(first["input"], SCALARS):
-        return UserError(f"{key} is a text and cannot be {first['input']!s}{more}", f"write it in quotes in {where}")
-    fix = FIXES.get(first["type"]) or re.sub(r"^(Input|String) should", "it should", message)
-    given = masked(first["input"]) if isinstance(first["input"], str) else first["input"]
-    return UserError(f"{key} {wrong(given)}{more}", fix)
+    if finding["type"] == "tuple_type":
+        fix = "write [] or [VALUE, VALUE]" if finding["input"] is None else f"write [{finding['input']}]"
+        return UserError(f"{key} is a list and {wrong(finding['input'])}", fix)
+    if finding["type"] == "string_type" and isinstance(finding["input"], SCALARS):
+        return UserError(f"{key} is a text and cannot be {finding['input']!s}", f"write it in quotes in {where}")
+    fix = FIXES.get(finding["type"]) or re.sub(r"^(Input|String) should", "it should", message)
+    given = masked(finding["input"]) if isinstance(finding["input"], str) else finding["input"]
+    return UserError(f"{key} {wrong(given)}", fix)
 
 
 def wrong(value: object) -> str:

@@ -1,4 +1,4 @@
-"""Finds every mistake that can be found before anything heavy starts. Each raises UserError with one line.
+"""Finds every mistake that can be found before anything heavy starts. Each is a UserError of one line.
 
 On a Ray cluster that already runs, CPUs, GPUs and memory are not checked: only its scheduler knows them.
 """
@@ -6,6 +6,9 @@ On a Ray cluster that already runs, CPUs, GPUs and memory are not checked: only 
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +20,9 @@ from deploy.launch.checks.gpu_checks import check_builds, check_gpus
 from deploy.launch.checks.model_folder import check_model, check_weights, described_sizes
 from deploy.launch.planning import gpu_pool, machine
 from deploy.launch.planning.model_memory import check_cache
-from deploy.launch.planning.plan import Plan, make_plan
+from deploy.launch.planning.plan import Plan, host_memory_fix, make_plan
 from deploy.launch.planning.task_sets import TaskSets
+from deploy.launch.planning.warnings import warnings
 from deploy.launch.ray_address import check_marks, check_ray, ray_address
 from deploy.runs import sinks
 from deploy.runs.folder import is_run
@@ -29,7 +33,7 @@ from learner.model.family import check_family
 from rollout.agents.runner import find_agent
 from rollout.engine.settings import check_shape
 from services.config.tree import Config
-from services.errors import UserError
+from services.errors import UserError, check_together
 from services.files import read_json
 from services.object_folder import ObjectFolder
 from services.units import GIB
@@ -42,45 +46,51 @@ NEEDS_TORCHVISION = "qwen3_5"
 
 def check(config: Config, *, planned: bool = False, before: Config | None = None,
           tell: reach.Tell = print) -> TaskSets:
-    """Returns the run's task sets. Raises UserError for the first mistake that would stop the run.
+    """Returns the run's task sets. Raises UserError with the mistakes that would stop the run, after its warnings.
 
     `planned`: nothing will be started here. If the config also sets `hardware`, this machine is not checked.
-    `before`: the config of the run that goes on, whose servers are waited for; `tell` takes a line about that.
+    `before`: the config of the run that goes on, whose servers are waited for; `tell` takes a line about that, and the
+    warnings.
     """
-    _places(config, elsewhere=planned and config.hardware is not None)
-    if before is None:
-        _unread(config)
-        _exact(config)
-    if config.storage.url is not None:
-        ObjectFolder(config.storage.url).check()
-    if config.redis.bodies is not None:
-        ObjectFolder(config.redis.bodies).check("redis.bodies")
-    check_parts(config, planned=planned, before=before, tell=tell)
-    task_sets = check_games(config, tell)
-    reach.check_played(config, before, tell, env=task_sets.env_name, engine=task_sets.engine)
-    return task_sets
+    task_sets: list[TaskSets] = []
+
+    def games() -> None:
+        task_sets.append(check_games(config, tell))
+
+    starts = [partial(_unread, config), partial(_exact, config)] if before is None else []
+    try:
+        check_together(
+            partial(_places, config, elsewhere=planned and config.hardware is not None), *starts,
+            partial(_object_stores, config),
+            partial(check_parts, config, planned=planned, before=before, tell=tell),
+            *([] if config.env.urls else [games]))
+        if config.env.urls:  # they answer
+            games()
+    except UserError:
+        with suppress(UserError, OSError):  # a model or an environment that cannot be read is among the mistakes
+            for line in warnings(config):
+                tell(f"warning: {line}")
+        raise
+    reach.check_played(config, before, tell, env=task_sets[0].env_name, engine=task_sets[0].engine)
+    return task_sets[0]
 
 
 def check_parts(config: Config, *, planned: bool = False, before: Config | None = None, tell: reach.Tell = print,
                 learner: bool = True) -> None:
     """Checks everything except the run's folder, its port and its games. Evaluations check those differently.
 
-    `learner`: whether the config's learner will be started. An evaluation has none.
+    `learner`: whether the config's learner will be started. An evaluation has none. What needs the model or the
+    environment is checked once they are there, and servers are asked last.
     """
-    _environment(config)
-    check_policy(config)
-    check_template(config)
-    (check_learner if learner else _sessions)(config)
-    sinks.check(config)
+    check_together(partial(_environment, config), partial(check_policy, config),
+                   *([partial(_credit, config)] if learner else []), partial(sinks.check, config))
     plan = make_plan(config, learner=learner)
-    elsewhere = planned and config.hardware is not None
-    check_gpus(config, gpu_pool.pool_of(config), private=plan.private_ray)
+    here = plan.private_ray and not (planned and config.hardware is not None)
+    check_together(partial(check_template, config), partial(check_learner if learner else _sessions, config),
+                   partial(_devices, config, plan, here=here),
+                   *([partial(_machine, config, plan, learner=learner)] if here else []))
     if not plan.private_ray:
         check_ray(ray_address(config) or "")
-    elif not elsewhere:
-        check_marks(config)
-        check_builds(config)
-        _machine(config, plan)
     reach.check_redis(config, before, tell)
     reach.check_servers(config, before, tell)
     if not config.env.urls:  # servers that already run reach their data themselves
@@ -89,51 +99,65 @@ def check_parts(config: Config, *, planned: bool = False, before: Config | None 
         reach.check_agents_tools(config, before, tell)
 
 
+def _devices(config: Config, plan: Plan, *, here: bool) -> None:
+    """Checks the GPUs that the config asks for. `here`: the run starts on this machine."""
+    check_gpus(config, gpu_pool.pool_of(config), private=plan.private_ray)
+    if here:
+        check_marks(config)
+        check_builds(config)
+
+
 def check_learner(config: Config) -> None:
     """Checks that the estimator suits the loss and the groups, that a batch can be filled and fits, and that the model
     has the layers of adapters."""
-    _credit(config)
-    _batch(config)
-    check_adapters(config)
+    check_together(partial(_credit, config), partial(_batch, config), partial(_sessions, config),
+                   partial(check_adapters, config))
 
 
-def _unread(config: Config) -> None:
-    """Raises UserError for choices that would do nothing, such as a file that nobody reads."""
+def _object_stores(config: Config) -> None:
+    if config.storage.url is not None:
+        ObjectFolder(config.storage.url).check()
+    if config.redis.bodies is not None:
+        ObjectFolder(config.redis.bodies).check("redis.bodies")
+
+
+def _unread(config: Config) -> Iterator[UserError]:
+    """Yields a UserError for choices that would do nothing, such as a file that nobody reads."""
     sft = config.sft
     if sft.file is not None and not sft.enabled:
-        raise UserError(f"sft.file={sft.file} would not be read, because sft.enabled is false",
+        yield UserError(f"sft.file={sft.file} would not be read, because sft.enabled is false",
                         "set sft.enabled=true, or leave sft.file out")
     if sft.judgements and sft.file is not None:
-        raise UserError(f"sft.judgements={sft.judgements:g} shows none of the trajectories in {sft.file}",
+        yield UserError(f"sft.judgements={sft.judgements:g} shows none of the trajectories in {sft.file}",
                         "set it to 0, and write judgements into the file")
     if config.learner.judge.questions and not sft.judgements and config.model.path is None and sft.file is None:
-        raise UserError(f"learner.judge.questions={config.learner.judge.questions}, and a model made from scratch has "
+        yield UserError(f"learner.judge.questions={config.learner.judge.questions}, and a model made from scratch has "
                         "never seen a judgement", "set sft.judgements=0.1")
     if config.autoscale.env is not None and config.env.urls:
-        raise UserError(f"autoscale.env={list(config.autoscale.env)} scales servers that the run starts, and env.urls "
+        yield UserError(f"autoscale.env={list(config.autoscale.env)} scales servers that the run starts, and env.urls "
                         "names others", "scale those where they run, and leave autoscale.env out")
     for key, number, bounds, value in (
         ("rollout.workers", config.rollout.workers, "autoscale.rollout", config.autoscale.rollout),
         ("env.servers", config.env.servers, "autoscale.env", config.autoscale.env),
     ):
         if value is not None and not value[0] <= number <= value[1]:
-            raise UserError(f"{key}={number} is outside {bounds}={list(value)}, so the run would not start as many",
+            yield UserError(f"{key}={number} is outside {bounds}={list(value)}, so the run would not start as many",
                             f"set {key} to a number within these bounds, or change them")
 
 
-def _exact(config: Config) -> None:
-    """Raises UserError for settings with which rollout.exact could not keep its promise of the same bits."""
+def _exact(config: Config) -> Iterator[UserError]:
+    """Yields a UserError for settings with which rollout.exact could not keep its promise of the same bits."""
     learner = config.learner
     for value, told, why in (
         (learner.staleness, "staleness", "episodes go on under weights that come at any moment"),
         (learner.gpus, "gpus", "the sums of a GPU come in any order"),
     ):
         if config.rollout.exact and value:
-            raise UserError(f"rollout.exact repeats a run, and with learner.{told}={value:g} {why}",
+            yield UserError(f"rollout.exact repeats a run, and with learner.{told}={value:g} {why}",
                             f"set learner.{told}=0, or rollout.exact=false")
 
 
-def _places(config: Config, *, elsewhere: bool) -> None:
+def _places(config: Config, *, elsewhere: bool) -> Iterator[UserError]:
     """Checks that runs_dir, metrics.host and metrics.port can be used. `elsewhere`: the driver's machine is another."""
     if is_run(config.run_dir):  # another runs_dir has no run to go on with
         machine.check_writable(config.run_dir, str(config.run_dir), "make it writable for this user")
@@ -142,9 +166,9 @@ def _places(config: Config, *, elsewhere: bool) -> None:
                                "set runs_dir to a folder that you may write to")
     port, host = config.metrics.port, config.metrics.host
     if not elsewhere and not machine.port_is_free(0, host):
-        raise UserError(f"metrics.host={host} is no address of this machine", "give one of its own, or leave it out")
+        yield UserError(f"metrics.host={host} is no address of this machine", "give one of its own, or leave it out")
     if port and not machine.port_is_free(port, host):
-        raise UserError(f"metrics.port={port} is in use on {host}", "choose another, or metrics.port=0 for a free one")
+        yield UserError(f"metrics.port={port} is in use on {host}", "choose another, or metrics.port=0 for a free one")
 
 
 def _environment(config: Config) -> None:
@@ -204,7 +228,7 @@ def check_scratch(config: Config) -> None:
             f"choose hidden / heads among {', '.join(map(str, HEAD_SIZES))}")
 
 
-def _credit(config: Config) -> None:
+def _credit(config: Config) -> Iterator[UserError]:
     """Checks that the estimator exists, and that the loss, the prompt and the group size suit it."""
     from learner.credit.registry import ESTIMATORS, estimator, options_of
     from learner.credit.trial import try_estimator
@@ -213,77 +237,76 @@ def _credit(config: Config) -> None:
     learner, name, prompt = config.learner, config.learner.credit.estimator, config.env.prompt
     chosen = estimator(name)
     if chosen.needs_critic and getattr(options, "values", "tokens") == "tokens" and learner.loss.ratio != "token":
-        raise UserError(f"estimator {name} gives each token its own advantage, and "
+        yield UserError(f"estimator {name} gives each token its own advantage, and "
                         f"learner.loss.ratio={learner.loss.ratio} has one ratio per action",
                         "set learner.loss.ratio=token, or learner.credit.values=turns")
     if getattr(chosen, "rewards_tags", False) and config.env.name in BUILT_IN and prompt not in TAGGED:
-        raise UserError(f"the estimator {name} rewards kinds of reasoning, and env.prompt={prompt} asks for none",
+        yield UserError(f"the estimator {name} rewards kinds of reasoning, and env.prompt={prompt} asks for none",
                         f"set env.prompt to one of {', '.join(TAGGED)}")
     if getattr(chosen, "rewards_tags", False) and config.agent.name:
-        raise UserError(f"the estimator {name} rewards kinds of reasoning, and those of the answers that "
+        yield UserError(f"the estimator {name} rewards kinds of reasoning, and those of the answers that "
                         f"agent.name={config.agent.name} gets are not read", "leave agent.name out, or choose another "
                         "estimator")
     if learner.judge.questions and (chosen.needs_critic or config.agent.name):
         whose = f"estimator {name} has a critic" if chosen.needs_critic else f"agent.name={config.agent.name} plays"
-        raise UserError(f"learner.judge.questions={learner.judge.questions}, but {whose}, and there is no judge task "
+        yield UserError(f"learner.judge.questions={learner.judge.questions}, but {whose}, and there is no judge task "
                         "for that", "set learner.judge.questions=0")
     if learner.group_size == 1 and not chosen.needs_critic and getattr(chosen, "needs_group", True):
-        raise UserError(f"learner.group_size=1 leaves estimator {name} nothing to compare an episode with",
+        yield UserError(f"learner.group_size=1 leaves estimator {name} nothing to compare an episode with",
                         "set it to 2 or more")
     if learner.group_size == 1 and learner.dynamic_sampling:
-        raise UserError("learner.dynamic_sampling drops groups whose episodes all earn the same, "
+        yield UserError("learner.dynamic_sampling drops groups whose episodes all earn the same, "
                         "and with learner.group_size=1 that is every group", "set one of them to another value")
     if name not in ESTIMATORS:
         try_estimator(config.learner.credit, learner.group_size)
 
 
-def _batch(config: Config) -> None:
+def _batch(config: Config) -> Iterator[UserError]:
     """Checks that a batch can be filled and fits the token budget, the ranks and the environment servers."""
     learner, rollout = config.learner, config.rollout
     row = rollout.max_prompt_tokens + rollout.max_response_tokens
     episodes = learner.groups_per_step * learner.group_size
-    _sessions(config)
     if learner.token_budget < row:
-        raise UserError(f"learner.token_budget={learner.token_budget} holds no whole row of up to {row} tokens",
+        yield UserError(f"learner.token_budget={learner.token_budget} holds no whole row of up to {row} tokens",
                         f"raise it to {row} or more, or lower rollout.max_prompt_tokens")
     if learner.ranks > episodes:
-        raise UserError(f"{learner.ranks} learner ranks share {episodes} episodes per step, so some would have none",
+        yield UserError(f"{learner.ranks} learner ranks share {episodes} episodes per step, so some would have none",
                         "lower learner.ranks or raise learner.groups_per_step")
     if (learner.fewest_ranks or 1) > learner.ranks:
-        raise UserError(f"learner.fewest_ranks={learner.fewest_ranks} is more than learner.ranks={learner.ranks}",
+        yield UserError(f"learner.fewest_ranks={learner.fewest_ranks} is more than learner.ranks={learner.ranks}",
                         f"set learner.fewest_ranks={learner.ranks} or lower, or remove it")
 
 
-def _sessions(config: Config) -> None:
+def _sessions(config: Config) -> Iterator[UserError]:
     """Checks that the KV cache holds a row, and that the environment servers hold the workers' games."""
     rollout, env = config.rollout, config.env
     check_cache(config)
     each = session_limit(env, find_spec(env.name).session_bytes)
     sessions = env.servers * each
     if not env.urls and rollout.workers * rollout.slots > sessions:  # servers of others may be more than their names
-        raise UserError(
+        yield UserError(
             f"{rollout.workers} workers with {rollout.slots} slots play more games than "
             f"the environment servers' {sessions} sessions",
             "lower rollout.slots, or raise " + ("env.memory_gb" if each < env.max_sessions else
                                                 "env.max_sessions or env.servers"))
     if rollout.exact and config.model.dtype != "float32":
-        raise UserError(f"rollout.exact needs float32, and model.dtype is {config.model.dtype}",
+        yield UserError(f"rollout.exact needs float32, and model.dtype is {config.model.dtype}",
                         "set model.dtype=float32")
     if rollout.exact and config.learner.judge.correction:
-        raise UserError("rollout.exact repeats a run, and with learner.judge.correction prompts depend on which "
+        yield UserError("rollout.exact repeats a run, and with learner.judge.correction prompts depend on which "
                         "episode ends first", "set one of them to false")
 
 
-def _machine(config: Config, plan: Plan) -> None:
+def _machine(config: Config, plan: Plan, *, learner: bool) -> Iterator[UserError]:
     cpus, free = machine.cpu_count(), machine.available_memory() / GIB
     if plan.cpus > cpus:
-        raise UserError(f"the plan reserves {plan.cpus:g} CPUs, and this machine has {cpus:g}",
+        yield UserError(f"the plan reserves {plan.cpus:g} CPUs, and this machine has {cpus:g}",
                         "lower rollout.workers, rollout.cpus, learner.ranks or learner.cpus")
     for key, threads in (("rollout.threads", config.rollout.threads), ("learner.threads", config.learner.threads)):
         if threads > max(1, cpus):
-            raise UserError(f"{key}={threads}, and this machine has {cpus:g} CPUs", f"set {key}={max(1, int(cpus))}")
+            yield UserError(f"{key}={threads}, and this machine has {cpus:g} CPUs", f"set {key}={max(1, int(cpus))}")
     if plan.memory_gib > free:
-        raise UserError(f"the plan needs about {plan.memory_gib:.1f} GiB of memory, and {free:.1f} are available",
-                        "lower rollout.kv_cache_gb, rollout.workers, learner.ranks or learner.token_budget")
+        yield UserError(f"the plan needs about {plan.memory_gib:.1f} GiB of memory, and {free:.1f} are available",
+                        host_memory_fix(config, free, learner=learner))
     if config.hardware is not None:
         check_gpus(config, gpu_pool.visible(), private=True)

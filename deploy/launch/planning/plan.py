@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from deploy.launch.planning.gpu_plan import ADAPTER_RANK, gpu_plan
 from deploy.launch.planning.gpu_plan import describe as describe_gpus
-from deploy.launch.planning.gpu_plan import gpu_plan
 from deploy.launch.planning.gpu_pool import pool_of
-from deploy.launch.planning.model_memory import model_shape, pack_tokens, planned_training, sampler_bytes
+from deploy.launch.planning.model_memory import (
+    check_cache,
+    model_shape,
+    pack_tokens,
+    planned_training,
+    sampler_bytes,
+)
 from deploy.launch.planning.warnings import warnings
 from deploy.launch.ray_address import ray_address
 from deploy.runs.folder import RunFolder, standing
@@ -18,10 +26,15 @@ from envservice.registry import find_spec
 from learner.model.memory import checkpoint_copy, host_moments, memory, parked
 from services.amounts import number_of
 from services.config.tree import Config
+from services.errors import UserError
 from services.process.own_code import as_user_error
 from services.units import GIB
 
 FORMAT = 1
+SMALLEST_PASS = 2048
+"""Tokens of the smallest pass that is proposed alone. Smaller ones leave the processors idle for longer."""
+SMALLEST_CACHE_GB = 0.1
+"""Smallest KV cache that is proposed where memory is short."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +165,58 @@ def _ranks(config: Config) -> Process:
     learner = config.learner
     return Process(name="learner rank", count=learner.ranks, cpus=learner.cpus, gpus=learner.gpus,
                    memory_gib=0.9 + _learner_gib(config), address="Ray")
+
+
+def host_memory_fix(config: Config, free_gib: float, *, learner: bool = True) -> str:
+    """Returns the first change with which the plan takes at most `free_gib` of host memory, the cheapest tried first.
+
+    `learner`: as in make_plan.
+    """
+    least = math.inf
+    for keys, changed in _lighter(config):
+        with suppress(UserError):  # raised if the KV cache no longer holds a row
+            check_cache(changed)
+            needed = make_plan(changed, learner=learner).memory_gib
+            if needed <= free_gib:
+                return f"set {keys}, which needs {needed:.1f} GiB"
+            least = min(least, needed)
+    return f"use a machine with {least:.1f} GiB available, or a smaller model"
+
+
+def _lighter(config: Config) -> Iterator[tuple[str, Config]]:
+    """Yields changes that take less host memory: the changed keys as text, and the config with these keys.
+
+    Smaller passes come first, because they change no result. Adapters come last: they train fewer weights.
+    """
+    rollout, learner = config.rollout, config.learner
+    row, budget = rollout.max_prompt_tokens + rollout.max_response_tokens, learner.token_budget
+
+    def with_keys(section: str, **keys: Any) -> Config:
+        return config.model_copy(update={section: getattr(config, section).model_copy(update=keys)})
+
+    while (budget := budget // 2) >= max(row, SMALLEST_PASS):
+        yield f"learner.token_budget={budget}", with_keys("learner", token_budget=budget)
+    cache = rollout.kv_cache_gb
+    while (cache := cache / 2) >= SMALLEST_CACHE_GB:
+        yield f"rollout.kv_cache_gb={cache:g}", with_keys("rollout", kv_cache_gb=cache)
+    slots = rollout.slots
+    while (slots := slots // 2) >= 1:
+        yield f"rollout.slots={slots}", with_keys("rollout", slots=slots)
+    yield "learner.checkpointing=true", with_keys("learner", checkpointing=True)
+    lowest = min(row, learner.token_budget)
+    twice = {"checkpointing": True, "token_budget": lowest}
+    yield f"learner.checkpointing=true and learner.token_budget={lowest}", with_keys("learner", **twice)
+    for workers in range(rollout.workers - 1, 0, -1):
+        yield f"rollout.workers={workers}", with_keys("rollout", workers=workers)
+    for ranks in range(learner.ranks - 1, 0, -1):
+        yield f"learner.ranks={ranks}", with_keys("learner", ranks=ranks)
+    if not learner.lora.rank:
+        adapters = learner.lora.model_copy(update={"rank": ADAPTER_RANK})
+        yield f"learner.lora.rank={ADAPTER_RANK}", with_keys("learner", lora=adapters)
+        yield (f"learner.lora.rank={ADAPTER_RANK} and learner.checkpointing=true",
+               with_keys("learner", lora=adapters, checkpointing=True))
+        yield (f"learner.lora.rank={ADAPTER_RANK}, learner.checkpointing=true and learner.token_budget={lowest}",
+               with_keys("learner", lora=adapters, **twice))
 
 
 def as_dict(config: Config) -> dict[str, Any]:

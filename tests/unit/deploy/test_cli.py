@@ -68,6 +68,15 @@ def test_a_users_error_is_one_line_with_what_is_wrong_and_the_fix(command, capsy
     assert capsys.readouterr().err == "error: no model here; give another\n"
 
 
+def test_each_of_several_mistakes_is_a_line(capsys: pytest.CaptureFixture[str]):
+    given = ["steps=0", "learner.learning_rate=1", "rollout.slots=0"]
+    assert cli.main(["train", "--config", "alfworld-tiny", *given]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(";")[0] for line in lines] == [
+        "error: unknown key learner.learning_rate in the command line", "error: steps cannot be 0",
+        "error: rollout.slots cannot be 0"]
+
+
 @pytest.mark.parametrize(("fault", "said"), [
     (EngineFault("sampler died"), "error: engine fault: sampler died; the traceback is above"),
     (Fault("no progress"), "error: run fault: no progress; the traceback is above")])

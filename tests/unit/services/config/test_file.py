@@ -153,8 +153,16 @@ def test_a_missing_required_key_is_named(file: Path):
     assert message(file) == f"steps is not set; set it in {file} or give steps=VALUE"
 
 
-def test_several_errors_are_counted(file: Path):
-    assert "(and 1 more)" in message(file, "rollout.slots=0", "learner.lr=0")
+def test_all_mistakes_of_a_config_come_together(file: Path):
+    """Unknown keys of the file and of the command line, values out of range, and a union's value once."""
+    file.write_text("name: mine\nsteps: 1\nlearner: {rate: 1, lr: 0}\n")
+    with pytest.raises(UserError) as error:
+        load_config(file, ["rollout.slots=0", "learner.checkpointing=maybe", "learner.learning_rate=1"])
+    assert [each.what for each in (error.value, *error.value.others)] == [
+        f"unknown key learner.rate in {file}", "unknown key learner.learning_rate in the command line",
+        "rollout.slots cannot be 0", "learner.lr cannot be 0", "learner.checkpointing.bool cannot be 'maybe'"]
+    assert str(error.value).splitlines()[-2:] == [
+        "learner.lr cannot be 0; it should be greater than 0", str(error.value.others[-1])]
 
 
 @pytest.mark.parametrize(("text", "expected"), [

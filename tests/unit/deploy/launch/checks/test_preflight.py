@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import socket
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -11,9 +12,11 @@ import pytest
 from ports import likely_port
 
 from deploy.launch.checks import preflight
+from deploy.launch.planning import machine
 from deploy.runs.configs import load_config
 from services.config.tree import Config, PlacementSection
 from services.errors import UserError
+from services.units import GIB
 
 
 @pytest.fixture(autouse=True)
@@ -26,11 +29,26 @@ def config(*overrides: str) -> Config:
     return load_config("alfworld-tiny", ("eval.episodes=8", "eval.panel=8", *overrides))
 
 
-def refusal(*overrides: str) -> str:
+def refusals(*overrides: str) -> list[str]:
     with pytest.raises(UserError) as error:
         preflight.check(config(*overrides))
-    assert "\n" not in str(error.value)
-    return str(error.value)
+    return str(error.value).splitlines()
+
+
+def refusal(*overrides: str) -> str:
+    (only,) = refusals(*overrides)
+    return only
+
+
+def test_all_mistakes_come_together_after_the_warnings():
+    """Those of the folder, of the batch, of the machine and of the games."""
+    lines: list[str] = []
+    with pytest.raises(UserError) as error:
+        preflight.check(config("runs_dir=/dev/null/runs", "learner.token_budget=400", "rollout.threads=4",
+                               "eval.panel=1000000", "learner.loss.is_cap=3"), tell=lines.append)
+    assert [line.partition(" ")[0] for line in str(error.value).splitlines()] == [
+        "runs_dir=/dev/null/runs", "learner.token_budget=400", "rollout.threads=4,", "too"]
+    assert lines == ["warning: learner.loss.is_cap=3.0 does nothing at learner.staleness=0"]
 
 
 def test_a_plan_that_fits_passes():
@@ -63,8 +81,29 @@ def test_a_plan_that_cannot_work_is_refused(override: str, expected: str):
 
 
 def test_sessions_that_do_not_fit_into_memory_are_not_counted():
-    assert refusal("env.name=scienceworld", "env.prompt=compact", "env.memory_gb=2").endswith(
-        "than the environment servers' 6 sessions; lower rollout.slots, or raise env.memory_gb")
+    sessions, memory = refusals("env.name=scienceworld", "env.prompt=compact", "env.memory_gb=2")
+    assert sessions.endswith("than the environment servers' 6 sessions; lower rollout.slots, or raise env.memory_gb")
+    assert re.search(r"and 16\.0 are available; set rollout\.slots=32, which needs 1\d\.\d GiB$", memory)
+
+
+@pytest.mark.parametrize(("gib", "overrides", "change"), [
+    (19, (), "learner.token_budget=2048"),
+    (17, (), "learner.checkpointing=true"),
+    (15, (), "learner.checkpointing=true and learner.token_budget=504"),
+    (12, (), "learner.lora.rank=16 and learner.checkpointing=true"),
+    (10, (), "learner.lora.rank=16, learner.checkpointing=true and learner.token_budget=504"),
+    (19, ("rollout.kv_cache_gb=6", "learner.token_budget=1024"), "rollout.kv_cache_gb=3"),
+])
+def test_a_refusal_of_memory_names_the_first_change_with_which_the_plan_fits(
+        gib: int, overrides: tuple[str, ...], change: str, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch):
+    """The change is the one to copy: with it, the same machine takes the run."""
+    monkeypatch.setattr(machine, "available_memory", lambda: gib * GIB)
+    given = (f"model.path={models['135m']}", "sft.enabled=false", *overrides)
+    found = re.search(r"set (.*), which needs ([\d.]+) GiB$", refusals(*given)[-1])
+    assert found
+    assert found[1] == change
+    assert float(found[2]) <= gib
+    preflight.check(config(*given, *re.findall(r"[a-z_.]+=\w+", change)))
 
 
 @pytest.mark.parametrize(("overrides", "expected"), [
@@ -105,7 +144,7 @@ def test_a_critic_and_a_baseline_over_the_batch_need_no_group_to_compare_with(es
     ("learner.gpus=0.5", "with learner.gpus=0.5 the sums of a GPU come in any order"),
 ])
 def test_settings_that_break_the_promise_of_exact_are_refused(override: str, expected: str):
-    assert expected in refusal("rollout.exact=true", override)
+    assert expected in refusals("rollout.exact=true", override)[0]
 
 
 def test_exact_sampling_needs_float32():
