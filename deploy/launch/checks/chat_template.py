@@ -36,8 +36,7 @@ def check_template(config: Config) -> None:
     if not make_template(config.env).chat and config.agent.name is None:
         return
     folder = config.model.path
-    settings = read_json(folder / "tokenizer_config.json", dict[str, Any]) if folder is not None and (
-        folder / "tokenizer_config.json").exists() else None
+    settings = _settings(folder)
     if settings is None and config.model.chat_template is None:
         return  # a model made here has a template of ours; other tokenizers may have theirs in code
     where = folder or config.run_dir
@@ -76,6 +75,17 @@ def main() -> None:
     except UserError as error:
         refused = [error.what, error.fix]
     print(json.dumps(refused))
+
+
+def has_template(folder: Path) -> bool:
+    """Returns whether the files of a model have a chat template."""
+    return template_of(folder, _settings(folder) or {}) is not None
+
+
+def _settings(folder: Path | None) -> dict[str, Any] | None:
+    """Returns the settings of the tokenizer in a folder; None if it has none."""
+    file = folder / "tokenizer_config.json" if folder is not None else None
+    return read_json(file, dict[str, Any]) if file is not None and file.exists() else None
 
 
 def template_of(folder: Path | None, settings: Mapping[str, Any]) -> str | None:

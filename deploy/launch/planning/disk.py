@@ -10,17 +10,24 @@ from services.units import GIB
 
 
 def checkpoint_bytes(config: Config) -> int:
-    """Returns the most bytes that all checkpoints of a run take at once: the newest ones, the best one, and the draft
-    of the next. Each has the trained weights and their two moments in float32, and an export. Evaluated steps without a
-    checkpoint add two exports: the best one, and the one that is evaluated. More cold start on the learner's ranks adds
-    two states."""
+    """Returns the bytes of one checkpoint: the trained weights and their two moments in float32, and an export."""
+    return _state_bytes(config) + sampler_bytes(config, model_shape(config.model))
+
+
+def _state_bytes(config: Config) -> int:
     shape = model_shape(config.model)
     training = planned_training(config, shape, None)
-    trained = (training.adapters or shape.parameters) + (shape.parameters if training.critic else 0)
+    return 12 * ((training.adapters or shape.parameters) + (shape.parameters if training.critic else 0))
+
+
+def kept_bytes(config: Config) -> int:
+    """Returns the most bytes that all checkpoints of a run take at once: the newest ones, the best one, and the draft
+    of the next. Evaluated steps without a checkpoint add two exports: the best one, and the one that is evaluated. More
+    cold start on the learner's ranks adds two states."""
     states = 2 if config.sft.enabled and config.eval.compare_cold_start and config.imitates_on_ranks else 0
     alone = 2 if config.eval.every % config.checkpoint.every and not config.learner.lora.rank else 0
-    full = config.checkpoint.keep + 2
-    return (full + states) * 12 * trained + (full + alone) * sampler_bytes(config, shape)
+    return ((config.checkpoint.keep + 2) * checkpoint_bytes(config) + states * _state_bytes(config)
+            + alone * sampler_bytes(config, model_shape(config.model)))
 
 
 def short_of_disk(config: Config) -> list[str]:
@@ -30,7 +37,7 @@ def short_of_disk(config: Config) -> list[str]:
     if place is None:
         return []
     kept = sum(file.stat().st_size for file in (config.run_dir / "checkpoints").rglob("*") if file.is_file())
-    needed, free = checkpoint_bytes(config), shutil.disk_usage(place).free
+    needed, free = kept_bytes(config), shutil.disk_usage(place).free
     if needed - kept <= free:
         return []
     return [f"checkpoints may take {needed / GIB:.1f} GiB, and {config.runs_dir} has {free / GIB:.1f} GiB free: choose "

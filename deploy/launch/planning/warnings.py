@@ -1,37 +1,71 @@
 """Settings that are allowed but hardly meant: keys without effect, learning rates of tiny models for large ones,
-workers that would play nothing, a cold start on answers that the prompt cannot read, and a run's code that changed."""
+prompts and answers that do not suit the model, workers that would play nothing, checkpoints that write much, a cold
+start on answers that the prompt cannot read, and a run's code that changed."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
-from deploy.launch.planning.disk import short_of_disk
+from deploy.launch.checks.chat_template import has_template
+from deploy.launch.planning.disk import checkpoint_bytes, short_of_disk
 from deploy.launch.planning.idle_keys import idle_keys
 from deploy.launch.planning.model_memory import model_shape, pack_tokens
 from deploy.runs.folder import RunFolder
 from deploy.runs.own_code import code_of
 from envservice.base import PromptTemplate
-from envservice.registry import make_template
+from envservice.registry import find_spec, make_template
 from learner.cold_start.trajectories import read_trajectories
 from learner.credit.registry import estimator
 from services.amounts import number_of
 from services.chat import THINK
 from services.config.tree import Config
 from services.process.own_code import as_user_error, file_of
+from services.weights.headers import read_tokenizer
 
+TOKENIZER = "tokenizer.json"
 LARGE_MODEL = 50_000_000
 """Parameters from which on a model counts as a published one, and not as one of the tiny configs."""
 HIGHEST_RATE = 1e-4
 """Highest learning rate at which all weights of such a model are usually trained."""
 FULL_ENOUGH = 0.6
 """Share of the token budget from which on a pack of one of several ranks counts as full."""
+BILLION = 1_000_000_000
+REASONING_TOKENS = 100
+"""Tokens of a short thought of an instruct model. An estimate: the paper gives thought and action 512."""
+EXAMPLES = ("<think></think><action>go to countertop 1</action>", "<planning>go</planning><action>go to it</action>")
+"""Shortest answers of the forms that our prompts ask for."""
+LARGE_CHECKPOINT = 1_000_000_000
+"""Bytes of a checkpoint from which on its interval matters."""
+OFTEN = 5
+"""Learner steps between checkpoints below which large ones are written often."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsualRates:
+    """Learning rates at which all weights of published models are trained."""
+
+    policy: float
+    critic: float
+    imitation: float
+
+
+SMALL_MODEL = UsualRates(policy=5e-6, critic=5e-5, imitation=3e-5)
+"""Below a billion parameters. GRPO of SmolLM2-135M on GSM8K (the card of SmolLM2-135M-GRPO-Trained-For-Reasoning) and
+of Qwen2.5-0.5B (gardan4/AgenticRAG, TRL_TRAINING.sh) took 5e-6, another of Qwen2.5-0.5B 1e-5 (xuanduy04/trl_tool,
+grpo_tool.sh). Imitation of SmolLM-135M took 3e-5 (the card of SmolLM-135M-Instruct-grammarly). A critic takes ten
+times the policy's rate, as below."""
+LARGER_MODEL = UsualRates(policy=1e-6, critic=1e-5, imitation=1e-5)
+"""From a billion parameters on. The paper and verl-agent train Qwen2.5 of 1.5 and 7 billion at 1e-6, and verl's default
+for critics is 1e-5."""
 
 
 def warnings(config: Config) -> list[str]:
     """Returns one line for each warning about a config. If the config names a model, reads its headers."""
     imitates = (*_slow_imitation(config), *unread_answers(config)) if config.sft.enabled else ()
-    return [*idle_keys(config), *_large_rates(config), *imitates, *idle_workers(config), *_empty_packs(config),
-            *short_of_disk(config), *_changed_code(config)]
+    return [*idle_keys(config), *_large_rates(config), *_raw_prompt(config), *_short_answers(config), *imitates,
+            *idle_workers(config), *_empty_packs(config),
+            *_frequent_checkpoints(config), *short_of_disk(config), *_changed_code(config)]
 
 
 def _changed_code(config: Config) -> list[str]:
@@ -65,13 +99,57 @@ def _large_rates(config: Config) -> list[str]:
     learner, sft = config.learner, config.sft
     if not (parameters := _large(config)):
         return []
-    rates = {} if learner.lora.rank else {"learner.lr": (learner.lr, 1e-6)}
+    usual = SMALL_MODEL if parameters < BILLION else LARGER_MODEL
+    rates = {} if learner.lora.rank else {"learner.lr": (learner.lr, usual.policy)}
     critic = estimator(learner.credit.estimator).needs_critic
-    rates |= {"learner.critic.lr": (learner.critic_lr, 1e-5)} if critic else {}
+    rates |= {"learner.critic.lr": (learner.critic_lr, usual.critic)} if critic else {}
     imitates = sft.enabled and not (learner.lora.rank and config.imitates_on_ranks)
-    rates |= {"sft.lr": (sft.lr, 1e-5)} if imitates else {}
+    rates |= {"sft.lr": (sft.lr, usual.imitation)} if imitates else {}
     return [f"{key}={rate:g} is for tiny models, and {config.model.path} has {parameters:,} parameters: "
-            f"try {key}={usual:g}" for key, (rate, usual) in rates.items() if rate > HIGHEST_RATE]
+            f"try {key}={rate_of_others:g}" for key, (rate, rate_of_others) in rates.items() if rate > HIGHEST_RATE]
+
+
+def _raw_prompt(config: Config) -> list[str]:
+    """Returns a line if a model that was trained to chat would read raw text, and nothing teaches it the form."""
+    env, path = config.env, config.model.path
+    if path is None or config.sft.enabled or config.agent.name or make_template(env).chat:
+        return []
+    if config.model.chat_template is None and not has_template(path):
+        return []
+    prompts = find_spec(env.name).prompts
+    chats = [name for name in prompts if make_template(env.model_copy(update={"prompt": name})).chat]
+    other = f"set env.prompt to one that chats ({', '.join(chats)}), or " if chats else ""
+    return [f"env.prompt={env.prompt} is raw text without instructions, and {path} is a model with a chat template "
+            f"that has never seen it: {other}make a cold start first (sft.enabled=true)"]
+
+
+def _short_answers(config: Config) -> list[str]:
+    """Returns a line if a published model's answers would be cut before they have the form that the prompt asks for.
+
+    A conversation asks for a thought. A cold start shows short ones.
+    """
+    env, path, limit = config.env, config.model.path, config.rollout.max_response_tokens
+    template = make_template(env)
+    example = next((text for text in EXAMPLES if template.parse(text).valid), None)
+    if path is None or not _large(config) or config.agent.name or example is None or not (path / TOKENIZER).exists():
+        return []
+    form = len(read_tokenizer(path / TOKENIZER).encode(example, add_special_tokens=False).ids)
+    needed = form + (REASONING_TOKENS if template.chat and not config.sft.enabled else 0)
+    if limit >= needed:
+        return []
+    return [f"rollout.max_response_tokens={limit} leaves {max(0, limit - form)} tokens for a thought, since the form "
+            f"of env.prompt={env.prompt} takes {form}: answers would be cut before their action; try "
+            f"rollout.max_response_tokens={512 if template.chat else 2 * form}"]
+
+
+def _frequent_checkpoints(config: Config) -> list[str]:
+    """Returns a line if large checkpoints are written every few steps."""
+    size, every = checkpoint_bytes(config), config.checkpoint.every
+    count = config.steps // every
+    if size < LARGE_CHECKPOINT or every >= OFTEN or count < 2:
+        return []
+    return [f"each checkpoint writes {size / 1e9:.1f} GB, and checkpoint.every={every} writes "
+            f"{size * count / 1e9:,.0f} GB in {number_of(config.steps, 'step')}: try checkpoint.every=10"]
 
 
 def idle_workers(config: Config) -> list[str]:

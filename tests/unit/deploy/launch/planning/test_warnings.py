@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
 
 from deploy.launch.planning import plan
 from deploy.launch.planning.warnings import warnings
@@ -11,16 +12,20 @@ from deploy.runs.configs import load_config
 
 ELSEWHERE = "runs_dir=/of/another/machine"
 """So that the room on this machine's disk decides nothing."""
+ROOM = "rollout.max_response_tokens=512"
+"""Enough for the form of any prompt."""
+SELDOM = "checkpoint.every=10"
+"""A tiny config keeps each step, which is for models of a few MB."""
 PPO = ("learner.credit.estimator=ppo", "learner.loss.ratio=token")
 
 
 def warned(*overrides: str) -> list[str]:
     """Returns the keys with a warning."""
-    return [line.partition("=")[0] for line in warnings(load_config("alfworld-tiny", [*overrides, ELSEWHERE]))]
+    return [line.partition("=")[0] for line in warnings(load_config("alfworld-tiny", [SELDOM, *overrides, ELSEWHERE]))]
 
 
 def test_a_large_model_with_the_learning_rates_of_a_tiny_one_is_told(models: dict[str, Path]):
-    config = load_config("alfworld-tiny", [f"model.path={models['1.5b']}", ELSEWHERE])
+    config = load_config("alfworld-tiny", [f"model.path={models['1.5b']}", SELDOM, ROOM, ELSEWHERE])
     large = f"{models['1.5b']} has 1,543,714,304 parameters"
     assert warnings(config) == [
         f"learner.lr=0.0004 is for tiny models, and {large}: try learner.lr=1e-06",
@@ -30,9 +35,53 @@ def test_a_large_model_with_the_learning_rates_of_a_tiny_one_is_told(models: dic
     assert "warning       learner.lr=0.0004 is for tiny models" in plan.describe(config)
 
 
+def test_a_small_published_model_is_told_a_higher_rate_than_a_large_one(models: dict[str, Path]):
+    """At 1e-6 nothing of 135 million parameters moved in 30 steps. A critic takes ten times the policy's rate."""
+    lines = warnings(load_config("alfworld-tiny", [f"model.path={models['135m']}", *PPO, SELDOM, ROOM, ELSEWHERE]))
+    assert [line.partition("try ")[2] for line in lines if " is for tiny models" in line] == [
+        "learner.lr=5e-06", "learner.critic.lr=5e-05", "sft.lr=3e-05"]
+
+
+@pytest.mark.parametrize(("overrides", "warns"), [
+    ([], True), (["env.prompt=full", "rollout.max_response_tokens=512"], False), (["sft.enabled=true"], False),
+    (["agent.name=my_agent:agent"], False)])
+def test_raw_text_for_a_model_that_chats_is_told_unless_a_cold_start_shows_it(
+        overrides: list[str], warns: bool, tmp_path: Path, tiny_model):
+    given = [f"model.path={tmp_path}", "sft.enabled=false", *overrides, ELSEWHERE]
+    tiny_model(tied=True, seed=0).save_pretrained(tmp_path)
+    assert warnings(load_config("alfworld-tiny", given)) == []  # a base model
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    assert warnings(load_config("alfworld-tiny", given)) == ([
+        f"env.prompt=memory is raw text without instructions, and {tmp_path} is a model with a chat template that has "
+        "never seen it: set env.prompt to one that chats (full, meta), or make a cold start first (sft.enabled=true)"]
+        if warns else [])
+
+
+@pytest.mark.parametrize(("prompt", "sft", "fits"), [
+    ("full", False, 100), ("full", True, 0), ("memory", False, 0), ("meta", False, 100)])
+def test_answers_too_short_for_the_form_of_the_prompt_are_told(
+        prompt: str, sft: bool, fits: int, models: dict[str, Path]):
+    """A conversation asks for a thought of a hundred tokens, beside the form itself."""
+    text = "<planning>go</planning><action>go to it</action>" if prompt == "meta" else \
+        "<think></think><action>go to countertop 1</action>"
+    form = len(Tokenizer.from_file(str(models["135m"] / "tokenizer.json")).encode(text, add_special_tokens=False).ids)
+    given = [f"model.path={models['135m']}", f"env.prompt={prompt}", f"sft.enabled={str(sft).lower()}",
+             "learner.lr=1e-5", "sft.lr=1e-5", "learner.gpus=1"]
+    assert warned(*given, f"rollout.max_response_tokens={form + fits}") == []
+    assert warned(*given, f"rollout.max_response_tokens={form + fits - 1}") == ["rollout.max_response_tokens"]
+
+
+def test_large_checkpoints_at_each_step_are_told_with_the_bytes_that_they_write(models: dict[str, Path]):
+    """16 bytes for each of 134,515,008 parameters: moments and weights in float32, and the export in float32."""
+    given = [f"model.path={models['135m']}", "sft.enabled=false", "learner.lr=1e-5", ROOM, ELSEWHERE]
+    assert warnings(load_config("alfworld-tiny", [*given, "checkpoint.every=1"])) == [
+        "each checkpoint writes 2.2 GB, and checkpoint.every=1 writes 65 GB in 30 steps: try checkpoint.every=10"]
+    assert warned(*given, "checkpoint.every=5") == warned("checkpoint.every=1") == []
+
+
 def test_the_cold_start_of_a_large_model_is_told_to_be_slow(models: dict[str, Path]):
     """It runs on the CPU: four minutes of it were one update, after which the model was as before."""
-    large = ["learner.lr=1e-6", "sft.lr=1e-5", f"model.path={models['1.5b']}", ELSEWHERE]
+    large = ["learner.lr=1e-6", "sft.lr=1e-5", f"model.path={models['1.5b']}", SELDOM, ROOM, ELSEWHERE]
     (line,) = warnings(load_config("alfworld-tiny", large))
     assert line.startswith("sft.enabled trains the 1,543,714,304 parameters of ")
     assert warned(*large, "sft.enabled=false") == []
@@ -48,7 +97,7 @@ def test_the_cold_start_of_a_large_model_is_told_to_be_slow(models: dict[str, Pa
     (["learner.lr=1e-6", "sft.enabled=false", *PPO], [])])
 def test_only_rates_that_are_used_and_high_are_told(overrides: list[str], keys: list[str], models: dict[str, Path]):
     slow = "sft.enabled trains the "
-    assert [key for key in warned(f"model.path={models['1.5b']}", *overrides) if not key.startswith(slow)] == keys
+    assert [key for key in warned(f"model.path={models['1.5b']}", ROOM, *overrides) if not key.startswith(slow)] == keys
 
 
 @pytest.mark.parametrize(("workers", "slots", "more", "suggested"), [
