@@ -78,7 +78,9 @@ class LearnerGang:
 
         if self._lives:
             self._handles[0].leave.remote()
-            ray.wait(self._lives, num_returns=len(self._lives), timeout=seconds)
+            lives, until = self._lives, time.monotonic() + seconds
+            while lives and time.monotonic() < until:  # a signal is heard between two calls
+                _, lives = ray.wait(lives, num_returns=len(lives), timeout=min(1.0, seconds))
 
     def stop(self) -> None:
         kill(self._handles)

@@ -8,20 +8,23 @@ Each stage writes its result into the run's folder, and is skipped if the result
 from __future__ import annotations
 
 import json
+import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from deploy.console.plain import span
 from deploy.console.progress import ProgressView
 from deploy.launch.monitoring import monitoring
 from deploy.launch.planning.task_sets import TaskSets
 from deploy.launch.publishing import publish_folder
 from deploy.launch.scaling import Scaling
 from deploy.launch.topology import Topology, topology
+from deploy.members.learner_gang import LearnerGang
 from deploy.members.private_ray import RayLost
 from deploy.report.page import write_report
 from deploy.runs.comparison import as_lines, compare, evaluation_kind
@@ -50,6 +53,12 @@ from services.telemetry.evaluation_labels import COLD, MORE, TRAINED, curve_labe
 from services.telemetry.metrics_file import MetricsRow, append_row, drop_rows, read_evaluations, read_metrics, read_rows
 
 CONTROLLER_LEASE_S = 30.0
+
+
+def training_seconds(row: MetricsRow) -> float:
+    """Returns the seconds in which the learner trained in a row of metrics.jsonl, without its waiting for others."""
+    waits = ("seconds/wait", "seconds/evaluation")
+    return sum(value for key, value in row.items() if key.startswith("seconds/") and key not in waits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +201,7 @@ class TrainingRun:
     def warn(self, history: RunHistory, telemetry: Telemetry) -> None:
         """Shows and exports the present health warnings of the run."""
         found = {one.rule: one.text for one in warnings(history.metrics, history.evaluations)}
-        self.progress.warn(found)
+        self.progress.warn(found | self._hurried(history.metrics))
         telemetry.warned(found)
 
     def _checkpoints(self) -> Checkpoints:
@@ -241,15 +250,35 @@ class TrainingRun:
         parts.supervisor.add(learner)
         try:
             controller.run(learner)
-        except SystemExit:  # SIGTERM; a second one ends the wait for the checkpoint too
-            seconds = self.config.supervision.leave_seconds
-            self.progress.note(f"asked to end: waits up to {seconds:g} s for a checkpoint (supervision.leave_seconds)")
-            learner.leave(seconds)
-            step = self._durable.now()
-            self.progress.note(f"the newest checkpoint is of learner step {step}" if step else
-                               "there is no checkpoint yet")
+        except (SystemExit, KeyboardInterrupt) as asked:  # a second one ends the wait for the checkpoint too
+            self._leave(learner, by_hand=isinstance(asked, KeyboardInterrupt))
             raise
         parts.supervisor.remove(learner)
+
+    def _leave(self, learner: LearnerGang, *, by_hand: bool) -> None:
+        """Waits until the learner has finished its step and written a checkpoint.
+
+        After Ctrl-C that takes as long as the step does, since its user can end the wait by another. Whoever sends
+        SIGTERM may kill soon after it, so there supervision.leave_seconds is the limit.
+        """
+        limit = self.config.supervision.leave_seconds
+        rows = read_rows(self.folder.metrics)
+        takes = f" (about {span(training_seconds(rows[-1]))})" if rows else ""
+        ends = "Ctrl-C again ends at once" if by_hand else f"waits up to {limit:g} s, supervision.leave_seconds"
+        self.progress.note(f"asked to end: the learner finishes its step{takes} and writes a checkpoint; {ends}")
+        learner.leave(self.config.learner.collective_s if by_hand else limit)
+        step = self._durable.now()
+        self.progress.note(f"the newest checkpoint is of learner step {step}" if step else "there is no checkpoint yet")
+
+    def _hurried(self, rows: Sequence[MetricsRow]) -> dict[str, str]:
+        """Returns a warning if SIGTERM would not leave the learner the time to finish a step."""
+        limit, seconds = self.config.supervision.leave_seconds, training_seconds(rows[-1]) if rows else 0.0
+        if seconds <= limit or not limit:
+            return {}
+        return {"leave_seconds": (
+            f"a learner step trains for {span(seconds)}, and SIGTERM leaves it {limit:g} s: the step in flight would "
+            f"be trained again. Set supervision.leave_seconds={10 * math.ceil(seconds / 8):g}, and let the sender of "
+            "the signal wait for longer than that. Ctrl-C waits for the step")}
 
     def unplayed(self) -> dict[str, list[float]]:
         """Returns the policies of the final table, each with the temperatures at which it has not played yet."""

@@ -93,7 +93,8 @@ class SupervisionSection(Section):
     its tickets again."""
     leave_seconds: float = Field(default=20, ge=0)
     """Seconds after SIGTERM in which the learner may finish its step and write a checkpoint. Whoever sends the signal
-    should kill no sooner than some ten seconds later. 0: it leaves at once."""
+    should kill no sooner than some ten seconds later. 0: it leaves at once. Ctrl-C waits for the step, however long it
+    takes; Ctrl-C again ends at once."""
     silence_seconds: float = Field(default=180, gt=0)
     """Seconds without a heartbeat after which a worker or learner is restarted."""
     longest_pause_seconds: float = Field(default=300, ge=0)

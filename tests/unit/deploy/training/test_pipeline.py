@@ -63,6 +63,39 @@ def test_a_run_that_is_asked_to_end_tells_its_newest_checkpoint(
     assert said in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("asked", "seconds", "said"), [
+    (SystemExit(143), 20.0, "(about 50 s) and writes a checkpoint; waits up to 20 s, supervision.leave_seconds"),
+    (KeyboardInterrupt(), 1800.0, "(about 50 s) and writes a checkpoint; Ctrl-C again ends at once")])
+def test_ctrl_c_waits_for_the_step_and_sigterm_for_as_long_as_its_sender_does(
+        training: TrainingRun, asked: BaseException, seconds: float, said: str, capsys: pytest.CaptureFixture[str]):
+    """Ctrl-C lost a step of 50 s, and all steps since the last checkpoint."""
+    append_row(training.folder.metrics, {"step": 1, "seconds/wait": 99.0, "seconds/evaluation": 9.0,
+                                         "seconds/forward_backward": 48.0, "seconds/optimizer": 2.0})
+    waits: list[float] = []
+    parts = SimpleNamespace(learner=lambda _: SimpleNamespace(leave=waits.append),
+                            supervisor=SimpleNamespace(add=lambda _: None))
+
+    def ends(_: object) -> None:
+        raise asked
+
+    with pytest.raises(type(asked)):
+        training.train(parts, SimpleNamespace(goes_on=lambda _: None, run=ends), training.folder.path)
+    assert waits == [seconds]
+    assert said in capsys.readouterr().out
+
+
+def test_a_step_longer_than_sigterm_leaves_is_told_while_the_run_goes_on(
+        training: TrainingRun, capsys: pytest.CaptureFixture[str]):
+    history, telemetry = RunHistory(training.folder), Telemetry()
+    row = {"success_rate": 0.5, "episode_length": 9.0, "seconds/wait": 99.0}
+    for step, seconds in ((1, 19.0), (2, 50.0), (3, 50.0)):
+        append_row(training.folder.metrics, row | {"step": step, "seconds/forward_backward": seconds})
+        training.warn(history, telemetry)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "warning: a learner step trains for 50 s, and SIGTERM leaves it 20 s: " in line
+    assert "Set supervision.leave_seconds=70, " in line
+
+
 def test_a_score_may_be_recorded_once_the_weights_are_on_disk(training: TrainingRun):
     """Evaluated: 0, 3, 6 and the last. Step 3 has its weights alone, the last a checkpoint. The policy that RL starts
     from needs none."""
