@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from deploy.commands.arguments import above_zero, counted, is_setting, optional_
 from deploy.console.printable import printable
 from deploy.runs.configs import lay_over
 from deploy.runs.policies import resolve, run_path
-from services.amounts import number_of
+from services.amounts import number_of, rounded
 from services.config.tree import Config
 from services.errors import UserError
 
@@ -27,7 +28,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
         "eval",
         description="Plays each task of the set once and reports mean success, its 95% interval over tasks,\n"
         "and success by task type. MODEL is a Hugging Face folder, such as `gagpo export` makes. A run's folder\n"
-        "stands for its trained model, or for its latest checkpoint before it has finished. The result is kept.\n"
+        "stands for its trained model, or for its latest checkpoint before it has finished. The result is kept in\n"
+        "RUN/eval.jsonl, or in MODEL.eval.jsonl next to the model's folder.\n"
         "--policy asks a model without training: MODEL in our sampler, or any OpenAI-compatible --endpoint. Every\n"
         "trial is kept, and the same command continues an interrupted evaluation.",
         epilog="examples:\n  gagpo eval runs/alfworld-tiny --split heldout --episodes 256 --temperature 0.4\n"
@@ -71,8 +73,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"format": 1, **summary}))
         return 0
-    _show(summary)
-    print(f"kept in {file}")
+    show(summary)
+    print(f"kept in {file.absolute()}")
     return 0
 
 
@@ -125,8 +127,10 @@ def _asked(args: argparse.Namespace) -> tuple[dict[str, Any], Path]:
         async with asking as (asked, name):
             file = known or _place(ASKED / f"{args.policy}-{re.sub('[^A-Za-z0-9._-]+', '-', name)}.eval.jsonl")
             lines.note(f"playing {number_of(len(plan.tasks), 'game')} of {plan.split} by {args.policy} with {name}")
-            return await play(plan, asked, name, episodes_file(file),
-                              lambda done, total: lines.at(args.policy, done, total, "games"), tell=lines.note), file
+            began = time.monotonic()
+            summary = await play(plan, asked, name, episodes_file(file),
+                                 lambda done, total: lines.at(args.policy, done, total, "games"), tell=lines.note)
+            return {**summary, "seconds": time.monotonic() - began}, file
 
     with StatusLines(Console(stderr=True)) as lines:
         try:
@@ -156,7 +160,9 @@ def _endpoint_config(args: argparse.Namespace) -> Config:
     return lay_over(optional_config_from(args), settings)
 
 
-def _show(summary: dict[str, Any]) -> None:
+def show(summary: dict[str, Any]) -> None:
+    """Prints a result."""
+    from deploy.console.plain import answer_shares, span
     from deploy.console.progress import as_score, left_out
 
     print(f"{printable(summary['policy'])}:\n"
@@ -166,6 +172,13 @@ def _show(summary: dict[str, Any]) -> None:
           f"{as_score(summary)}{left_out(summary)}")
     for name, rate in summary["success_by_type"].items():
         print(f"  {name:<6} {rate:.1%}")
+    if "calls" in summary:
+        print(f"played in {span(summary['seconds'])}")
+    else:
+        print(f"answers: {answer_shares(summary)}")
+        rate = summary["tokens_sampled"] / max(summary["seconds"], 1e-9)
+        print(f"played in {span(summary['seconds'])} after {span(summary['loading_seconds'])} of loading, "
+              f"{rounded(rate)} tokens of answers a second")
     if len(rounds := summary.get("success_by_trial", ())) > 1:
         print("solved after trial " + ", ".join(f"{k}: {rate:.1%}" for k, rate in enumerate(rounds, 1)))
     if summary.get("context_full"):

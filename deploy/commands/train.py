@@ -67,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
     from deploy.launch.checks import preflight
     from deploy.launch.checks.gpu_checks import with_gpu
     from deploy.launch.planning import plan
+    from deploy.launch.planning.cpu_machine import on_cpu
     from deploy.runs.folder import check_skip, earlier
     from deploy.training.start import start
 
@@ -74,7 +75,8 @@ def run(args: argparse.Namespace) -> int:
         return _cold_start(args)
     if args.continue_from is not None:
         raise UserError("--continue-from is for a cold start", "give --cold-start with it, or set model.path")
-    config = with_gpu(with_local_model(_config(args)), partial(print, file=sys.stderr))
+    tell = partial(print, file=sys.stderr)
+    config = with_gpu(on_cpu(with_local_model(_config(args)), tell), tell)
     resume = bool(args.resume)
     if args.skip_step is not None and (args.sweep or not resume):
         raise UserError("--skip-step is for one interrupted run", "give --resume with it, and no --sweep")
@@ -82,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
         return _sweep(config, args)
     if args.dry_run:
         games = preflight.check(config, planned=True, before=earlier(config) if resume else None,
-                                tell=partial(print, file=sys.stderr)).games
+                                tell=tell).games
         check_skip(config, args.skip_step)
         print(json.dumps(plan.as_dict(config)) if args.json else plan.describe(config, resume=resume, games=games))
         return 0
@@ -93,12 +95,14 @@ def run(args: argparse.Namespace) -> int:
 
 def _cold_start(args: argparse.Namespace) -> int:
     from deploy.commands.cold_start import make_cold_start
+    from deploy.launch.planning.cpu_machine import on_cpu
 
     for option, given in (("--resume", args.resume), ("--skip-step", args.skip_step), ("--sweep", args.sweep),
                           ("--dry-run", args.dry_run)):
         if given:
             raise UserError(f"{option} does nothing with --cold-start", "leave it out")
-    make_cold_start(_config(args), args.cold_start, continue_from=args.continue_from, as_json=args.json)
+    config = on_cpu(_config(args), partial(print, file=sys.stderr))
+    make_cold_start(config, args.cold_start, continue_from=args.continue_from, as_json=args.json)
     return 0
 
 

@@ -27,7 +27,7 @@ from services.process.held_folder import HeldFolder
 if TYPE_CHECKING:
     from deploy.console.plain import StatusLines
     from deploy.launch.scaling import Scaling
-    from deploy.launch.topology import Topology
+    from deploy.training.loading import Loading
     from services.controller.controller import Hooks
     from services.controller.supervise import Supervisor
     from services.store.store import Store
@@ -38,7 +38,7 @@ class Evaluated:
     """The result of an evaluation."""
 
     summary: dict[str, Any]
-    """A row as in evaluations.jsonl, plus the policy's title and the time."""
+    """A row as in evaluations.jsonl, plus the policy's title, the time, and the seconds of loading and of playing."""
     file: Path
     """The file to which the summary was appended."""
 
@@ -70,15 +70,16 @@ def evaluate(config: Config, policy: PlayablePolicy, *, split: str | None, file:
     from deploy.console.plain import StatusLines
     from deploy.launch.checks import preflight
     from deploy.launch.checks.gpu_checks import with_gpu
+    from deploy.launch.planning.cpu_machine import on_cpu
     from deploy.launch.planning.evaluation_config import evaluation_config
     from services.telemetry.metrics_file import keep_row
 
     tell = partial(print, file=sys.stderr, flush=True)
-    config = with_gpu(evaluation_config(config, tell), tell)
+    config = with_gpu(evaluation_config(on_cpu(config, tell, learner=False), tell), tell)
     preflight.check_parts(config, learner=False)
     check_results(file)
     with StatusLines(Console(stderr=True)) as lines:
-        lines.note(f"playing {policy.title}")
+        lines.note(f"playing {policy.title}; the result will be in {file.absolute()}")
         summary = _play(config, policy.folder, split, lines)
         row = {"policy": policy.title, "time": time.time(), **summary, "step": policy.step or 0}
         keep_row(file, row, wait_s=config.learner.collective_s, note=lines.note)
@@ -92,6 +93,7 @@ def _play(config: Config, model: Path, split: str | None, lines: StatusLines) ->
     from deploy.launch.reach import check_versions
     from deploy.launch.scaling import Scaling
     from deploy.launch.topology import topology
+    from deploy.training.loading import Loading
     from envservice.registry import open_environment
     from services.controller.controller import Controller
     from services.controller.tickets import EvalRequest, TaskStream, TrainTickets
@@ -109,17 +111,23 @@ def _play(config: Config, model: Path, split: str | None, lines: StatusLines) ->
           erased(parts.store, parts.supervisor, lines.note) if stays else nullcontext()):
         lease = parts.store.acquire("controller", parts.run, ttl_s=30.0)
         scaling = Scaling(parts, lease, lambda index: parts.rollout_worker(index, model), note=lines.note)
+        loading = Loading(parts.supervisor.states, parts.store.beats, waiting=lines.waiting)
         controller = Controller(
             config=config, store=parts.store, lease=lease, supervisor=parts.supervisor,
             tickets=TrainTickets(config=config, tasks=TaskStream(training, config.seed)),
-            request=lambda _: None, hooks=_hooks(lines, environment.task_type, parts, scaling))
+            request=lambda _: None, hooks=_hooks(lines, environment.task_type, loading, scaling))
+        started = time.monotonic()
         version = publish_folder(parts, model, holder=parts.run)
         scaling.start()
         request = EvalRequest(label="eval", version=version, split=chosen, tasks=tasks,
                               temperature=config.eval.temperature, seed=config.seed + 1,
                               max_steps=config.env.max_steps)
+        loaded: list[float] = []
+        loading.then(lambda: loaded.append(time.monotonic()))
         (summary,) = controller.evaluate_now([request])
-    return {**summary, "env": environment.name, "engine": engine}
+        began, ended = loaded[0] if loaded else started, time.monotonic()
+    return {**summary, "env": environment.name, "engine": engine, "loading_seconds": began - started,
+            "seconds": ended - began}
 
 
 def run_of(folder: Path) -> str:
@@ -173,11 +181,8 @@ def erased(store: Store, supervisor: Supervisor, note: Callable[[str], object]) 
             note(f"the keys of this evaluation stay in Redis: {fault}")
 
 
-def _hooks(lines: StatusLines, task_type: Callable[[str], str], parts: Topology, scaling: Scaling) -> Hooks:
-    from deploy.training.loading import Loading
+def _hooks(lines: StatusLines, task_type: Callable[[str], str], loading: Loading, scaling: Scaling) -> Hooks:
     from services.controller.controller import Hooks
-
-    loading = Loading(parts.supervisor.states, parts.store.beats, waiting=lines.waiting)
 
     def tick() -> None:
         loading.tick()

@@ -26,12 +26,13 @@ def start(config: Config, *, resume: bool, skip_step: int | None = None, quiet: 
     """
     from deploy.launch.checks import preflight
     from deploy.launch.checks.gpu_checks import with_gpu
+    from deploy.launch.planning.cpu_machine import on_cpu
     from deploy.runs.folder import check_run, check_skip, earlier, locked
     from deploy.runs.mirror import claim
     from deploy.runs.wanted import forget_older
 
     tell = partial(print, file=sys.stderr, flush=True)
-    config = with_gpu(config, tell)
+    config = with_gpu(on_cpu(config, tell), tell)
     check_run(config, resume=resume)
     task_sets = preflight.check(config, before=earlier(config), tell=tell)
     with locked(config):

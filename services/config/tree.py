@@ -235,6 +235,10 @@ class MetricsSection(Section):
     """Trackers that also get the rows of metrics.jsonl and evaluations.jsonl. Each needs its own package."""
 
 
+CPU = "cpu"
+"""The value of `hardware` for a machine without GPUs."""
+
+
 class Config(Section):
     """The configuration of a whole run."""
 
@@ -248,7 +252,8 @@ class Config(Section):
     """Learner steps of the run."""
     hardware: str | None = None
     """GPUs that the config is meant for: `8x80` is eight GPUs of 80 GB. --dry-run checks that the run fits on them.
-    None: the GPUs of this machine."""
+    None: the GPUs of this machine. `cpu`: none, so that a config for GPUs runs on a machine without them: it sets the
+    keys that place workers and ranks, and makes the KV cache and the passes as small as the machine's memory asks."""
     shared: bool = False
     """Whether other users may read the run's folder, as far as the umask allows. false: only its owner may."""
     env: EnvSection = EnvSection()
@@ -273,8 +278,8 @@ class Config(Section):
     @classmethod
     def _gpus(cls, text: object) -> object:
         # YAML reads 80, and also 0x80, as a number.
-        if text is not None and not (isinstance(text, str) and re.fullmatch("[1-9][0-9]*x[1-9][0-9]*", text)):
-            raise ValueError(f"{text!r} names no GPUs; write their number and the GB of each, such as 8x80")
+        if text not in (None, CPU) and not (isinstance(text, str) and re.fullmatch("[1-9][0-9]*x[1-9][0-9]*", text)):
+            raise ValueError(f"{text!r} names no GPUs; write their number and the GB of each, such as 8x80, or cpu")
         return text
 
     @property

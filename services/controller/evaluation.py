@@ -110,7 +110,8 @@ def success_by_task(episodes: list[Episode]) -> dict[str, float]:
 
 def summarise(request: EvalRequest, episodes: list[Episode], *, dropped: int,
               task_type: Callable[[str], str]) -> dict[str, Any]:
-    """Returns one row of evaluations.jsonl: mean success with its 95% interval over tasks, by task type, and lengths.
+    """Returns one row of evaluations.jsonl: mean success with its 95% interval over tasks, by task type, lengths,
+    shares of bad answers and the number of sampled tokens.
 
     Lengths are in turns. task_score: mean of the environment's own score over episodes, null if it has no score.
     """
@@ -140,5 +141,6 @@ def summarise(request: EvalRequest, episodes: list[Episode], *, dropped: int,
         "invalid_share": sum(not s.valid for s in steps) / max(1, len(steps)),
         "inadmissible_share": sum(not s.admissible for s in steps) / max(1, len(steps)),
         "cut_share": sum(s.cut for s in steps) / max(1, len(steps)),
+        "tokens_sampled": sum(len(step.response_ids) for step in steps),
         "success_by_task": by_task,
     }

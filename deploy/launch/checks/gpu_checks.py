@@ -15,7 +15,7 @@ from deploy.launch.planning.gpu_pool import GpuPool
 from deploy.launch.planning.model_memory import model_shape
 from deploy.launch.ray_address import check_marks, check_ray, ray_address
 from learner.model.memory import Shape
-from services.config.tree import Config, WeightsSection
+from services.config.tree import CPU, Config, WeightsSection
 from services.errors import UserError
 from services.findings import installed
 
@@ -45,11 +45,11 @@ def with_gpu(config: Config, tell: Callable[[str], object]) -> Config:
     """Returns the config with one GPU for all its rollout workers if it uses none and vLLM's build for CUDA is
     installed, which cannot sample on CPUs. `tell` takes a line about that.
 
-    Only for a run that starts Ray on this machine. `exact` stays on CPUs, so check_builds refuses it.
+    Only for a run that starts Ray on this machine. `exact` and hardware=cpu stay on CPUs, so check_builds refuses them.
     """
     rollout = config.rollout
-    if (rollout.gpus or config.learner.gpus or rollout.exact or ray_address(config) is not None
-            or installed("vllm") is None or gpu_pool.visible() is None):
+    if (rollout.gpus or config.learner.gpus or rollout.exact or config.hardware == CPU
+            or ray_address(config) is not None or installed("vllm") is None or gpu_pool.visible() is None):
         return config
     share = math.floor(100 / rollout.workers) / 100
     tell(f"rollout.gpus is 0, and vLLM's build for CUDA is installed: sampling on one GPU (rollout.gpus={share:g})")
@@ -92,7 +92,7 @@ def check_ranks(config: Config) -> None:
     if asked > max(2.0, cpus):
         raise UserError(f"{config.learner.ranks} learner ranks reserve {asked:g} CPUs, and this machine has {cpus:g}",
                         "lower learner.ranks or learner.cpus")
-    if config.hardware is not None:
+    if gpu_pool.named(config) is not None:
         check_gpus(alone, gpu_pool.visible(), private=True)
     if config.learner.gpus:
         _hardware(alone)
@@ -215,7 +215,7 @@ def _fewest(config: Config, there: int) -> str:
     """Returns the change of the config that needs the fewest GPUs."""
     rollout, learner = config.rollout, config.learner
     if not there:
-        return "set rollout.gpus=0 and learner.gpus=0, or use a machine with GPUs"
+        return "set hardware=cpu, or use a machine with GPUs"
     if there == 1 and rollout.gpus and learner.gpus:
         return "set rollout.gpus=0.5, rollout.workers=1, learner.gpus=0.5 and learner.ranks=1 to share one GPU"
     if rollout.gpus and learner.gpus:

@@ -48,7 +48,8 @@ def check(config: Config, *, planned: bool = False, before: Config | None = None
           tell: reach.Tell = print) -> TaskSets:
     """Returns the run's task sets. Raises UserError with the mistakes that would stop the run, after its warnings.
 
-    `planned`: nothing will be started here. If the config also sets `hardware`, this machine is not checked.
+    `planned`: nothing will be started here. If the config also names GPUs in `hardware`, this machine is not
+    checked.
     `before`: the config of the run that goes on, whose servers are waited for; `tell` takes a line about that, and the
     warnings.
     """
@@ -60,7 +61,7 @@ def check(config: Config, *, planned: bool = False, before: Config | None = None
     starts = [partial(_unread, config), partial(_exact, config)] if before is None else []
     try:
         check_together(
-            partial(_places, config, elsewhere=planned and config.hardware is not None), *starts,
+            partial(_places, config, elsewhere=planned and gpu_pool.named(config) is not None), *starts,
             partial(_object_stores, config),
             partial(check_parts, config, planned=planned, before=before, tell=tell),
             *([] if config.env.urls else [games]))
@@ -85,7 +86,7 @@ def check_parts(config: Config, *, planned: bool = False, before: Config | None 
     check_together(partial(_environment, config), partial(check_policy, config),
                    *([partial(_credit, config)] if learner else []), partial(sinks.check, config))
     plan = make_plan(config, learner=learner)
-    here = plan.private_ray and not (planned and config.hardware is not None)
+    here = plan.private_ray and not (planned and gpu_pool.named(config) is not None)
     check_together(partial(check_template, config), partial(check_learner if learner else _sessions, config),
                    partial(_devices, config, plan, here=here),
                    *([partial(_machine, config, plan, learner=learner)] if here else []))
@@ -308,5 +309,5 @@ def _machine(config: Config, plan: Plan, *, learner: bool) -> Iterator[UserError
     if plan.memory_gib > free:
         yield UserError(f"the plan needs about {plan.memory_gib:.1f} GiB of memory, and {free:.1f} are available",
                         host_memory_fix(config, free, learner=learner))
-    if config.hardware is not None:
+    if gpu_pool.named(config) is not None:
         check_gpus(config, gpu_pool.visible(), private=True)

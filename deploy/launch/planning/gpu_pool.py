@@ -8,7 +8,7 @@ import subprocess
 from dataclasses import dataclass
 
 from deploy.launch.ray_address import ray_address
-from services.config.tree import Config
+from services.config.tree import CPU, Config
 from services.units import GIB
 
 ASK_S = 20.0
@@ -36,9 +36,9 @@ class GpuPool:
 
 def named(config: Config) -> GpuPool | None:
     """Returns the GPUs of the config key `hardware`. A GB of that key is 10^9 bytes: a real GPU has a little more."""
-    if config.hardware is None:
+    if config.hardware in (None, CPU):
         return None
-    count, size = config.hardware.split("x")
+    count, size = str(config.hardware).split("x")
     return GpuPool(count=int(count), bytes=int(size) * 10**9, named=True)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from deploy.cli import main
+from deploy.commands.eval import show
 
 
 @pytest.mark.parametrize(("number", "status", "said"), [
@@ -63,4 +65,18 @@ def test_answers_without_the_form_that_was_asked_for_are_told(tmp_path: Path, ca
     finally:
         server.shutdown()
         server.server_close()
-    assert "100.0% of the answers did not have the form that the prompt asks for\n" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "100.0% of the answers did not have the form that the prompt asks for\n" in out
+    assert re.search(r"^played in \d+ s$", out, re.MULTILINE)
+    assert out.endswith(f"kept in {tmp_path / 'e.jsonl'}\n")
+
+
+def test_a_result_is_shown_with_its_bad_answers_its_seconds_and_its_speed(capsys: pytest.CaptureFixture[str]):
+    """3,000 tokens in 40 seconds are 75 a second; the time of loading does not count."""
+    show({"policy": "m", "success_rate": 0.0, "success_low": 0.0, "success_high": 0.1, "tasks": 8, "split": "heldout",
+          "env": "alfworld-gen", "engine": "own", "temperature": 0.4, "episode_length": 30.0, "success_by_type": {},
+          "task_score": None, "dropped": 0, "invalid_share": 0.989, "inadmissible_share": 0.0, "cut_share": 0.926,
+          "tokens_sampled": 3000, "seconds": 40.0, "loading_seconds": 61.0})
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        "answers: invalid 98.9%  inadmissible 0.0%  cut 92.6%",
+        "played in 40 s after 1 min of loading, 75 tokens of answers a second"]

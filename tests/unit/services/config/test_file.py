@@ -137,7 +137,7 @@ def test_a_value_out_of_range_is_one_line(file: Path, override: str, expected: s
 @pytest.mark.parametrize(("value", "in_file"), [("80", "80"), ("0x80", "128"), ("x80", "'x80'")])
 def test_hardware_that_names_no_gpus_is_told_the_form(file: Path, value: str, in_file: str):
     """YAML reads the first two as numbers in a file."""
-    form = "names no GPUs; write their number and the GB of each, such as 8x80; "
+    form = "names no GPUs; write their number and the GB of each, such as 8x80, or cpu; "
     assert message(file, f"hardware={value}").startswith(f"hardware: {value!r} {form}")
     file.write_text(f"name: mine\nsteps: 3\nhardware: {value}\n")
     assert message(file).startswith(f"hardware: {in_file} {form}")
