@@ -1,4 +1,11 @@
-"""The endpoint of agents: OpenAI's chat completions, the episode's environment, and its reward, over HTTP.
+"""The endpoint of agents over HTTP: the policy, the episode's environment, and its reward.
+
+The policy speaks three dialects. Each is translated into a request of a chat completion, so all calls of an episode are
+calls of one conversation, whichever dialect they were made in:
+
+    POST /v1/chat/completions    OpenAI's Chat Completions    completions.py
+    POST /v1/responses           OpenAI's Responses           responses.py
+    POST /v1/messages            Anthropic's Messages         messages.py
 
 An episode is known by its key, which is the client's API key. Keys are random and live as long as their episode.
 """
@@ -6,7 +13,8 @@ An episode is known by its key, which is the client's API key. Keys are random a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from functools import partial
 from typing import Any, Protocol
 
@@ -20,7 +28,11 @@ from starlette.exceptions import HTTPException
 from envservice.client.results import Result
 from envservice.text.tool_calls import Tool
 from envservice.wire.schemas import WireModel
+from rollout.agents import messages, responses
 from rollout.agents.completions import ChatRequest, chunks, reply
+from rollout.agents.messages import CountRequest, MessagesRequest
+from rollout.agents.refusals import Refused
+from rollout.agents.responses import ResponsesRequest
 from rollout.agents.session import AgentSession, ChatAnswer, EpisodeOver
 from rollout.agents.world import AgentWorld
 from services.chat import ChatRefused, TokenUnknown
@@ -35,10 +47,11 @@ Episode = tuple[AgentSession, AgentWorld | None]
 Finder = Callable[[Request], Episode]
 
 
-NO_SUCH = ("models are asked by POST /v1/chat/completions. There is no Responses API: openai-agents leaves it by "
-           "set_default_openai_api('chat_completions'), and ChatOpenAI by use_responses_api=False")
-MODEL = {"id": "policy", "object": "model", "created": 0, "owned_by": "gagpo"}
-"""The model that is listed. A request may name any."""
+COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+NO_SUCH = f"the policy is asked by POST {COMPLETIONS}, {RESPONSES} or {MESSAGES}"
+MODEL = {"id": "policy", "object": "model", "created": 0, "owned_by": "gagpo", "type": "model",
+         "display_name": "policy", "created_at": "1970-01-01T00:00:00Z"}
+"""The model that is listed, as clients of OpenAI and of Anthropic read it. A request may name any."""
 NO_JSON = "the body is no JSON object"
 MAX_BODY = 4 * 1024 * 1024
 """The most bytes of one request's body."""
@@ -72,14 +85,6 @@ class Reward(WireModel):
     won: bool | None = None
 
 
-class Refused(Exception):
-    """A request that gets an error in OpenAI's form."""
-
-    def __init__(self, status: int, message: str, kind: str = "invalid_request_error") -> None:
-        super().__init__(message)
-        self.status, self.message, self.kind = status, message, kind
-
-
 def create_app(episodes: Episodes) -> FastAPI:
     """Returns the application. `episodes` maps keys to the episodes that are being played."""
     app = FastAPI(title="gagpo agents", docs_url=None, redoc_url=None, openapi_url=None)
@@ -88,18 +93,20 @@ def create_app(episodes: Episodes) -> FastAPI:
     found = _finder(episodes)
     _errors(app)
     _model_routes(app, found)
+    _anthropic_routes(app, found)
     _world_routes(app, found)
     return app
 
 
-def bearer(request: Request) -> str:
-    """Returns the key that a request carries, or ""."""
-    return request.headers.get("authorization", "").removeprefix("Bearer ").strip()
+def request_key(request: Request) -> str:
+    """Returns the key that a request carries, as Anthropic's clients send it or as a bearer token, or ""."""
+    bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
+    return (request.headers.get("x-api-key") or bearer).strip()
 
 
 def _finder(episodes: Episodes) -> Finder:
     def found(request: Request) -> Episode:
-        episode = episodes.get(bearer(request))
+        episode = episodes.get(request_key(request))
         if episode is None:
             raise Refused(401, "no episode has this key: it is over, or the key is another's", "authentication_error")
         return episode
@@ -109,38 +116,42 @@ def _finder(episodes: Episodes) -> Finder:
 
 def _errors(app: FastAPI) -> None:
     @app.exception_handler(Refused)
-    async def refused(_: Request, error: Refused) -> JSONResponse:
-        return _error(error.status, error.message, error.kind)
+    async def refused(request: Request, error: Refused) -> JSONResponse:
+        return _error(request, error.status, error.message, error.kind)
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"][1:]))
-        return _error(400, f"{place}: {first['msg']}" if place else NO_JSON)
+        return _error(request, 400, f"{place}: {first['msg']}" if place else NO_JSON)
 
     @app.exception_handler(HTTPException)
     async def other(request: Request, error: HTTPException) -> JSONResponse:
         unknown = f"there is no {request.method} {request.url.path} here: {NO_SUCH}"
-        told = {404: unknown, 405: unknown, 400: NO_JSON}  # 400: the body could not be read
-        return _error(error.status_code, told.get(error.status_code, str(error.detail)))
+        reasons = {404: unknown, 405: unknown, 400: NO_JSON}  # 400: the body could not be read
+        return _error(request, error.status_code, reasons.get(error.status_code, str(error.detail)))
 
     @app.exception_handler(EpisodeOver)
-    async def over(_: Request, error: EpisodeOver) -> JSONResponse:
-        return _error(400, str(error), "context_length_exceeded" if error.end == "context" else "episode_over")
+    async def over(request: Request, error: EpisodeOver) -> JSONResponse:
+        return _error(request, 400, str(error),
+                      "context_length_exceeded" if error.end == "context" else "episode_over")
 
     @app.exception_handler(Fault)
-    async def fault(_: Request, error: Fault) -> JSONResponse:
-        return _error(410, f"the episode ended by a fault: {error}", "episode_failed")
+    async def fault(request: Request, error: Fault) -> JSONResponse:
+        return _error(request, 410, f"the episode ended by a fault: {error}", "episode_failed")
 
 
-def _error(status: int, message: str, kind: str = "invalid_request_error") -> JSONResponse:
+def _error(request: Request, status: int, message: str, kind: str = "invalid_request_error") -> JSONResponse:
+    """Returns an error in the form of the request's dialect."""
+    if request.url.path.startswith(MESSAGES):
+        return JSONResponse(messages.error_body(status, message, kind), status)
     return JSONResponse({"error": {"message": message, "type": kind, "param": None, "code": kind}}, status)
 
 
 def _model_routes(app: FastAPI, found: Finder) -> None:
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [MODEL]}
+        return {"object": "list", "data": [MODEL], "has_more": False, "first_id": MODEL["id"], "last_id": MODEL["id"]}
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
@@ -148,26 +159,73 @@ def _model_routes(app: FastAPI, found: Finder) -> None:
             raise Refused(404, f"there is no model {name!r:.60} here: the policy is {MODEL['id']!r}")
         return MODEL
 
-    @app.post("/v1/chat/completions", response_model=None)
+    @app.post(COMPLETIONS, response_model=None)
     async def chat(asked: ChatRequest, request: Request) -> JSONResponse | StreamingResponse:
         llm, _ = found(request)
-        if reason := asked.refusal():
-            raise Refused(400, reason)
-        try:
-            answer = await _answered(request, llm.chat(
-                asked.conversation, tools=asked.tools, max_tokens=asked.limit, state=request.headers.get(STATE_HEADER),
-                stop=asked.stops, stop_token_ids=asked.stop_token_ids or (),
-                keep_stop=bool(asked.include_stop_str_in_output), calls=asked.tool_choice != "none"))
-        except TokenUnknown as error:
-            raise Refused(400, str(error)) from None
-        except ChatRefused as error:
-            raise Refused(400, f"the chat template refuses the messages ({error})") from None
-        if await request.is_disconnected():
-            llm.forget(answer)  # the client asks again, and that call is the one that counts
+        answer = await _ask(request, llm, asked)
         whole = reply(answer, asked, partial(token_bytes, llm.text.tokenizer))
-        if asked.stream:
-            return StreamingResponse(chunks(whole, asked), media_type="text/event-stream")
-        return JSONResponse(whole)
+        return _stream(chunks(whole, asked)) if asked.stream else JSONResponse(whole)
+
+    @app.post(RESPONSES, response_model=None)
+    async def respond(asked: ResponsesRequest, request: Request) -> JSONResponse | StreamingResponse:
+        llm, _ = found(request)
+        chat = asked.chat(llm.conversations)
+        answer = await _ask(request, llm, chat)
+        response = asked.reply(answer, thought_tokens=llm.thought_tokens(answer))
+        if asked.store is not False:
+            llm.conversations[response["id"]] = asked.continued(chat, answer)
+        return _stream(_sent(responses.stream_events(response))) if asked.stream else JSONResponse(response)
+
+
+def _anthropic_routes(app: FastAPI, found: Finder) -> None:
+    @app.post(MESSAGES, response_model=None)
+    async def message(asked: MessagesRequest, request: Request) -> JSONResponse | StreamingResponse:
+        llm, _ = found(request)
+        answer = await _ask(request, llm, asked.chat(llm.response_tokens))
+        written = asked.reply(answer)
+        return _stream(_sent(messages.stream_events(written))) if asked.stream else JSONResponse(written)
+
+    @app.post(f"{MESSAGES}/count_tokens", response_model=None)
+    async def count(asked: CountRequest, request: Request) -> dict[str, Any]:
+        llm, _ = found(request)
+        chat = asked.prompt()
+        with _refusing_prompts():
+            return {"input_tokens": await llm.count_tokens(chat.conversation, chat.tools)}
+
+
+@contextlib.contextmanager
+def _refusing_prompts() -> Iterator[None]:
+    """Raises Refused in place of the errors of a prompt that cannot be written."""
+    try:
+        yield
+    except TokenUnknown as error:
+        raise Refused(400, str(error)) from None
+    except ChatRefused as error:
+        raise Refused(400, f"the chat template refuses the messages ({error})") from None
+
+
+def _stream(events: Iterable[str]) -> StreamingResponse:
+    return StreamingResponse(events, media_type="text/event-stream")
+
+
+def _sent(events: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """Yields events as server-sent ones, each with its type as its name."""
+    for event in events:
+        yield f"event: {event['type']}\ndata: {msgspec.json.encode(event).decode()}\n\n"
+
+
+async def _ask(request: Request, llm: AgentSession, asked: ChatRequest) -> ChatAnswer:
+    """Returns the answer to a request, which is a step of the episode. Raises Refused and EpisodeOver."""
+    if reason := asked.refusal():
+        raise Refused(400, reason)
+    with _refusing_prompts():
+        answer = await _answered(request, llm.chat(
+            asked.conversation, tools=asked.tools, max_tokens=asked.limit, state=request.headers.get(STATE_HEADER),
+            stop=asked.stops, stop_token_ids=asked.stop_token_ids or (),
+            keep_stop=bool(asked.include_stop_str_in_output), calls=asked.tool_choice != "none"))
+    if await request.is_disconnected():
+        llm.forget(answer)  # the client asks again, and that call is the one that counts
+    return answer
 
 
 async def _answered(request: Request, call: Coroutine[Any, Any, ChatAnswer]) -> ChatAnswer:

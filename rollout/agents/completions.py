@@ -5,29 +5,27 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
-from envservice.text.tool_calls import given_arguments
+from envservice.text.tool_calls import ToolCall, given_arguments
+from rollout.agents.refusals import CONSTRAINED, ENTIRE, RENDERED, TEXT_ALONE, FieldRules
 from rollout.agents.session import ChatAnswer
+from services.chat import Message
 from services.files import NOT_JSON
 
-_CONSTRAINED = "answers are not constrained: a policy would not be what is trained"
-_WHOLE = "each answer is a whole message: leave it out"
 _SAMPLED = "an answer ends where the policy ends it, or at max_tokens: leave it out"
-_RENDERED = "it is the run's: set model.chat_template_kwargs in its config"
-_TEXT_ALONE = "the policy reads and writes text alone: leave it out"
 _RECORDED = "the run's archive has the tokens: leave it out"
 _REFUSED = {
     **dict.fromkeys(("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
-                     "logit_bias", "allowed_token_ids", "bad_words", "logits_processors"), _CONSTRAINED),
-    **dict.fromkeys(("continue_final_message", "echo"), _WHOLE),
+                     "logit_bias", "allowed_token_ids", "bad_words", "logits_processors"), CONSTRAINED),
+    **dict.fromkeys(("continue_final_message", "echo"), ENTIRE),
     **dict.fromkeys(("min_tokens", "ignore_eos", "thinking_token_budget"), _SAMPLED),
     **dict.fromkeys(("chat_template_kwargs", "reasoning_effort", "enable_thinking", "thinking", "verbosity",
-                     "include_reasoning", "add_special_tokens"), _RENDERED),
-    **dict.fromkeys(("modalities", "audio", "web_search_options"), _TEXT_ALONE),
+                     "include_reasoning", "add_special_tokens"), RENDERED),
+    **dict.fromkeys(("modalities", "audio", "web_search_options"), TEXT_ALONE),
     **dict.fromkeys(("return_token_ids", "return_tokens_as_token_ids", "prompt_logprobs"), _RECORDED),
     **dict.fromkeys(("best_of", "use_beam_search"), "each call is one step, whose answer is sampled: leave it out"),
     **dict.fromkeys(("functions", "function_call"), "they are the older form of tools: send tools"),
@@ -35,20 +33,20 @@ _REFUSED = {
     "skip_special_tokens": "special tokens are no text of an answer: leave it out",
     "documents": "the policy reads messages alone: write them in a message",
     "chat_template": "it is the run's: set model.chat_template in its config"}
-"""Maps fields that change an answer or its prompt, most of them vLLM's own, to why they are refused."""
-_ASKS_NOTHING: dict[str, tuple[Any, ...]] = {
-    "prompt_logprobs": (None,), "best_of": (None, 1), "skip_special_tokens": (None, True),
-    "include_reasoning": (None, True), "modalities": (None, [], ["text"]), "function_call": (None, "none", "auto")}
-"""Maps fields to the values with which they change nothing. For all others these are the empty ones."""
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty",
-             "repetition_penalty", "length_penalty")
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty",
+            "repetition_penalty", "length_penalty")
 """Values for sampling. Those of the run count."""
-_HARMLESS = frozenset((
-    *_SAMPLING, "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
-    "prompt_cache_retention", "prediction", "request_id", "priority", "cache_salt", "guided_decoding_backend",
-    "guided_whitespace_pattern", "spaces_between_special_tokens", "mm_processor_kwargs", "media_io_kwargs", "provider",
-    "usage"))
-"""Fields that change no answer, or that the run decides. They are ignored."""
+RULES = FieldRules(
+    ignored=frozenset((
+        *SAMPLING, "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+        "prompt_cache_retention", "prediction", "request_id", "priority", "cache_salt", "guided_decoding_backend",
+        "guided_whitespace_pattern", "spaces_between_special_tokens", "mm_processor_kwargs", "media_io_kwargs",
+        "provider", "usage")),
+    refused=_REFUSED,
+    idle={"prompt_logprobs": (None,), "best_of": (None, 1), "skip_special_tokens": (None, True),
+          "include_reasoning": (None, True), "modalities": (None, [], ["text"]),
+          "function_call": (None, "none", "auto")})
+"""The fields that are not read. Most of them are vLLM's own."""
 
 
 class _Part(BaseModel):
@@ -114,14 +112,15 @@ class ChatRequest(BaseModel):
         if self.n not in (None, 1):
             return f"n is {self.n}, and each call is one step: ask for one answer"
         if self.response_format is not None and self.response_format.get("type", "text") != "text":
-            return f"response_format is set, and {_CONSTRAINED}"
+            return f"response_format is set, and {CONSTRAINED}"
         if self.top_logprobs:
             return f"top_logprobs is {self.top_logprobs}, and only sampled tokens have logprobs: leave it out"
-        for name, value in (self.model_extra or {}).items():
-            if name not in _HARMLESS and (value not in _ASKS_NOTHING[name] if name in _ASKS_NOTHING else value):
-                return f"{name} is set, and {_REFUSED.get(name, 'this endpoint does not have it: leave it out')}"
+        if isinstance(self.tool_choice, dict) and cast("Message", self.tool_choice).get("type") == "allowed_tools":
+            return "tool_choice is of type allowed_tools, and the prompt shows all tools: send only those"
+        if reason := RULES.refusal(self.model_extra):
+            return reason
         if self.add_generation_prompt is False:
-            return f"add_generation_prompt is false, and {_WHOLE}"
+            return f"add_generation_prompt is false, and {ENTIRE}"
         if unread := [part.type for message in self.messages for part in message.parts if part.text is None]:
             return f"a message has a part of type {unread[0]}, and the policy reads text alone: leave it out"
         return None
@@ -174,7 +173,7 @@ def _object(call: dict[str, Any]) -> Any:
 
 def reply(answer: ChatAnswer, request: ChatRequest, bytes_of: Callable[[int], bytes]) -> dict[str, Any]:
     """Returns the body of a chat completion. `bytes_of` returns a token's own bytes."""
-    choice: dict[str, Any] = {"index": 0, "message": _message(answer, request), "finish_reason": _finish(answer),
+    choice: dict[str, Any] = {"index": 0, "message": answer_message(answer, request), "finish_reason": _finish(answer),
                               "logprobs": None}
     if request.logprobs:
         sampled = zip(answer.sample.ids.tolist(), answer.sample.logprobs.tolist(), strict=True)
@@ -200,14 +199,25 @@ def chunks(whole: dict[str, Any], request: ChatRequest) -> Iterator[str]:
     yield "data: [DONE]\n\n"
 
 
-def _message(answer: ChatAnswer, request: ChatRequest) -> dict[str, Any]:
-    """Returns the message, whose calls after the first are left out at `parallel_tool_calls: false`, as vLLM does."""
+def calls_of(answer: ChatAnswer, *, parallel: bool | None) -> list[tuple[str, ToolCall]]:
+    """Returns the calls of an answer with their ids. Without `parallel` those after the first are left out, as vLLM
+    does; None counts as true."""
+    calls = answer.parsed.calls[:1 if parallel is False else None]
+    return [(answer.call_id(place), call) for place, call in enumerate(calls)]
+
+
+def written_arguments(call: ToolCall) -> str:
+    """Returns the arguments of a call as OpenAI's API writes them: as JSON text."""
+    return msgspec.json.encode(call.arguments).decode()
+
+
+def answer_message(answer: ChatAnswer, request: ChatRequest) -> dict[str, Any]:
+    """Returns an answer as the message of a chat completion."""
     message: dict[str, Any] = {"role": "assistant", "content": answer.content or None}
     if answer.parsed.calls:
         message["tool_calls"] = [
-            {"id": answer.call_id(place), "type": "function",
-             "function": {"name": call.name, "arguments": msgspec.json.encode(call.arguments).decode()}}
-            for place, call in enumerate(answer.parsed.calls[:1 if request.parallel_tool_calls is False else None])]
+            {"id": number, "type": "function", "function": {"name": call.name, "arguments": written_arguments(call)}}
+            for number, call in calls_of(answer, parallel=request.parallel_tool_calls)]
     elif message["content"] is None:
         message["content"] = ""
     return message

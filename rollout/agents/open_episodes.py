@@ -25,7 +25,8 @@ from pydantic import Field
 from envservice.client.client import EnvClient
 from envservice.text.tool_calls import Tool
 from envservice.wire.schemas import WireModel
-from rollout.agents.app import Episode, Refused, bearer
+from rollout.agents.app import Episode, request_key
+from rollout.agents.refusals import Refused
 from rollout.agents.runner import episode_of
 from rollout.agents.session import AgentSession
 from rollout.agents.world import AgentWorld
@@ -165,12 +166,12 @@ def add_routes(app: FastAPI, episodes: OpenEpisodes) -> None:
 
     @app.post("/episodes", response_model=None)
     async def begin(asked: Opening, request: Request) -> dict[str, Any]:
-        if not episodes.admits(bearer(request)):
+        if not episodes.admits(request_key(request)):
             raise Refused(401, "this server asks for its token", "authentication_error")
         return {"api_key": await episodes.open(asked), "base_url": f"{request.base_url}v1", "task": asked.task}
 
     @app.delete("/episodes", response_model=None)
     async def end(request: Request) -> dict[str, Any]:
-        episode = await asyncio.shield(episodes.close(bearer(request)))
+        episode = await asyncio.shield(episodes.close(request_key(request)))
         return {"task": episode.ticket.task, "won": episode.won, "end": episode.end, "calls": len(episode.steps),
                 "reward": episode.total_reward}

@@ -1,4 +1,4 @@
-"""An agent that is a program. It is started for each episode, and finds the model by OpenAI's environment variables."""
+"""An agent that is a program. It is started for each episode, and finds the model by its client's own variables."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ LEFT_S, LOOK_S = 5.0, 0.05
 
 @dataclass(frozen=True)
 class AgentProgram:
-    """`AgentProgram("python", "my_agent.py")` as an agent. Any client of OpenAI's API in it talks to the episode.
+    """`AgentProgram("python", "my_agent.py")` as an agent. Any client of OpenAI or of Anthropic in it talks to the
+    episode.
 
     $GAGPO_TASK has the task, and $GAGPO_ENV_URL the environment's address (`/reset`, `/step`). The episode ends when
     the program ends, and what the program has started ends with it. It does not get the run's passwords and tokens,
@@ -70,12 +71,13 @@ class AgentProgram:
         """Runs the program to its end. It is killed with the episode, and all that it has started with it."""
         del env  # the program reaches it over HTTP
         mark = f"{MARK}={secrets.token_hex(8)}"
-        told = {"OPENAI_BASE_URL": llm.base_url, "OPENAI_API_KEY": llm.api_key, "GAGPO_TASK": task,
-                "GAGPO_ENV_URL": f"{llm.base_url.removesuffix('/v1')}/env", MARK: mark.partition("=")[2]}
+        variables = {"OPENAI_BASE_URL": llm.base_url, "OPENAI_API_KEY": llm.api_key,
+                     "ANTHROPIC_BASE_URL": llm.server_url, "ANTHROPIC_API_KEY": llm.api_key, "GAGPO_TASK": task,
+                     "GAGPO_ENV_URL": f"{llm.server_url}/env", MARK: mark.partition("=")[2]}
         environ = {name: value for name, value in os.environ.items() if name not in VARIABLES}
         with tempfile.TemporaryFile() as printed:  # a child of the program could hold a pipe open for ever
             process = await asyncio.create_subprocess_exec(
-                *ending_with_parent(self.command), env=environ | told, stdin=asyncio.subprocess.DEVNULL,
+                *ending_with_parent(self.command), env=environ | variables, stdin=asyncio.subprocess.DEVNULL,
                 stdout=printed, stderr=asyncio.subprocess.STDOUT, start_new_session=True)
             try:
                 await process.wait()

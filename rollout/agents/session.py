@@ -20,9 +20,10 @@ import numpy as np
 from envservice.base import Outcome
 from envservice.text.tool_calls import ParsedAnswer, call_id, parse_calls
 from rollout.agents.linked_steps import continued, without
+from rollout.agents.thoughts import split_thought
 from rollout.engine.sample import cut_at
 from rollout.prompt_renderer import PromptRenderer
-from services.chat import Message
+from services.chat import THINK_END, Message
 from services.errors import Fault
 from services.records import EpisodeEnd, Step, Ticket, choices_digest
 from services.rewards import LARGEST_REWARD, within_reward_limit
@@ -61,6 +62,8 @@ class ChatAnswer:
     parsed: ParsedAnswer
     prompt_tokens: int
     sample: Sample
+    stop: str | None = None
+    """The one of the request's stop texts that ended it."""
 
     @property
     def content(self) -> str:
@@ -101,10 +104,17 @@ class AgentSession:
     prompt that was too long, or of an action after the end of the game."""
     fault: Fault | None = None
     """Our fault that ended the episode, also if the agent caught the exception."""
+    conversations: dict[str, list[Message]] = field(default_factory=dict[str, list[Message]])
+    """Conversations that a later call may continue, by the ids of their answers (OpenAI's Responses API)."""
     _begun: int = 0
     _given_up: int = 0
     """Calls without an answer, which do not count among `max_calls`."""
     _opening: str | None = field(init=False, default=None)
+
+    @property
+    def server_url(self) -> str:
+        """The endpoint's address. Anthropic's client takes it as its `base_url`, as it adds `/v1` itself."""
+        return self.base_url.removesuffix("/v1")
 
     async def chat(self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None,
                    state: str | None = None, max_tokens: int | None = None, stop: str | Sequence[str] = (),
@@ -126,13 +136,13 @@ class AgentSession:
         number, self._begun = self._begun, self._begun + 1
         sample = await self._sample(prompt, number, min(max_tokens or self.response_tokens, self.response_tokens),
                                     (*self.text.stop_ids, *stop_token_ids))
-        sample, said = cut_at(sample, [stop] if isinstance(stop, str) else stop, self._decoder(
+        sample, said, stopped = cut_at(sample, [stop] if isinstance(stop, str) else stop, self._decoder(
             () if keep_stop else stop_token_ids), keep=keep_stop)
         if self._opening is None:
             self._opening = self.text.chat.opening()  # whatever env.prompt is: agents always chat
         text = self._opening + said
         parsed = parse_calls(text, tools) if tools and calls else ParsedAnswer(content=text, calls=[], whole=True)
-        answer = ChatAnswer(text=text, parsed=parsed, prompt_tokens=len(prompt), sample=sample)
+        answer = ChatAnswer(text=text, parsed=parsed, prompt_tokens=len(prompt), sample=sample, stop=stopped)
         read = np.array(prompt, dtype=np.int32)
         follows = continued(self.steps, read)
         self.steps.append(Step(
@@ -162,13 +172,25 @@ class AgentSession:
         self.over = None
         return prompt
 
-    async def _tokens(self, written: str) -> list[int] | None:
-        """Returns a prompt's tokens. None: they are more than fit, even if each were the longest of the vocabulary.
+    async def count_tokens(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> int:
+        """Returns the number of tokens of a prompt, which need not fit. It is no call. Raises ChatRefused."""
+        assert self.text.chat is not None
+        return len(await self._encode(self.text.chat.text(messages, tools)))
 
-        A long prompt is tokenized in a thread: the loop serves all other episodes meanwhile.
+    def thought_tokens(self, answer: ChatAnswer) -> int:
+        """Returns how many sampled tokens of an answer belong to the thought that it begins with."""
+        thought, _ = split_thought(answer.content)
+        if thought is None or THINK_END in (self._opening or ""):  # the template wrote the thought, and no token of it
+            return 0
+        return len(cut_at(answer.sample, [THINK_END], self.text.decode)[0].ids)
+
+    async def _tokens(self, written: str) -> list[int] | None:
+        """Returns a prompt's tokens. None: they are more than fit, even if each were the longest of the vocabulary."""
+        return None if len(written) > self.prompt_tokens * self.text.longest_token else await self._encode(written)
+
+    async def _encode(self, written: str) -> list[int]:
+        """Returns the tokens of a text. A long one is tokenized in a thread: the loop serves other episodes meanwhile.
         """
-        if len(written) > self.prompt_tokens * self.text.longest_token:
-            return None
         encode = partial(self.text.encode, written)
         return encode() if len(written) <= QUICK_TEXT else await asyncio.to_thread(encode)
 

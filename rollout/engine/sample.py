@@ -33,9 +33,9 @@ def sample_of(final: Mapping[str, Any], versions: Mapping[str, Version]) -> Samp
 
 
 def cut_at(sample: Sample, stops: Sequence[str], decode: Callable[[list[int]], str], *,
-           keep: bool = False) -> tuple[Sample, str]:
-    """Returns what a sampler that ends at the first of the texts `stops` would have sampled, and its text before them.
-    `keep`: and the text that ended it.
+           keep: bool = False) -> tuple[Sample, str, str | None]:
+    """Returns what a sampler that ends at the first of the texts `stops` would have sampled, its text before them, and
+    the one that ended it, or None. `keep`: its text includes the one that ended it.
 
     A token depends on those before it alone, so nothing is different from having ended there. The token that completes
     the text is the last of the sample, as the policy had to choose it.
@@ -43,7 +43,7 @@ def cut_at(sample: Sample, stops: Sequence[str], decode: Callable[[list[int]], s
     ids = sample.ids.tolist()
     text = decode(ids)
     if not any(stop in text for stop in stops):
-        return sample, text
+        return sample, text, None
     shortest, longest = 0, len(ids)  # without one of the texts, and with one
     while longest - shortest > 1:
         middle = (shortest + longest) // 2
@@ -53,5 +53,5 @@ def cut_at(sample: Sample, stops: Sequence[str], decode: Callable[[list[int]], s
     spans = [VersionSpan(version=span.version, start=span.start, end=min(span.end, longest))
              for span in sample.spans if span.start < longest]
     cut = Sample(ids=sample.ids[:longest], logprobs=sample.logprobs[:longest], spans=spans, finished="stop")
-    begins, length = min((text.index(stop), len(stop)) for stop in stops if stop in text)
-    return cut, text[:begins + length * keep]
+    begins, length, first = min((text.index(stop), len(stop), stop) for stop in stops if stop in text)
+    return cut, text[:begins + length * keep], first

@@ -124,7 +124,7 @@ def test_raw_text_begins_as_the_tokenizer_begins_it():
 
 @pytest.mark.parametrize("arguments", [{}, {"enable_thinking": False}])
 def test_qwen3_forgets_its_thoughts_so_a_conversation_starts_a_row_with_each_call(arguments: dict[str, bool]):
-    """docs/tasks/own-agent.md says so, and how to keep them."""
+    """docs/reference/agents-api.md says so, and how to keep them."""
     chat = ChatFormat(tokenizer=text_of("qwen3").tokenizer, arguments=arguments)
     answer = chat.opening() + ("go" if arguments else "<think>\nhm\n</think>\n\ngo")
     again = chat.text([*ASKED, {"role": "assistant", "content": answer}, {"role": "user", "content": "y"}])

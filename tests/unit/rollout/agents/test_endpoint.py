@@ -15,8 +15,9 @@ from starlette.requests import Request
 
 from envservice.text.plain_prompts import PLAIN
 from envservice.text.tool_calls import tool
-from rollout.agents.app import Refused, create_app
+from rollout.agents.app import create_app
 from rollout.agents.completions import ChatRequest
+from rollout.agents.refusals import Refused
 from rollout.agents.session import AgentSession
 from rollout.agents.worker_endpoint import HOST, endpoint
 from rollout.prompt_renderer import PromptRenderer
@@ -103,6 +104,8 @@ IMAGE = {"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "im
         ("return_token_ids", True, "the run's archive"), ("prompt_logprobs", 0, "the run's archive"),
         ("skip_special_tokens", False, "special tokens"), ("bad_words", ["a"], "answers are not constrained"),
         ("an_invention", 1, "this endpoint does not have it: leave it out"))],
+    ([USER], {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {
+        "mode": "auto", "tools": []}}}, "tool_choice is of type allowed_tools, .*: send only those"),
     ([USER], {"logit_bias": {"5": 9}}, "logit_bias is set, and answers are not constrained"),
     ([USER], {"reasoning_effort": "low"}, "reasoning_effort is set, and it is the run's: set model.chat_template_kw"),
     ([USER], {"extra_body": {"chat_template": "x"}}, "chat_template is set, and it is the run's: set model.chat_temp"),
@@ -182,12 +185,10 @@ async def test_a_token_that_the_model_does_not_know_is_refused(asked):
     assert len(llm.steps) == 1
 
 
-@pytest.mark.parametrize("path", ["/v1/responses", "/v1/completions"])
-async def test_another_interface_names_the_one_that_is_served(asked, path):
-    """openai-agents asks /v1/responses unless it is told not to."""
+async def test_another_interface_names_those_that_are_served(asked):
     client, _ = asked()
-    with pytest.raises(openai.NotFoundError, match=r"POST /v1/chat/completions.*set_default_openai_api"):
-        await client.post(path.removeprefix("/v1"), body={}, cast_to=object)
+    with pytest.raises(openai.NotFoundError, match=r"POST /v1/chat/completions, /v1/responses or /v1/messages"):
+        await client.post("/completions", body={}, cast_to=object)
 
 
 async def test_a_thought_that_the_template_opens_is_in_the_answer_whatever_the_games_prompt(asked):

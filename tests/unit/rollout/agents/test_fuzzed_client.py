@@ -18,6 +18,10 @@ from services.config.tree import CreditSection
 from services.records import Episode, Ticket
 
 USER = {"role": "user", "content": "hello"}
+DIALECTS = [("/v1/chat/completions", "messages", lambda reply: reply["choices"][0]["message"]["content"]),
+            ("/v1/responses", "input", lambda reply: reply["output"][0]["content"][0]["text"]),
+            ("/v1/messages", "messages", lambda reply: reply["content"][0]["text"])]
+"""The paths, the fields of the history, and the texts of answers."""
 
 
 def answers(draw):
@@ -57,10 +61,12 @@ class WrongClient:
             await self._http.post("/reward", json={"reward": draw.random()}, headers=self._head(key))
 
     async def _call(self, key, history):
-        body = {"messages": history} if self._draw.random() < 0.9 else self._draw.choice([{}, {"messages": [{}]}])
-        reply = await self._http.post("/v1/chat/completions", json=body, headers=self._head(key))
+        path, field, text = self._draw.choice(DIALECTS)
+        body = {field: history} if self._draw.random() < 0.9 else self._draw.choice([{}, {field: [{}]}])
+        reply = await self._http.post(path, json={"max_tokens": 8} | body if field == "messages" else body,
+                                      headers=self._head(key))
         if reply.status_code == 200:
-            said = reply.json()["choices"][0]["message"]["content"]
+            said = text(reply.json())
             change = self._draw.choice([said, said, said, said[::-1], said + " "])
             kept = history if self._draw.random() < 0.8 else history[-1:]
             self._histories[key] = [*kept, {"role": "assistant", "content": change}, USER]

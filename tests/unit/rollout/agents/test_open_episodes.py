@@ -216,8 +216,28 @@ WRONG_CHATS = [
     {"messages": [USER], "tools": [7]}, {"messages": [USER], "tools": {}}, {"messages": [USER], "max_tokens": 0},
     {"messages": [USER], "model": "\ud800"}, {"messages": [{"role": "user", "content": "\ud800"}]},
     {"messages": 7}, {"messages": []}, [], 7, None]
+BLOCKS = (7, [7], [{"type": 7}], [{"type": "text"}], [{"type": "text", "text": 7}], [{"type": "tool_use", "id": "a"}],
+          [{"type": "tool_result", "tool_use_id": "a", "content": [{"type": "tool_result"}]}], [{"type": "\ud800"}])
+WRONG_MESSAGES = [
+    *({"messages": [{"role": role, "content": blocks}]} for role in ("user", "assistant") for blocks in BLOCKS),
+    {"messages": [USER | {"role": "tool"}]}, {"messages": [USER], "system": [{"type": "image"}]},
+    *({"messages": [USER], name: 7} for name in ("tools", "tool_choice", "thinking", "stop_sequences")),
+    {"messages": [USER], "tools": [{"name": "add"}]}, {"messages": [USER], "tool_choice": {"type": "some"}},
+    {"messages": []}, [], 7, None]
+ITEMS = (7, {"type": 7}, {"type": "message", "role": "tool"}, {"role": "user", "content": [{"type": "input_text"}]},
+         {"type": "function_call", "call_id": "a", "name": "add", "arguments": {}}, {"type": "function_call_output"},
+         {"type": "reasoning", "content": 7}, {"type": "reasoning", "content": [{"type": "reasoning_text"}]})
+WRONG_RESPONSES = [
+    *({"input": [item]} for item in ITEMS), {"input": 7}, {"input": ""}, {}, [], 7, {"input": "x", "tools": [{}]},
+    {"input": "x", "tools": [{"type": "function"}]}, {"input": "x", "previous_response_id": "x"},
+    {"input": "x", "reasoning": 7}, {"input": "x", "max_output_tokens": "x"}, {"input": "\ud800"}]
 WRONG = [
     *(("/v1/chat/completions", json.dumps(body)) for body in WRONG_CHATS),
+    *(("/v1/messages", json.dumps({"max_tokens": 9} | body if isinstance(body, dict) else body))
+      for body in WRONG_MESSAGES),
+    *(("/v1/responses", json.dumps(body)) for body in WRONG_RESPONSES),
+    *((path, f'{{"max_tokens": 9, "{field}": [{{"role": "user", "content": ' + "[" * 900 + "]" * 900 + "}]}")
+      for path, field in (("/v1/messages", "messages"), ("/v1/responses", "input"))),
     ("/v1/chat/completions", '{"messages": ' + "[" * 50_000), ("/v1/chat/completions", '{"messages": ["\\xff'),
     ("/v1/chat/completions", '{"messages": [{"role": "user", "content": ' + "[" * 900 + "]" * 900 + "}]}"),
     *(("/reward", f'{{"reward": {reward}}}') for reward in ("NaN", "Infinity", "1e999", "1e308", '"nan"', '"x"')),

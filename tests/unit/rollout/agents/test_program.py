@@ -31,7 +31,9 @@ async def test_it_gets_its_key_and_none_of_the_runs_secrets(monkeypatch: pytest.
               "RAY_AUTH_TOKEN")
     for name in (*VARIABLES, *stores):
         monkeypatch.setenv(name, "c4n4ry")
-    looks = "import os; assert os.environ['OPENAI_API_KEY'] == 'its own'; assert 'c4n4ry' not in os.environ.values()"
+    looks = ("import os; assert os.environ['OPENAI_API_KEY'] == os.environ['ANTHROPIC_API_KEY'] == 'its own'; "
+             "assert os.environ['ANTHROPIC_BASE_URL'] + '/v1' == os.environ['OPENAI_BASE_URL']; "
+             "assert 'c4n4ry' not in os.environ.values()")
     await AgentProgram(sys.executable, "-c", looks)("a task", llm, None)
 
 

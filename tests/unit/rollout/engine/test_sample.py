@@ -31,8 +31,10 @@ def decode(ids: list[int]) -> str:
 def test_an_answer_ends_with_the_token_that_completes_the_text(text: str, stops: list[str], said: str, tokens: int):
     """The text before it is the answer; the tokens are the shortest beginning of the sample that holds it."""
     whole = sampled(text)
-    cut, shown = cut_at(whole, stops, decode)
+    cut, shown, stop = cut_at(whole, stops, decode)
     assert (shown, len(cut.ids), cut.finished) == (said, tokens, "stop")
+    assert stop in stops
+    assert decode(whole.ids[:tokens].tolist()).startswith(said + stop)
     assert not any(stop in decode(whole.ids[:tokens - 1].tolist()) for stop in stops)
     assert cut.ids.tolist() == whole.ids[:tokens].tolist()
     assert cut.logprobs.tolist() == whole.logprobs[:tokens].tolist()
@@ -43,4 +45,4 @@ def test_an_answer_ends_with_the_token_that_completes_the_text(text: str, stops:
 @pytest.mark.parametrize("stops", [[], ["Observation:"]])
 def test_an_answer_without_the_text_is_as_it_was(stops: list[str]):
     whole = sampled("hello")
-    assert cut_at(whole, stops, decode) == (whole, "hello")
+    assert cut_at(whole, stops, decode) == (whole, "hello", None)
