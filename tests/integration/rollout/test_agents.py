@@ -168,6 +168,7 @@ async def test_options_under_which_training_would_differ_from_sampling_are_refus
 
 PROGRAM = """
 import json, os, urllib.request
+from anthropic import Anthropic
 from openai import OpenAI
 
 def env(path, body=None):
@@ -178,7 +179,10 @@ def env(path, body=None):
 assert os.environ["GAGPO_TASK"] == "toy/train/00"
 now = env("/reset")
 while not now["done"]:
-    OpenAI().chat.completions.create(model="policy", messages=[{"role": "user", "content": now["observation"]}])
+    said = [{"role": "user", "content": now["observation"]}]
+    OpenAI().chat.completions.create(model="policy", messages=said)
+    OpenAI().responses.create(model="policy", input=said)
+    Anthropic().messages.create(model="policy", max_tokens=8, messages=said)
     listed = now["admissible_actions"]
     now = env("/step", {"action": next(a for a in ("open door", "take key", "go on") if a in listed)})
 """
@@ -187,7 +191,10 @@ while not now["done"]:
 async def test_a_program_of_its_own_is_an_agent(world):
     episode = await world.play(AgentProgram(sys.executable, "-c", PROGRAM), seconds=60)
     assert (episode.won, episode.total_reward) == (True, 10.0)
-    assert len(episode.steps) == len(world.asked)
+    assert [(step.prompt_ids.tolist(), step.response_ids.tolist()) for step in episode.steps] == [
+        (prompt, ids.tolist()) for prompt, ids in world.asked]
+    for number, step in enumerate(episode.steps):
+        assert step.prompt_ids.tolist() == episode.steps[number - number % 3].prompt_ids.tolist(), "in three dialects"
     with pytest.raises(AgentFault, match="ended with status 3: no luck"):
         await world.play(AgentProgram(sys.executable, "-c", "import sys; print('no luck'); sys.exit(3)"))
 
