@@ -1,7 +1,18 @@
 """A LangGraph agent: one node asks the policy, the other acts in the environment with the tools that it offers.
 
-It is a program of its own, and needs `langgraph`, `langchain-openai` and nothing of gagpo. A run starts it for each
-episode (docs/tasks/own-agent.md), and `langchain_openai` finds the policy in the environment variables.
+It is a program of its own, and needs `langgraph`, `langchain-openai` and nothing of gagpo. Some versions of
+`langchain-openai` need another `openai` than vLLM does, so it lives in a virtual environment of its own:
+
+    python -m venv graph
+    graph/bin/pip install langgraph langchain-openai
+
+A run starts it for each episode if `agent.name` names this object, and `langchain_openai` finds the policy in the
+environment variables:
+
+    agent = AgentProgram("graph/bin/python", "examples/langgraph_agent.py")
+
+With `gagpo serve-agent`, start it with the OPENAI_BASE_URL, OPENAI_API_KEY and GAGPO_ENV_URL of an open episode.
+LangGraph's imports take seconds; for many short episodes write the graph's work as an async function instead.
 """
 
 import os

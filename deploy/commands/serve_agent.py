@@ -15,10 +15,10 @@ def add_parser(subparsers: Any) -> None:
     """Registers the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "serve-agent",
-        description="Serves a policy until it is stopped, and prints the URL when it is ready. Clients of OpenAI's\n"
-        "API ask it at URL/v1. POST /episodes opens an episode of a task with a key of its own, in which the\n"
-        "environment of the config is at /env; DELETE /episodes ends it. Other machines may reach it only\n"
-        f"with a bearer token, taken from ${AGENT_TOKEN_VARIABLE}.",
+        description="Serves a policy until it is stopped, and prints the URL when it is ready. OpenAI's clients\n"
+        "ask it at URL/v1, and Anthropic's at URL. POST /episodes opens an episode of a task with a key of its\n"
+        "own, in which the environment of the config is at /env; DELETE /episodes ends it. Other machines may\n"
+        f"reach it only with a bearer token, taken from ${AGENT_TOKEN_VARIABLE}.",
         epilog="examples:\n  gagpo serve-agent exported --out episodes.jsonl\n"
         "  gagpo serve-agent /models/mine --no-env rollout.max_prompt_tokens=4096",
         formatter_class=argparse.RawDescriptionHelpFormatter)

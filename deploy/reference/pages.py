@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from deploy.cli import build_parser
+from deploy.reference import agents_api
 from deploy.reference.markdown import code, document, table
 from envservice.registry import BUILT_IN
 from envservice.wire import problems
@@ -314,6 +315,7 @@ FOLDER = Path(__file__).parents[2] / "docs" / "reference"
 def pages() -> dict[str, str]:
     """Returns the text of each page by its file name."""
     return {
+        "agents-api.md": agents_api.page(),
         "commands.md": commands_page(),
         "configuration.md": configuration_page(),
         "http-api.md": http_api_page(),

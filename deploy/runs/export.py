@@ -137,7 +137,7 @@ def _asked(config: Config, title: str) -> tuple[str, str]:
     env, agent = config.env, config.agent
     if agent.name is not None:
         return (f"asked by | the program `{agent.name}`, at most {agent.max_calls} calls an episode",
-                f"""The program asks the model through chat completions. Its module has to be importable:
+                f"""The program asks the model over HTTP. Its module has to be importable:
 
     gagpo eval {title} --split heldout
     gagpo serve-agent {title}""")

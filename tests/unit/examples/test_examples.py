@@ -13,6 +13,7 @@ from explorer_run import make_run
 
 from envservice.adapters.gymnasium import plays_twice
 from envservice.registry import find_spec
+from envservice.text.tool_calls import ToolCall, written_call
 from services.config.file import default_config
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -30,6 +31,21 @@ def test_the_game_is_one_that_runs_can_play(monkeypatch: pytest.MonkeyPatch):
     assert (outcome.done, outcome.won, outcome.reward) == (True, True, 1.0)
     assert session.reset().observation.startswith("Say in this order")
     assert not session.step("black").won
+
+
+def test_the_game_with_a_tool_is_won_by_calls_of_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    spec = find_spec("tools_game:SPEC")
+    environment = spec.open(default_config(["env.name=tools_game:SPEC"]).env)
+    task = next(task for task in environment.tasks("train") if environment.open(task).reset().observation.startswith(
+        "The counter is 2."))
+    plays_twice(environment, task)
+    session = environment.open(task)
+    session.reset()
+    assert [offered["function"]["name"] for offered in spec.tools()] == ["add"]
+    assert session.step("four").observation == "Call add with a number n."
+    outcome = session.step(written_call(ToolCall("add", {"n": 4})))
+    assert (outcome.observation, outcome.won) == ("6", True)
 
 
 def test_the_logged_call_that_earned_it_is_found():
