@@ -32,6 +32,11 @@ class Damaged(UserError):
     """A file exists, but its content is not what it should be."""
 
 
+def cache_home() -> Path:
+    """Returns gagpo's folder in the user's cache. Whatever lies there can be made again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "gagpo"
+
+
 @contextmanager
 def open_plain(path: Path | str) -> Generator[BinaryIO]:
     """Opens a plain file for reading. Raises Damaged if it is a device or a pipe, or OSError, which names the path."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from deploy.runs.gguf import converted, is_gguf
 from services.config.tree import Config
 from services.errors import UserError, described
 from services.weights.headers import OF_MISTRAL
@@ -19,12 +20,14 @@ WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
 
 def with_local_model(config: Config) -> Config:
-    """The config with the folder of its model in the cache in the place of a name of the hub.
+    """Returns the config with the folder of its model in place of a GGUF file and of a name of the hub.
 
-    So is the folder of a model in a cache that is gone, such as that of another machine. A name that is neither there
-    nor to be downloaded stays: preflight refuses it. Raises UserError if a download fails.
+    A folder in a hub cache that is gone, such as that of another machine, is looked up in the local one. A name that is
+    neither there nor to be downloaded stays: preflight refuses it. Raises UserError if a download or conversion fails.
     """
     path = config.model.path
+    if path is not None and is_gguf(path):
+        return _with_model(config, converted(path))
     if path is None or path.exists():
         return config
     name, _, commit = (origin(path) or str(path)).partition("@")
@@ -33,6 +36,10 @@ def with_local_model(config: Config) -> Config:
     folder = _snapshot(name, commit or config.model.revision, download=config.model.download)
     if folder is None:
         return config
+    return _with_model(config, folder)
+
+
+def _with_model(config: Config, folder: Path) -> Config:
     return config.model_copy(update={"model": config.model.model_copy(update={"path": folder})})
 
 

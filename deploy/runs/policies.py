@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from deploy.runs.configs import config_to_play, default_config, load_config
 from deploy.runs.folder import RunFolder, is_run
+from deploy.runs.gguf import converted, is_gguf
 from services.config.tree import Config
 from services.errors import UserError
 
@@ -46,7 +47,8 @@ class PlayablePolicy:
 
 
 def find_policy(path: Path, which: str | None = None) -> PlayablePolicy:
-    """The policy at `path`: a Hugging Face folder, or a run's folder, which stands for its trained model.
+    """Returns the policy at `path`: a Hugging Face folder, a GGUF file, or a run's folder, which stands for its trained
+    model.
 
     `which`: latest, best (by evaluation) or a step chooses a checkpoint of a run. None: the trained model, or the
     latest checkpoint of a run that has not finished. Raises UserError if there is no such model.
@@ -55,7 +57,8 @@ def find_policy(path: Path, which: str | None = None) -> PlayablePolicy:
     if not is_run(path):
         if which is not None:
             raise UserError(f"{path} is no run's folder, so it has no checkpoint {which!r}", "leave --which out")
-        policy = PlayablePolicy(folder=path, title=str(path), name=path.resolve().name, step=None)
+        folder = converted(path) if is_gguf(path) else path
+        policy = PlayablePolicy(folder=folder, title=str(path), name=folder.resolve().name, step=None)
     elif which is None and (run.trained_model / "config.json").exists():
         step = _newest_step(run)
         after = "" if step is None else f" after learner step {step}"

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from envservice.bm25 import analysis
 from envservice.bm25.index import FORMAT, META, Index, open_index
 from services.errors import EnvFault
+from services.files import cache_home
 
 # The influence of a document's length on its scores.
 #
@@ -100,8 +101,7 @@ def build(documents: Iterable[tuple[str, str]], folder: Path | None = None, *, d
 
 def cache_folder(kind: str, digest: str) -> Path:
     """Returns the folder in the user's cache for the index of the documents that `digest` names."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    return cache / "gagpo" / f"{kind}-{digest[:16]}"
+    return cache_home() / f"{kind}-{digest[:16]}"
 
 
 def open_or_build(folder: Path, digest: str, documents: Callable[[], Iterable[tuple[str, str]]]) -> Index:

