@@ -17,6 +17,7 @@ BUILT_IN: Mapping[str, str] = {
     "webshop": "envservice.webshop.spec:SPEC",
     "search": "envservice.search.spec:SPEC",
     "scienceworld": "envservice.scienceworld.spec:SPEC",
+    "guess": "envservice.guess.spec:SPEC",
 }
 """Maps `env.name` to `module:attribute`. Task ids begin with the name, or with the name, a dash and a variant."""
 

@@ -14,6 +14,7 @@ from envservice.alfworld.memory import GameMemory, kind_of, recall
 from envservice.alfworld.prompts import AlfworldCompactTemplate, task_of
 from envservice.base import Outcome, Turn
 
+_FORM = "Answer with <think>a few words</think><action>one action</action>."
 _STATES = {"heat": "hot", "cool": "cool", "clean": "clean"}
 
 
@@ -26,6 +27,16 @@ class AlfworldMemoryTemplate(AlfworldCompactTemplate):
         memory = recall(first, turns, now)
         found, placed = _objects(memory, task_of(first))
         return f"Held: {_held(memory)}\nFound: {found}\nPlaced: {placed}\n{super().render(first, turns, now)}"
+
+
+class AlfworldMemoryChatTemplate(AlfworldMemoryTemplate):
+    """The same as one user message that names the form of answers, for instruct models."""
+
+    name = "memory-chat"
+    chat = True
+
+    def render(self, first: Outcome, turns: Sequence[Turn], now: Outcome) -> str:
+        return super().render(first, turns, now) + _FORM
 
 
 def _held(memory: GameMemory) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from envservice.alfworld.environment import AlfworldEnvironment, data_folder, holding, open_environment
 from envservice.alfworld.lost_episodes import explain
-from envservice.alfworld.memory_prompt import AlfworldMemoryTemplate
+from envservice.alfworld.memory_prompt import AlfworldMemoryChatTemplate, AlfworldMemoryTemplate
 from envservice.alfworld.meta_prompt import AlfworldCompactMetaTemplate, AlfworldMetaTemplate
 from envservice.alfworld.prompts import AlfworldCompactTemplate, AlfworldFullTemplate
 from envservice.alfworld.tasks import FETCH, VARIABLE
@@ -65,7 +65,7 @@ SPEC = EnvironmentSpec(
     open=open_environment, holding=holding, check=check, describe=describe, findings=findings, teacher=TEACHER,
     explain=explain,
     prompts={"full": AlfworldFullTemplate, "compact": AlfworldCompactTemplate, "memory": AlfworldMemoryTemplate,
-             "meta": AlfworldMetaTemplate,
+             "memory-chat": AlfworldMemoryChatTemplate, "meta": AlfworldMetaTemplate,
              "compact-meta": AlfworldCompactMetaTemplate},
     max_steps=_PUBLISHED_STEPS,
     threaded=lambda env: env.alfworld.engine != "own",

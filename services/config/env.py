@@ -185,8 +185,8 @@ class EnvSection(Section):
     """Factor on the environment's reward in training."""
     prompt: str = "full"
     """Prompt template of the environment. compact: for small models. full: the text that the papers' pipelines use.
-    ALFWorld also has memory (compact with what the episode has read). ALFWorld and ScienceWorld have meta and
-    compact-meta, whose answers name their kind of reasoning."""
+    ALFWorld also has memory (compact with what the episode has read) and memory-chat (the same for instruct models).
+    ALFWorld and ScienceWorld have meta and compact-meta, whose answers name their kind of reasoning."""
     history: int = Field(default=2, ge=0)
     """Past steps shown in the prompt (full template); the compact one shows this many past actions."""
     servers: int = Field(default=1, ge=1)

@@ -1,7 +1,7 @@
 """The knowledge of a reader of the texts, and the prompt that shows it."""
 
 from envservice.alfworld.memory import GameMemory, recall
-from envservice.alfworld.memory_prompt import AlfworldMemoryTemplate
+from envservice.alfworld.memory_prompt import AlfworldMemoryChatTemplate, AlfworldMemoryTemplate
 from envservice.alfworld.prompts import AlfworldCompactTemplate
 from envservice.base import Outcome, Turn
 
@@ -83,3 +83,11 @@ def test_memory_is_the_same_however_it_is_read():
     for text in (first(TWO).observation, *(text for _, text in BROUGHT)):
         step_by_step.read(text)
     assert vars(recall(first(TWO), turns(TWO, *BROUGHT), now)) == vars(step_by_step)
+
+
+def test_the_chat_form_adds_the_form_of_answers_alone():
+    now = Outcome(observation=BROUGHT[0][1], admissible_actions=START)
+    raw, chat = (made(3).render(first(TWO), turns(TWO, BROUGHT[0]), now)
+                 for made in (AlfworldMemoryTemplate, AlfworldMemoryChatTemplate))
+    assert chat == raw + "Answer with <think>a few words</think><action>one action</action>."
+    assert (AlfworldMemoryTemplate.chat, AlfworldMemoryChatTemplate.chat) == (False, True)

@@ -1,0 +1,1 @@
+"""A guessing game: the smallest environment whose turns matter. It needs no data."""
