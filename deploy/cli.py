@@ -45,7 +45,7 @@ from services.config.keys import config_keys
 from services.errors import Fault, UserError
 from services.files import FULL
 from services.process.own_code import OWN_CODE, Judge, allow, announcing, judging_imports, refuse
-from services.process.packages import check_one_installation
+from services.process.packages import check_one_installation, naming_extras
 from services.process.signals import signals_unwind
 from services.process.threads import wait_politely
 from services.telemetry.logs import get_logger, log_fails, log_path, say
@@ -184,7 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
 
     def command() -> int | None:
-        with judging_imports(_judge_of(words)):
+        with naming_extras(), judging_imports(_judge_of(words)):
             args = parse(words)  # `credit` imports an estimator of the user's own to learn its options
             check_one_installation()
             return args.run(args)

@@ -11,10 +11,9 @@ These names are stable: a test freezes them. The packages below (deploy, learner
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
-from gagpo.installation import check
+from gagpo.installation import load
 
 if TYPE_CHECKING:
     from deploy.runs.results import RunResults
@@ -58,11 +57,10 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a public name on its first use. Raises ImportError as gagpo.installation.check does."""
+    """Imports a public name on its first use."""
     if name not in _HOMES:
         raise AttributeError(f"module 'gagpo' has no attribute {name!r}")
-    check()
-    value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
+    value = globals()[name] = getattr(load(_HOMES[name]), name)
     return value
 
 

@@ -10,7 +10,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, overload
 
+from gagpo.installation import check
 from services.errors import UserError
+from services.process.packages import naming_extras
 
 if TYPE_CHECKING:
     from deploy.runs.results import RunResults
@@ -61,16 +63,18 @@ def train(config: Path | str, overrides: Mapping[str, object] | None = None, *, 
     to stderr. Raises UserError for a user's mistake, before anything starts, and Fault for a failure. Call it from the
     main thread.
     """
+    check()
     _in_main_thread("gagpo.train", "gagpo train")
     _path("config", config)
-    from deploy.runs.configs import load_config
-    from deploy.runs.hub import with_local_model
-    from deploy.runs.results import RunResults
-    from deploy.training.start import start
+    with naming_extras():
+        from deploy.runs.configs import load_config
+        from deploy.runs.hub import with_local_model
+        from deploy.runs.results import RunResults
+        from deploy.training.start import start
 
-    chosen = with_local_model(load_config(config, _words(overrides)))
-    start(chosen, resume=resume, quiet=True)
-    return RunResults(chosen.run_dir)
+        chosen = with_local_model(load_config(config, _words(overrides)))
+        start(chosen, resume=resume, quiet=True)
+        return RunResults(chosen.run_dir)
 
 
 def evaluate(model: Path | str, overrides: Mapping[str, object] | None = None, *, config: Path | str | None = None,
@@ -83,16 +87,18 @@ def evaluate(model: Path | str, overrides: Mapping[str, object] | None = None, *
     key, such as {"eval.panel": 64}. Raises UserError as `gagpo eval` does. The row is also kept, in RUN/eval.jsonl or
     MODEL.eval.jsonl. Call it from the main thread.
     """
+    check()
     _in_main_thread("gagpo.evaluate", "gagpo eval")
     _path("model", model)
-    from deploy.runs.policies import resolve, run_path
-    from deploy.training.evaluation import evaluate as play
-    from deploy.training.evaluation import results_file
+    with naming_extras():
+        from deploy.runs.policies import resolve, run_path
+        from deploy.training.evaluation import evaluate as play
+        from deploy.training.evaluation import results_file
 
-    path = run_path(str(model))
-    chosen, policy = resolve(path, None if config is None else str(config), {}, _words(overrides),
-                             which=None if which is None else str(which))
-    return play(chosen, policy, split=split, file=results_file(path)).summary
+        path = run_path(str(model))
+        chosen, policy = resolve(path, None if config is None else str(config), {}, _words(overrides),
+                                 which=None if which is None else str(which))
+        return play(chosen, policy, split=split, file=results_file(path)).summary
 
 
 def open_run(path: Path | str) -> RunResults:
@@ -102,6 +108,9 @@ def open_run(path: Path | str) -> RunResults:
     _path("path", path)
     from deploy.runs.policies import run_path
     from deploy.runs.results import RunResults
+
+    with naming_extras():
+        import pyarrow  # noqa: F401  # pyright: ignore[reportUnusedImport]  # its tables are all that a run is read as
 
     return RunResults(run_path(str(path)))
 

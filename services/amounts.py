@@ -15,3 +15,11 @@ def rounded(value: float, digits: int = 3) -> str:
     """
     shown = f"{value:.{digits}g}"
     return shown if abs(float(shown)) < 10 ** (digits - 1) else f"{value:,.0f}"
+
+
+def span(seconds: float) -> str:
+    """Returns a duration as text: `45 s`, `12 min`, `2 h 05 min`."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min"

@@ -13,7 +13,6 @@ from typing import Any, Literal, Self
 
 import msgspec
 import numpy as np
-import zstandard
 
 from services.rewards import within_reward_limit
 
@@ -319,11 +318,15 @@ _turns = msgspec.msgpack.Decoder(PlayedTurn, ext_hook=_decode_array, dec_hook=_c
 
 def encode_episode(episode: Episode) -> bytes:
     """Returns the episode as zstd-compressed msgpack."""
+    import zstandard
+
     return zstandard.ZstdCompressor(level=1).compress(_encoder.encode(episode))
 
 
 def decode_episode(blob: bytes) -> Episode:
     """Returns the episode of a blob of encode_episode. Raises msgspec.ValidationError or ZstdError if it is damaged."""
+    import zstandard
+
     return _episodes.decode(zstandard.ZstdDecompressor().decompress(blob))
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import asdict
-
-from rich.console import Console
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from deploy.launch.checks.doctor import examine
 from services.findings import Finding
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 COLOURS = {"ok": "green", "warning": "yellow", "error": "red"}
 
@@ -29,6 +30,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
 
 def run(args: argparse.Namespace) -> int:
     """Prints the findings. Returns 1 if one is an error."""
+    from rich.console import Console
+
     findings = examine()
     if args.json:
         print(json.dumps({"format": 1, "findings": [asdict(finding) for finding in findings]}))
@@ -39,6 +42,8 @@ def run(args: argparse.Namespace) -> int:
 
 def show(findings: list[Finding], console: Console) -> None:
     """Prints one line per finding, with the way to fix it below."""
+    from rich.text import Text
+
     for finding in findings:
         line = Text(f"{finding.status:<8}", style=COLOURS[finding.status])
         console.print(line.append(f"{finding.check:<16}", style="bold").append(finding.detail, style="default"))

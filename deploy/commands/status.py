@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from deploy.console.plain import answer_shares, span
+from deploy.console.plain import answer_shares
 from deploy.console.printable import printable
 from deploy.runs.comparison import Kind, evaluation_kind
 from deploy.runs.configs import light_config
@@ -27,7 +27,7 @@ from deploy.runs.policies import find_run, run_path
 from deploy.runs.stage import ENDED_WELL, read_stage
 from deploy.runs.step_times import MeanStep, as_line, step_times
 from deploy.runs.verdict import next_commands, verdicts
-from services.amounts import number_of, rounded
+from services.amounts import number_of, rounded, span
 from services.controller.watched import STATES
 from services.telemetry.evaluation_labels import on_curve, title_of
 from services.telemetry.heartbeat import BEAT_S, Beat

@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any
-
-from rich.console import Console
-from rich.markup import escape
-from rich.status import Status
+from typing import TYPE_CHECKING, Any
 
 from deploy.console.printable import printable
-from services.amounts import rounded
+from services.amounts import rounded, span
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.status import Status
 
 LOST = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 """Errors of a disk that is full, and of a terminal that is gone."""
@@ -38,14 +38,6 @@ def print_line(console: Console, text: str) -> None:
     """Prints a permanent line."""
     with going_on():
         console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
-
-
-def span(seconds: float) -> str:
-    """Returns a duration as text: `45 s`, `12 min`, `2 h 05 min`."""
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    hours, minutes = divmod(round(seconds / 60), 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min"
 
 
 def answer_shares(row: Mapping[str, Any]) -> str:
@@ -122,6 +114,8 @@ class StatusLines:
         if self._status is None:
             self.note(text)
         else:
+            from rich.markup import escape
+
             self._status.update(escape(printable(text)))
 
     def waiting(self, text: str) -> None:

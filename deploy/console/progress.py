@@ -12,9 +12,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from deploy.console.plain import EVERY_S, Pace, answer_shares, going_on, print_line, span
+from deploy.console.plain import EVERY_S, Pace, answer_shares, going_on, print_line
 from deploy.console.printable import printable
-from services.amounts import number_of, rounded
+from services.amounts import number_of, rounded, span
 from services.telemetry.evaluation_labels import title_of
 
 BARS = "▁▂▃▄▅▆▇█"

@@ -9,7 +9,7 @@ from typing import Any
 from deploy.launch.topology import Topology
 from services.controller.autoscale import EnvironmentLoad, RolloutLoad
 from services.process.daemon_thread import DaemonThread
-from services.telemetry.meters import Snapshot
+from services.telemetry.names import Snapshot
 from services.telemetry.scrape import scraped
 
 QUEUE, REQUEST = "gagpo_rollout_queue_seconds", "gagpo_env_request_seconds"

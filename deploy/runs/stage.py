@@ -14,7 +14,6 @@ from pathlib import Path
 from types import TracebackType
 
 import msgspec
-import psutil
 
 from services.errors import in_short
 from services.files import read_json
@@ -56,7 +55,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
         if self.host == this_host():
             try:
                 return _start(self.pid) == self.born
-            except (ProcessLookupError, FileNotFoundError, psutil.NoSuchProcess, PermissionError):
+            except (ProcessLookupError, FileNotFoundError, PermissionError):
                 if not _of_another_user(self.pid):
                     return False
         return time.time() - self.at < SILENT_S
@@ -81,7 +80,12 @@ def _start(pid: int) -> float:
     somebody sets the clock.
     """
     if not Path("/proc/self/stat").exists():
-        return psutil.Process(pid).create_time()
+        import psutil
+
+        try:
+            return psutil.Process(pid).create_time()
+        except psutil.NoSuchProcess:
+            raise ProcessLookupError from None
     after_name = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2]  # a name may hold spaces and brackets
     return float(after_name.split()[19])  # field 22 of proc(5), and this begins with field 3
 

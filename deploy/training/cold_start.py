@@ -11,9 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deploy.console.plain import span
 from deploy.training.demonstrations import Report, shown_to
-from services.amounts import number_of
+from services.amounts import number_of, span
 from services.answer_end import answer_end, generation_ends
 from services.chat import chat_format
 from services.config.tree import Config

@@ -109,7 +109,8 @@ def import_object(target: str, *, kind: str, key: str, shipped: bool = False) ->
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)
     try:
-        found = importlib.import_module(module)
+        # Ours may be imported under a prefix, next to a project's packages of the same name (gagpo/installation.py).
+        found = importlib.import_module(__name__.removesuffix("services.process.own_code") * shipped + module)
     except UserError:  # the module itself says in one line how to fix it
         raise
     except ModuleNotFoundError as error:

@@ -1,17 +1,43 @@
-"""All our packages must come from one installation.
+"""Packages of others by the extra that installs them, and our own ones, which must come from one installation.
 
-They are bare folder names, so a folder called `services` in a Ray working_dir or beside the script would shadow ours,
+Ours are bare folder names, so a folder called `services` in a Ray working_dir or beside the script would shadow ours,
 and a process would run half of one version and half of another. Every command calls `check_one_installation` first.
 """
 
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from services.errors import UserError
 
 OURS = ("services", "envservice", "rollout", "learner", "deploy")
+EXTRAS: Mapping[str, str] = {
+    **dict.fromkeys((
+        "blake3", "fastapi", "hiredis", "huggingface_hub", "ijson", "jinja2", "matplotlib", "packaging", "PIL",
+        "prometheus_client", "psutil", "pyarrow", "rapidfuzz", "ray", "redis", "regex", "rich", "safetensors",
+        "starlette", "thefuzz", "tokenizers", "torch", "transformers", "uvicorn", "websockets", "zstandard"), "train"),
+    "vllm": "cpu",
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+}
+"""Name in `import` -> the extra of pyproject.toml that installs it. Without extras `pip install gagpo` has none."""
+
+
+@contextmanager
+def naming_extras() -> Iterator[None]:
+    """Raises UserError with pip's command in place of the ImportError for a missing package of EXTRAS."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if (extra := EXTRAS.get(package)) is None:
+            raise
+        also = " (or gagpo[cuda] for GPUs)" if extra == "cpu" else ""
+        raise UserError(f"this needs the package {package}, which is not installed",
+                        f"pip install 'gagpo[{extra}]'{also}") from error
 
 
 def installation_root() -> Path:

@@ -10,8 +10,7 @@ from typing import Any
 import msgspec
 
 from services.telemetry.logs import get_logger
-from services.telemetry.meters import Meters, Snapshot
-from services.telemetry.names import Role
+from services.telemetry.names import Role, Snapshot
 from services.telemetry.overhead import counted, spent
 
 BEAT_S = 2.0
@@ -60,6 +59,8 @@ class Pulse:
 
     def __init__(self, name: str, role: Role) -> None:
         self.name = name
+        from services.telemetry.meters import Meters
+
         self.meters = Meters(role)
         self._role: Role = role
         self._version = ""

@@ -14,13 +14,11 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
-from services.telemetry.names import CATALOGUE, Declared, Role
+from services.telemetry.names import CATALOGUE, Declared, Role, Snapshot
 
 disable_created_metrics()  # else each counter and histogram has a second series that nobody reads
 
 OTHER = "other"
-Snapshot = dict[str, list[tuple[str, dict[str, str], float | None]]]
-"""A dict from declared name to samples, each (full name, labels, value)."""
 
 
 class Meters:

@@ -15,6 +15,8 @@ from typing import Literal
 
 Role = Literal["environment", "rollout", "learner", "controller", "weights"]
 Bound = tuple[str, ...] | int
+Snapshot = dict[str, list[tuple[str, dict[str, str], float | None]]]
+"""Samples of a process: a dict from declared name to samples, each (full name, labels, value)."""
 
 TURN_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 QUEUE_BUCKETS = (0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from services.telemetry.meters import Snapshot
+from services.telemetry.names import Snapshot
 
 
 def scraped(server: str, *, seconds: float, headers: Mapping[str, str] | None = None) -> Snapshot:

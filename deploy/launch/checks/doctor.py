@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import requires
 from pathlib import Path
 
-from packaging.requirements import Requirement
-
 from deploy.launch.checks import gpu_doctor
 from deploy.launch.planning import machine
 from deploy.launch.planning.gpu_pool import smi
@@ -46,12 +44,14 @@ def python() -> Iterator[Finding]:
 
 
 def packages() -> Iterator[Finding]:
-    """Checks the installed versions against the pins. An extra counts only if it is installed."""
+    """Checks the installed versions against the pins. An extra but `train` counts only where it is installed."""
+    from packaging.requirements import Requirement
+
     wrong = []
     for text in requires("gagpo") or []:
         pin = Requirement(text)
         found = installed(pin.name)
-        if found is None and pin.marker is None:
+        if found is None and (pin.marker is None or pin.marker.evaluate({"extra": "train"})):
             wrong.append(f"{pin.name} is missing")
         elif found is not None and not pin.specifier.contains(found, prereleases=True):
             wrong.append(f"{pin.name} {found} is not {pin.specifier}")

@@ -9,8 +9,6 @@ import socket
 import tempfile
 from pathlib import Path
 
-import psutil
-
 from services.errors import UserError
 from services.files import FULL
 from services.process.addresses import family_of
@@ -29,6 +27,8 @@ def cpu_count() -> float:
 
 def available_memory() -> int:
     """Returns the memory in bytes that new processes can take: what the machine, or its container, has left."""
+    import psutil
+
     free = psutil.virtual_memory().available
     limit, used = _read(CGROUP / "memory.max"), _read(CGROUP / "memory.current")
     if limit.isdigit() and used.isdigit():

@@ -1,10 +1,12 @@
 """The public names of the library, and their functions."""
 
+import ast
 import importlib
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,13 +18,14 @@ from deploy.runs.configs import load_config
 from deploy.runs.results import RunResults
 from gagpo.functions import _words
 from gagpo.installation import PACKAGES
-from services.process.packages import OURS
+from services.process.packages import EXTRAS, OURS
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "deploy/explorer"))
 
 from explorer_run import make_run
 
 ROOT = Path(__file__).parents[3]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PUBLIC = {"Credit", "Environment", "EnvironmentSpec", "GagpoError", "RunResults", "UserError", "credit", "evaluate",
           "dataset_spec", "open_run", "text_spec", "train"}
 """Others write programs with these names: one that goes away or changes its meaning is a new major version."""
@@ -141,20 +144,112 @@ def test_the_guard_knows_our_packages():
     assert PACKAGES == OURS
 
 
-@pytest.mark.parametrize(("file", "said"), [("__init__.py", "hides gagpo's package services"),
-                                            ("mail.py", "gagpo's package services hides the folder")])
-def test_a_project_with_a_folder_of_the_same_name_is_told_in_one_line(tmp_path: Path, file: str, said: str):
-    (tmp_path / "services").mkdir()
-    (tmp_path / "services" / file).touch()
-    assert python("import gagpo", tmp_path, ROOT).returncode == 0
-    done = python("import gagpo; gagpo.credit({})", tmp_path, ROOT)
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith("ImportError: ")
-    assert said in last
-    assert str(tmp_path / "services") in last
+NEXT_TO_A_PROJECT = """
+import pickle
+import gagpo
+import services.errors
+from gagpo.environments import EnvClient, find_spec
+from gagpo.integrations.steps import StepUid
+
+group = {"episodes": [{"steps": [{"state": "S", "reward": 10}]}, {"steps": [{"state": "S", "reward": 0}]}]}
+credit = pickle.loads(pickle.dumps(gagpo.credit(group, normalize="none")))
+assert credit.advantages == [[5.0], [-5.0]]
+try:
+    gagpo.credit(group, gama=1)
+except gagpo.UserError as error:
+    assert "did you mean gamma?" in str(error)
+assert find_spec("alfworld").max_steps == 50
+assert services.errors.OURS == "the project's"
+import services.controller.mine
+try:
+    gagpo.train("alfworld-tiny")
+except ImportError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("package", [True, False])
+def test_credit_and_environments_work_next_to_a_project_with_a_folder_of_the_same_name(tmp_path: Path, package: bool):
+    """An ImportError asked to rename the folder. The project's modules may have the names of ours, too."""
+    (tmp_path / "services/controller").mkdir(parents=True)
+    (tmp_path / "services/errors.py").write_text('OURS = "the project\'s"')
+    (tmp_path / "services/controller/mine.py").touch()
+    if package:
+        (tmp_path / "services/__init__.py").touch()
+    done = python(NEXT_TO_A_PROJECT, tmp_path, ROOT)
+    assert done.returncode == 0, done.stderr
+    refusal = f"{tmp_path}/services and gagpo's package services have the same name; rename it"
+    assert done.stdout.startswith(refusal)
     command = python("from gagpo.__main__ import main; raise SystemExit(main())", tmp_path, ROOT)
     assert (command.returncode, command.stderr.count("\n")) == (2, 1)
-    assert said in command.stderr
+    assert command.stderr.startswith(f"error: {refusal}")
+
+
+WITHOUT_EXTRAS = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {missing}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Missing())
+"""
+
+
+def without_extras(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Runs code where no package of an extra can be imported, as after `pip install gagpo`."""
+    return python(WITHOUT_EXTRAS.format(missing=set(EXTRAS)) + code, folder, ROOT)
+
+
+def test_credit_and_what_users_write_need_no_extra(tmp_path: Path):
+    (tmp_path / "groups.jsonl").write_text('{"episodes": [{"steps": [{"state": "S", "reward": 1}]}]}')
+    done = without_extras(
+        "import gagpo, gagpo.agents, gagpo.environments, gagpo.estimators, gagpo.integrations.steps\n"
+        "import gagpo.integrations.verl, gagpo.integrations.skyrl\n"
+        "print(gagpo.credit({'episodes': [{'steps': [{'state': 'S', 'reward': 1}]}] * 2}).advantages)\n"
+        "from gagpo.__main__ import main\n"
+        "sys.argv = ['gagpo', 'credit', 'groups.jsonl', '--table']; sys.exit(main())", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("[[0.0], [0.0]]\n")
+    assert "advantage" in done.stdout
+
+
+@pytest.mark.parametrize(("command", "package"), [
+    ("train --dry-run", "redis"), ("serve-env", "fastapi"), ("explore run", "uvicorn"), ("doctor", "rich")])
+def test_a_command_names_the_extra_that_it_needs(tmp_path: Path, command: str, package: str):
+    """It was a traceback."""
+    done = without_extras(f"from gagpo.__main__ import main\nsys.argv = ['gagpo', *{command!r}.split()]\n"
+                          "sys.exit(main())", tmp_path)
+    assert (done.returncode, done.stderr) == (
+        2, f"error: this needs the package {package}, which is not installed; pip install 'gagpo[train]'\n")
+
+
+def test_a_function_names_the_extra_that_it_needs(tmp_path: Path):
+    make_run(tmp_path / "run")
+    for call in ("train('alfworld-tiny')", "open_run('run')"):
+        done = without_extras(f"import gagpo\ntry: gagpo.{call}\nexcept gagpo.UserError as error: print(error)",
+                              tmp_path)
+        assert done.stdout.endswith("which is not installed; pip install 'gagpo[train]'\n"), done.stderr
+
+
+def test_each_package_that_is_imported_belongs_to_the_base_or_to_an_extra():
+    names = {"yaml" if name == "PyYAML" else name for text in PROJECT["dependencies"]
+             for name in re.findall(r"^[\w-]+", text)}
+    others = {"alfworld", "textworld", "spacy", "verl", "skyrl", "setproctitle"}
+    imported = {name.partition(".")[0] for top in (*OURS, "gagpo") for file in (ROOT / top).rglob("*.py")
+                for name in imports(file)}
+    known = {*names, *EXTRAS, *others, *OURS, "gagpo", *sys.stdlib_module_names}
+    assert {name for name in imported if name not in known} == set()
+    assert names & EXTRAS.keys() == set()
+
+
+def imports(file: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
 
 
 def test_ctrl_c_while_python_still_imports_the_command_line_is_one_line(tmp_path: Path):

@@ -4,10 +4,9 @@ import io
 import threading
 import time
 
-import pytest
 from rich.console import Console
 
-from deploy.console.plain import Pace, Parts, StatusLines, span
+from deploy.console.plain import Pace, Parts, StatusLines
 
 
 class Clock:
@@ -19,11 +18,6 @@ class Clock:
 
 def console(*, terminal: bool) -> Console:
     return Console(file=io.StringIO(), force_terminal=terminal, width=100, color_system=None)
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(20, "20 s"), (150, "2 min"), (3900, "1 h 05 min")])
-def test_a_duration_is_written_in_readable_units(seconds: float, text: str):
-    assert span(seconds) == text
 
 
 def test_a_rate_counts_from_the_first_piece_and_leaves_loading_out():

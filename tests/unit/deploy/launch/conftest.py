@@ -28,7 +28,8 @@ QWEN = {
     "32b": {"hidden_size": 5120, "num_hidden_layers": 64, "num_attention_heads": 40, "num_key_value_heads": 8,
             "intermediate_size": 27_648, "vocab_size": 152_064, "tie_word_embeddings": False},
 }
-PARAMETERS = {"135m": 134_515_008, "0.5b": 494_032_768, "1.5b": 1_543_714_304, "7b": 7_615_616_512, "32b": 32_763_876_352}
+PARAMETERS = {"135m": 134_515_008, "0.5b": 494_032_768, "1.5b": 1_543_714_304, "7b": 7_615_616_512,
+              "32b": 32_763_876_352}
 
 
 def sparse_model(folder: Path, size: str) -> Path:
