@@ -13,7 +13,7 @@ from deploy.commands.arguments import above_zero, counted, is_setting, optional_
 from deploy.console.printable import printable
 from deploy.runs.configs import lay_over
 from deploy.runs.policies import resolve, run_path
-from services.amounts import number_of, rounded
+from services.amounts import number_of, rounded, span
 from services.config.tree import Config
 from services.errors import UserError
 
@@ -162,7 +162,7 @@ def _endpoint_config(args: argparse.Namespace) -> Config:
 
 def show(summary: dict[str, Any]) -> None:
     """Prints a result."""
-    from deploy.console.plain import answer_shares, span
+    from deploy.console.plain import answer_shares
     from deploy.console.progress import as_score, left_out
 
     print(f"{printable(summary['policy'])}:\n"

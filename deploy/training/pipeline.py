@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from deploy.console.plain import span
 from deploy.console.progress import ProgressView
 from deploy.launch.monitoring import monitoring
 from deploy.launch.planning.task_sets import TaskSets
@@ -37,6 +36,7 @@ from deploy.runs.verdict import next_commands, verdicts
 from deploy.training.loading import Loading
 from deploy.training.metrics_follower import MetricsFollower
 from learner.checkpoints.checkpoint import Checkpoints
+from services.amounts import span
 from services.config.tree import Config
 from services.controller.controller import Controller, Hooks
 from services.controller.evaluation import clear

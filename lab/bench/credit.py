@@ -166,7 +166,7 @@ def _direct_graft(group: Sequence[Episode], options: Any) -> Rows:
     values = dict.fromkeys(led, 0.0)
 
     def worth(then: str | float) -> float:
-        return then if isinstance(then, float) else values[then]
+        return values[then] if isinstance(then, str) else then
 
     change = 1.0
     while change > 1e-13:
