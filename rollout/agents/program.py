@@ -28,6 +28,8 @@ CODE = ("-c", "-m")
 """Python's options after which no file is named."""
 LAST_BYTES = 400
 """Number of bytes of a failed program's output that its error repeats."""
+USERS_LOGIN = "ANTHROPIC_AUTH_TOKEN"
+"""The variable of a user's own login, which clients of Anthropic would send next to the episode's key."""
 MARK = "GAGPO_PROGRAM"
 """The variable by which the processes of one episode's program are known, in whatever session they are."""
 LEFT_S, LOOK_S = 5.0, 0.05
@@ -74,7 +76,7 @@ class AgentProgram:
         variables = {"OPENAI_BASE_URL": llm.base_url, "OPENAI_API_KEY": llm.api_key,
                      "ANTHROPIC_BASE_URL": llm.server_url, "ANTHROPIC_API_KEY": llm.api_key, "GAGPO_TASK": task,
                      "GAGPO_ENV_URL": f"{llm.server_url}/env", MARK: mark.partition("=")[2]}
-        environ = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+        environ = {name: value for name, value in os.environ.items() if name not in (*VARIABLES, USERS_LOGIN)}
         with tempfile.TemporaryFile() as printed:  # a child of the program could hold a pipe open for ever
             process = await asyncio.create_subprocess_exec(
                 *ending_with_parent(self.command), env=environ | variables, stdin=asyncio.subprocess.DEVNULL,

@@ -28,7 +28,7 @@ def llm():
 async def test_it_gets_its_key_and_none_of_the_runs_secrets(monkeypatch: pytest.MonkeyPatch, llm):
     """A model may decide what such a program does."""
     stores = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "HF_TOKEN", "WANDB_API_KEY", "OTEL_EXPORTER_OTLP_HEADERS",
-              "RAY_AUTH_TOKEN")
+              "RAY_AUTH_TOKEN", "ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_API_KEY", "OPENAI_API_KEY")
     for name in (*VARIABLES, *stores):
         monkeypatch.setenv(name, "c4n4ry")
     looks = ("import os; assert os.environ['OPENAI_API_KEY'] == os.environ['ANTHROPIC_API_KEY'] == 'its own'; "
