@@ -89,9 +89,9 @@ def page() -> str:
         "## Limits", LIMITS,
         *_dialect("Chat Completions", completions.ChatRequest, completions.RULES),
         *_dialect("Responses", responses.ResponsesRequest, responses.RULES, (
-            "`previous_response_id` names a response of the same episode that was stored. `include` may have "
-            f"`{responses.ENCRYPTED}`. Tools are functions; items are messages, reasoning, calls of functions and "
-            "their outputs.")),
+            "`previous_response_id` names a response of the same episode that was stored, and an item may refer to one "
+            f"of its items. `include` may have `{responses.ENCRYPTED}`. Tools are functions; items are messages, "
+            "reasoning, calls of functions and their outputs.")),
         *_dialect("Messages", messages.MessagesRequest, messages.RULES, (
             "`thinking.budget_tokens` is refused where it would be less than an answer may have. Tools have an "
             "`input_schema`; blocks are `text`, `thinking`, `tool_use` and `tool_result`. The last message is not the "

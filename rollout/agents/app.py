@@ -169,11 +169,12 @@ def _model_routes(app: FastAPI, found: Finder) -> None:
     @app.post(RESPONSES, response_model=None)
     async def respond(asked: ResponsesRequest, request: Request) -> JSONResponse | StreamingResponse:
         llm, _ = found(request)
-        chat = asked.chat(llm.conversations)
+        chat = asked.chat(llm.stored)
         answer = await _ask(request, llm, chat)
         response = asked.reply(answer, thought_tokens=llm.thought_tokens(answer))
         if asked.store is not False:
-            llm.conversations[response["id"]] = asked.continued(chat, answer)
+            llm.stored.conversations[response["id"]] = asked.continued(chat, answer)
+            llm.stored.items |= {item["id"]: item for item in response["output"]}
         return _stream(_sent(responses.stream_events(response))) if asked.stream else JSONResponse(response)
 
 

@@ -5,6 +5,7 @@
     reasoning                                begins the assistant's message: its thought, in <think> tags
     function_call                            a call of the assistant's message
     function_call_output                     a message of the role `tool`
+    item_reference                           a part of a stored answer of the same episode
 
 The items of an answer put together are its own characters, so an answer that comes back as it was continues its row of
 tokens, and so does one that `previous_response_id` names. Other texts of one message get a line break between them.
@@ -14,10 +15,10 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapter
 
 from rollout.agents.completions import (
     SAMPLING,
@@ -28,7 +29,7 @@ from rollout.agents.completions import (
     written_arguments,
 )
 from rollout.agents.refusals import CONSTRAINED, RENDERED, TEXT_ALONE, FieldRules, Refused
-from rollout.agents.session import ChatAnswer
+from rollout.agents.session import ChatAnswer, StoredAnswers
 from rollout.agents.thoughts import Thought, split_thought
 from services.chat import Message
 
@@ -105,15 +106,24 @@ class _Output(_Item):
     output: str | list[_Part]
 
 
+class _Reference(_Item):
+    id: str
+
+
 def _type(item: Any) -> str:
-    kind = item.get("type") or "message" if isinstance(item, dict) else None
-    return kind if kind in ("message", "reasoning", "function_call", "function_call_output") else "other"
+    """Returns the tag of an item's class. A message and a reference may lack their type."""
+    if not isinstance(item, dict):
+        return "other"
+    kind = item.get("type") or ("message" if "role" in item else "item_reference")
+    return kind if kind in ("message", "reasoning", "function_call", "function_call_output", "item_reference"
+                            ) else "other"
 
 
 _AnyItem = Annotated[
     Annotated[_MessageItem, Tag("message")] | Annotated[_Reasoning, Tag("reasoning")]
     | Annotated[_Call, Tag("function_call")] | Annotated[_Output, Tag("function_call_output")]
-    | Annotated[_Item, Tag("other")], Discriminator(_type)]
+    | Annotated[_Reference, Tag("item_reference")] | Annotated[_Item, Tag("other")], Discriminator(_type)]
+_ITEM: TypeAdapter[_Item] = TypeAdapter(_AnyItem)
 
 
 _PARTS: dict[type[_Item], int] = {_Reasoning: 1, _MessageItem: 2, _Call: 3}
@@ -161,9 +171,8 @@ class ResponsesRequest(BaseModel):
     store: bool | None = True
     stream: bool | None = False
 
-    def chat(self, conversations: Mapping[str, Sequence[Message]]) -> ChatRequest:
-        """Returns the request as one of a chat completion. `conversations`: those that it may continue. Raises Refused.
-        """
+    def chat(self, stored: StoredAnswers) -> ChatRequest:
+        """Returns the request as one of a chat completion. `stored`: the answers that it may name. Raises Refused."""
         RULES.check(self.model_extra)
         for section, fields in (("reasoning", self.reasoning), ("text", self.text)):
             RULES.check({f"{section}.{name}": value for name, value in (fields or {}).items()})
@@ -171,11 +180,12 @@ class ResponsesRequest(BaseModel):
             raise Refused(400, f"include has {unknown[0]:.60}, which no answer has here: leave it out")
         previous: Sequence[Message] = ()
         if self.previous_response_id is not None:
-            if self.previous_response_id not in conversations:
+            if self.previous_response_id not in stored.conversations:
                 raise Refused(400, f"this episode has no stored response {self.previous_response_id:.60}: send the "
                               "items themselves", "previous_response_not_found")
-            previous = conversations[self.previous_response_id]
-        messages = [*previous, *_messages(self.input)]
+            previous = stored.conversations[self.previous_response_id]
+        given = self.input if isinstance(self.input, str) else [_resolved(item, stored) for item in self.input]
+        messages = [*previous, *_messages(given)]
         if not messages:
             raise Refused(400, "input is empty")
         system = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
@@ -254,6 +264,15 @@ def _part_events(part: dict[str, Any], place: dict[str, Any]) -> Iterator[dict[s
     yield {"type": f"response.{part['type']}.delta", **place, "delta": part["text"], **more}
     yield {"type": f"response.{part['type']}.done", **place, "text": part["text"], **more}
     yield {"type": "response.content_part.done", **place, "part": part}
+
+
+def _resolved(item: _Item, stored: StoredAnswers) -> _Item:
+    """Returns the item, or the stored one that it refers to. Raises Refused if there is none."""
+    if not isinstance(item, _Reference):
+        return item
+    if item.id not in stored.items:
+        raise Refused(400, f"this episode has no stored item {item.id:.60}: send the item itself")
+    return _ITEM.validate_python(stored.items[item.id])
 
 
 def _messages(given: str | Sequence[_Item]) -> list[dict[str, Any]]:

@@ -75,6 +75,16 @@ class ChatAnswer:
         return call_id(self.parsed.calls[place], f"{self.prompt_tokens} {place}")
 
 
+@dataclass(slots=True)
+class StoredAnswers:
+    """The answers of an episode that its later calls may name by their ids (OpenAI's Responses API)."""
+
+    conversations: dict[str, list[Message]] = field(default_factory=dict[str, list[Message]])
+    """Maps ids of answers to the conversations that end with them, without instructions."""
+    items: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    """Maps ids of items to the items of these answers."""
+
+
 @dataclass(slots=True, kw_only=True)
 class AgentSession:
     """The `llm` of an agent. Calls may overlap; they become steps in the order of their answers."""
@@ -104,8 +114,7 @@ class AgentSession:
     prompt that was too long, or of an action after the end of the game."""
     fault: Fault | None = None
     """Our fault that ended the episode, also if the agent caught the exception."""
-    conversations: dict[str, list[Message]] = field(default_factory=dict[str, list[Message]])
-    """Conversations that a later call may continue, by the ids of their answers (OpenAI's Responses API)."""
+    stored: StoredAnswers = field(default_factory=StoredAnswers)
     _begun: int = 0
     _given_up: int = 0
     """Calls without an answer, which do not count among `max_calls`."""

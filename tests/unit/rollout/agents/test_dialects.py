@@ -22,7 +22,7 @@ from rollout.agents.app import create_app
 from rollout.agents.completions import ChatRequest, answer_message
 from rollout.agents.messages import MessagesRequest
 from rollout.agents.responses import ResponsesRequest
-from rollout.agents.session import AgentSession, ChatAnswer
+from rollout.agents.session import AgentSession, ChatAnswer, StoredAnswers
 from rollout.engine.sample import Sample
 from rollout.prompt_renderer import PromptRenderer
 
@@ -167,9 +167,9 @@ def test_any_answer_that_comes_back_is_the_message_that_it_is_in_a_chat_completi
     first = ResponsesRequest(input="x", include=["reasoning.encrypted_content"] * thinks)
     items = [item | {"content": None} if thinks and item["type"] == "reasoning" else item
              for item in first.reply(answer, thought_tokens=0)["output"]]
-    assert ResponsesRequest(input=[user, *items, user]).chat({}).conversation == wanted
-    stored = ResponsesRequest(input="x", previous_response_id="r").chat({"r": first.continued(asked, answer)})
-    assert stored.conversation == wanted
+    assert ResponsesRequest(input=[user, *items, user]).chat(StoredAnswers()).conversation == wanted
+    stored = StoredAnswers(conversations={"r": first.continued(asked, answer)})
+    assert ResponsesRequest(input="x", previous_response_id="r").chat(stored).conversation == wanted
 
 
 async def test_an_episode_may_change_its_dialect_with_each_call(episode):
@@ -337,6 +337,22 @@ async def test_a_response_of_another_episode_or_one_that_was_not_stored_is_refus
     assert len(clients.llm.steps) == 1
 
 
+@pytest.mark.parametrize("kind", [{"type": "item_reference"}, {}])
+async def test_items_of_stored_answers_may_be_named_by_their_ids(episode, kind):
+    """Vercel's AI SDK does so unless it is told not to store."""
+    clients = episode(*ANSWERS)
+    named = {"model": "policy", "instructions": SYSTEM, "tools": [{"type": "function", **FUNCTION}]}
+    items = [{"role": "user", "content": QUESTION}]
+    for following in (lambda said: {"type": "function_call_output", "call_id": said[-1].call_id, "output": RESULT},
+                      lambda _: {"role": "user", "content": AGAIN}):
+        output = (await clients.openai.responses.create(**named, input=items)).output
+        items += [*({"id": item.id} | kind for item in output), following(output)]
+    await clients.openai.responses.create(**named, input=items)
+    assert [step.follows for step in clients.llm.steps] == [None, 0, 1]
+    with pytest.raises(openai.BadRequestError, match="this episode has no stored item rs_none: send the item itself"):
+        await clients.openai.responses.create(**named, input=[{"id": "rs_none"} | kind])
+
+
 async def test_instructions_are_those_of_each_call(episode):
     clients = episode("a", "b")
     first = await clients.openai.responses.create(model="policy", input="x", instructions="One.")
@@ -383,7 +399,7 @@ async def test_a_field_of_anthropics_that_would_do_nothing_is_refused(episode, n
 @pytest.mark.parametrize(("named", "reason"), [
     ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
      "a message has a part of type input_image, and the policy reads"),
-    ({"input": [{"type": "item_reference", "id": "x"}]}, "the input has an item of type item_reference"),
+    ({"input": [{"type": "computer_call", "id": "x"}]}, "the input has an item of type computer_call"),
     ({"input": [{"type": "reasoning", "id": "x", "summary": [{"type": "summary_text", "text": "x"}]}]},
      "a reasoning item has a summary alone"),
     ({"input": []}, "input is empty"),
