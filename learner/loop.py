@@ -31,7 +31,6 @@ from learner.checkpoints.background import Background
 from learner.checkpoints.checkpoint import EXPORT, Checkpoints, Position
 from learner.checkpoints.retirement import Retirement
 from learner.collect import GroupCollector
-from learner.credit.registry import describe_lone_calls
 from learner.metrics.observer import Observer
 from learner.rows.archived import trained_rows
 from learner.trainer import Learner, StepReport
@@ -110,16 +109,11 @@ class TrainingLoop:
             self.restore()
             version = self.snapshot()
         self.publish_weights(version)
-        warned = self.config.agent.name is None
         while self.learner.step < self.config.steps:
             self._check()
             self.observer.waiting()
             manifest, replayed = self.next_manifest()
             report, version = self.train(manifest)
-            if not warned and (text := describe_lone_calls(report.metrics["credit/singleton_share"],
-                                                           self.config.learner.credit)):
-                log.warning(text)
-                warned = True
             self.observer.trained(report, replayed=replayed)
             self.publish_weights(version)
             self.observer.published(self.version)

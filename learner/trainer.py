@@ -21,7 +21,7 @@ from learner.checkpoints.export import write_export
 from learner.checkpoints.staging import HostCopy
 from learner.checkpoints.state_files import load_state, save_state
 from learner.credit.registry import estimator
-from learner.credit.types import Credit, statistics
+from learner.credit.types import Credit, mixed_share, statistics
 from learner.critic import make_critic
 from learner.model.attention import takes_varlen
 from learner.model.family import needs_grid
@@ -126,6 +126,8 @@ class Learner:
         steps = step_mask(groups, beside)
         metrics, credits = taken.metrics, with_advantages(credits, taken.advantages[steps])
         metrics |= {f"credit/{name}": value for name, value in statistics(credits).items()}
+        mixed = mixed_share(credits, [[[step.choices for step in one.steps] for one in group] for group in groups])
+        metrics["credit/mixed_share"] = math.nan if mixed is None else mixed
         metrics |= {"sequences": len(rows.lengths), "tokens_trained": int(rows.lengths.sum())}
         metrics |= {f"seconds/{name}": value for name, value in timer.seconds.items()}
         logprobs = np.split(taken.logprobs, np.cumsum(rows.response_lengths)[:-1])

@@ -172,7 +172,8 @@ def read_status(folder: RunFolder, history: RunHistory) -> dict[str, Any]:
         "step_times": asdict(times) if (times := step_times(metrics)) else None,
         **{name: last.get(name) if last else None for name in SHARES},
         "evaluations": [{key: e[key] for key in shown} | {name: e.get(name) for name in SHARES} for e in evaluations],
-        "warnings": [one.text for one in warnings(metrics, evaluations)],
+        "warnings": [one.text for one in warnings(
+            metrics, evaluations, config.learner.credit, agents=config.agent.name is not None)],
         "damaged": history.damage,
         "verdicts": [one.text for one in verdicts(evaluations)],
         "next": [] if state == GOING_ON else next_commands(folder.path, evaluations) if state == FINISHED else

@@ -79,7 +79,7 @@ def home(runs: Sequence[ExploredRun]) -> dict[str, Any]:
             "evaluation": trained_policy(run.evaluations),
             "verdicts": [one.text for one in verdicts(run.evaluations)],
             "damage": run.damage,
-            "warnings": [one.text for one in warnings(run.metrics, run.evaluations)],
+            "warnings": [one.text for one in warnings(run.metrics, run.evaluations, run.credit, agents=run.by_agents)],
             "lost": any(entry.won < entry.episodes for entry in entries),
             "planned": run.config.get("steps"), "estimator": run.credit and run.credit.estimator})
     return {"charts": charts, "cards": cards}

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from deploy.explorer.groups import Group, read_group
 from deploy.explorer.index import ArchiveIndex, GroupEntry
@@ -83,6 +83,12 @@ class ExploredRun:
     def credit(self) -> CreditSection | None:
         """Returns the options of the run's estimator, or None if they cannot be read. `warnings` say why."""
         return self._settings.read().credit
+
+    @property
+    def by_agents(self) -> bool:
+        """Returns whether agents with code of their own play."""
+        section: object = self.config.get("agent")
+        return isinstance(section, dict) and bool(cast("dict[str, object]", section).get("name"))
 
     @property
     def _model(self) -> str | None:

@@ -57,7 +57,8 @@ def write_report(paths: Sequence[Path], out: Path, steps: Sequence[int] = ()) ->
     if single:
         sections += [f"<p class=verdict>{html.escape(one.text)}</p>" for one in verdicts(single.evaluations)]
         sections += [f"<p class=warning>Warning: {html.escape(one.text)}</p>"
-                     for one in warnings(single.metrics, single.evaluations)]
+                     for one in warnings(single.metrics, single.evaluations, single.credit,
+                                         agents=bool(single.config.get("agent.name")))]
     if single and (comparison := compare(single.evaluations)):
         figure = _comparison(out / "figures" / "comparison.png", comparison)
         sections.append(f"<h2>Before and after</h2>{_images([figure])}{_before_and_after(comparison)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import cycle, takewhile
 from pathlib import Path
@@ -54,6 +55,14 @@ class ReportedRun:
     def seed(self) -> int:
         """Returns the seed of its config, 0 where an older version wrote none."""
         return int(self.config.get("seed", 0))
+
+    @property
+    def credit(self) -> CreditSection | None:
+        """Returns the section learner.credit of its config; None if it cannot be read."""
+        with suppress(ValidationError):
+            return CreditSection.model_validate({key.removeprefix(CREDIT): value for key, value in self.config.items()
+                                                 if key.startswith(CREDIT)})
+        return None
 
     @property
     def env(self) -> str:

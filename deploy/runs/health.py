@@ -14,8 +14,10 @@ from statistics import fmean
 from typing import Any
 
 from deploy.runs.comparison import evaluation_kind
+from services.config.credit import LEAST_MIXED, CreditSection
 from services.statistics import paired_gain
 from services.telemetry.evaluation_labels import curve_of
+from services.telemetry.names import HEALTH_RULES
 
 Row = Mapping[str, Any]
 WINDOW = 3
@@ -26,6 +28,8 @@ SOLVED = 0.9
 """Success while training, from which certainty is no fault."""
 FORMAT = ("make a cold start first (sft.enabled=true) or a longer one (sft.minutes), or choose another env.prompt or "
           "model.path")
+STATES = "states"
+"""Rule about the states that turns are compared in."""
 STRONGER = "start from a stronger policy (a longer cold start, or another model.path if sft.enabled is false)"
 
 
@@ -53,8 +57,7 @@ class HealthRule:
 def _share_rule(name: str, key: str, limit: float, what: str, fix: str) -> HealthRule:
     """Makes a rule about a share whose mean over the last steps is too large."""
     def find(rows: Sequence[Row]) -> str | None:
-        shares = [row[key] for row in rows[-WINDOW:] if row.get(key) is not None]
-        share = fmean(shares) if shares else 0.0
+        share = _mean(rows, key) or 0.0
         return f"{share:.0%} of the {what}" if share >= limit else None
     return HealthRule(name=name, keys=(key,), find=find, fix=fix)
 
@@ -132,17 +135,37 @@ RULES = (
 "nothing to learn" stands for "flat groups": all groups are flat."""
 
 
-def warnings(metrics: Sequence[Row], evaluations: Sequence[Row]) -> list[HealthWarning]:
+def warnings(metrics: Sequence[Row], evaluations: Sequence[Row], credit: CreditSection | None = None, *,
+             agents: bool = False) -> list[HealthWarning]:
     """Returns the present warnings about a run, [] if it is healthy.
 
-    `metrics` and `evaluations`: rows as read_metrics and read_evaluations return them, in order.
+    `metrics` and `evaluations`: rows as read_metrics and read_evaluations return them, in order. `credit`: the run's
+    section `learner.credit`; None if it cannot be read. `agents`: whether agents with code of their own play.
     """
     rows = metrics or [row for row in curve_of(evaluations)[:1] if row["step"] == 0]
     findings = {rule.name: HealthWarning(rule=rule.name, text=f"{text}; {rule.fix}")
                 for rule in RULES if rows and (text := rule.find(rows))}
     if "nothing to learn" in findings:
         findings.pop("flat groups", None)
-    return [*findings.values(), *_falling(evaluations)]
+    every = [*findings.values(), *_pooling(metrics, credit, agents=agents), *_falling(evaluations)]
+    return sorted(every, key=lambda one: HEALTH_RULES.index(one.rule))
+
+
+def _pooling(metrics: Sequence[Row], credit: CreditSection | None, *, agents: bool) -> list[HealthWarning]:
+    """Finds states that leave nothing to compare, or that pool unlike turns."""
+    alone, mixed = (_mean(metrics, f"credit/{name}_share") for name in ("singleton", "mixed"))
+    if credit is None or alone is None or max(alone, mixed or 0.0) < LEAST_MIXED:
+        return []
+    from learner.credit.registry import describe_states
+
+    texts = describe_states(alone, mixed, credit, source="agents" if agents else "run")
+    return [HealthWarning(rule=STATES, text="; ".join(texts))] if texts else []
+
+
+def _mean(metrics: Sequence[Row], key: str) -> float | None:
+    """Returns the mean of a share over the last WINDOW steps; None if no row has it."""
+    known = [row[key] for row in metrics[-WINDOW:] if row.get(key) is not None]
+    return fmean(known) if known else None
 
 
 def _falling(evaluations: Sequence[Row]) -> list[HealthWarning]:

@@ -28,7 +28,7 @@ from deploy.members.private_ray import RayLost
 from deploy.report.page import write_report
 from deploy.runs.comparison import as_lines, compare, evaluation_kind
 from deploy.runs.folder import RunFolder
-from deploy.runs.health import warnings
+from deploy.runs.health import HealthWarning, warnings
 from deploy.runs.history import RunHistory
 from deploy.runs.sinks import Sinks, sinks
 from deploy.runs.step_times import as_line, step_times
@@ -200,9 +200,12 @@ class TrainingRun:
 
     def warn(self, history: RunHistory, telemetry: Telemetry) -> None:
         """Shows and exports the present health warnings of the run."""
-        found = {one.rule: one.text for one in warnings(history.metrics, history.evaluations)}
+        found = {one.rule: one.text for one in self._warnings(history.metrics, history.evaluations)}
         self.progress.warn(found | self._hurried(history.metrics))
         telemetry.warned(found)
+
+    def _warnings(self, metrics: Sequence[MetricsRow], evaluations: Sequence[MetricsRow]) -> list[HealthWarning]:
+        return warnings(metrics, evaluations, self.config.learner.credit, agents=self.config.agent.name is not None)
 
     def _checkpoints(self) -> Checkpoints:
         return Checkpoints(self.folder.path / "checkpoints", self.config.checkpoint.keep)
@@ -332,6 +335,6 @@ class TrainingRun:
         metrics = read_metrics(self.folder.metrics)
         return [*lines, f"report: {page.absolute()}",
                 *(f"time: {as_line(times)}" for times in [step_times(metrics)] if times),
-                *(f"warning: {one.text}" for one in warnings(metrics, evaluations)),
+                *(f"warning: {one.text}" for one in self._warnings(metrics, evaluations)),
                 *(f"verdict: {one.text}" for one in verdicts(evaluations)), "next:",
                 *(f"  {command}" for command in next_commands(self.folder.path, evaluations))]

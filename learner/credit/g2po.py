@@ -40,6 +40,7 @@ class G2po(WithinGroup):
     """Credit by nodes and edges of the group's state graph, beside the episode's."""
 
     Options: ClassVar = GigpoOptions
+    follows_paths: ClassVar[bool] = True
 
     def reads(self, options: GigpoOptions) -> frozenset[str]:
         """Returns GRPO's keys and those of the two terms; ddof counts only where a spread divides."""

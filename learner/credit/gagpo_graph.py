@@ -62,6 +62,9 @@ class GagpoGraph(GagpoFamily):
     """GAGPO with values from the group's transition graph instead of mean returns."""
 
     Options: ClassVar = GraphOptions
+    follows_paths: ClassVar[bool] = True
+    """Whether the credit of a step depends on what follows the other steps in its next state, so that states which pool
+    unlike steps make false paths. Estimators without this attribute follow none."""
 
     def reads(self, options: GraphOptions) -> frozenset[str]:
         """The keys of GAGPO's recursion and those of its values."""

@@ -45,6 +45,7 @@ class Graphgpo(WithinGroup):
 
     Options: ClassVar = GraphgpoOptions
     reads_cuts: ClassVar[bool] = True
+    follows_paths: ClassVar[bool] = True
 
     def reads(self, options: GraphgpoOptions) -> frozenset[str]:
         """Returns GRPO's keys and those of the graph's term."""

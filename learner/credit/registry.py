@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from pydantic import BaseModel, ValidationError
 
@@ -31,9 +31,9 @@ from learner.credit.reinforce_pp import ReinforcePlusPlus
 from learner.credit.reinforce_pp_baseline import ReinforcePlusPlusBaseline
 from learner.credit.rloo import Rloo
 from learner.credit.rlvmr import Rlvmr
-from learner.credit.state_keys import KEYS, find_key
+from learner.credit.state_keys import CLUSTERED, KEYS, LISTED_KEY, find_key
 from learner.credit.success_graph import Crbc, Graft, GraphHca
-from services.config.credit import CreditSection
+from services.config.credit import LEAST_MIXED, CreditSection
 from services.config.refusals import refusal
 from services.errors import UserError
 from services.process.own_code import as_user_error, make_object, spelling_hint
@@ -208,17 +208,48 @@ def keys_read(section: CreditSection) -> frozenset[str]:
     return frozenset(read)
 
 
-LONE_CALLS = 1 / 3
-"""Share of an agent's calls alone in their state from which on a warning says so."""
+MOST_ALONE = 1 / 3
+"""Share of steps alone in their state from which on `describe_states` says so."""
+MOST_MIXED = {False: 1 / 3, True: LEAST_MIXED}
+"""Whether the estimator follows the paths between states -> share of mixed steps from which on it says so. A pooled
+state is a false path to all that follows any of its steps."""
 
 
-def describe_lone_calls(share: float, section: CreditSection) -> str | None:
-    """Returns what to do if `share` of an agent's calls are alone in their state, or None if that is few, or nothing
-    that the estimator reads."""
-    if share < LONE_CALLS or "state_key" not in keys_read(section):
-        return None
-    return (f"{share:.0%} of the calls are alone in their state, so nothing is compared with them: play more episodes "
-            "of a task, or let the agent name the state of each call in the header x-gagpo-state")
+def describe_states(alone: float, mixed: float | None, section: CreditSection, *,
+                    source: Literal["run", "agents", "log"]) -> list[str]:
+    """Returns what makes the states of steps worth little, a sentence each that names the key that helps.
+
+    `alone`: share of steps alone in their state. `mixed`: types.mixed_share; None if no step has a list of admissible
+    actions. `source`: who recorded the steps. [] if the estimator reads no states. Code of the user's own is not
+    imported, and counts as code that reads them.
+    """
+    own = ":" in section.estimator or ":" in section.state_key
+    if not own and "state_key" not in keys_read(section):
+        return []
+    steps, key = {"run": "turns", "agents": "calls", "log": "steps"}[source], section.state_key
+    lines: list[str] = []
+    if alone >= MOST_ALONE:
+        lines.append(f"{alone:.0%} of the {steps} are alone in their state, {_lone_fix(key, source)}")
+    follows = not own and getattr(estimator(section.estimator), "follows_paths", False)
+    if mixed is not None and mixed >= MOST_MIXED[follows] and key != LISTED_KEY:
+        lines.append(f"{mixed:.0%} of the {steps} share their state mostly with {steps} that had other admissible "
+                     "actions, so that its value is a mean over unlike situations: set "
+                     f"{'' if source == 'log' else SECTION}state_key={LISTED_KEY}")
+    return lines
+
+
+def _lone_fix(key: str, source: Literal["run", "agents", "log"]) -> str:
+    if source == "log":
+        return ("which leaves little to compare: shorten `state` to what matters, or pool alike texts (state_key "
+                "normalized, similarity or embedding)")
+    if source == "agents":
+        return ("so nothing is compared with them: play more episodes of a task, or let the agent name the state of "
+                "each call in the header x-gagpo-state")
+    more, set_key = "raise learner.group_size", f"set {SECTION}state_key="
+    fixes = {"prompt": f"{set_key}observation", LISTED_KEY: f"{more}, or {set_key}observation",
+             **dict.fromkeys(CLUSTERED, f"{more}, or lower {SECTION}similarity")}
+    return "so nothing is compared with them: " + fixes.get(key, f"{more}, or pool alike texts ({SECTION}state_key="
+                                                                "normalized, similarity or embedding)")
 
 
 def unread(section: CreditSection, given: Mapping[str, Any]) -> dict[str, str]:

@@ -141,6 +141,7 @@ class Graft(WithinGroup):
     out, because on an exact solution it is 0 (docs/algorithms.md)."""
 
     Options: ClassVar = GraftOptions
+    follows_paths: ClassVar[bool] = True
 
     def reads(self, options: GraftOptions) -> frozenset[str]:
         """Returns the keys of the values and of their scale. A penalty in the reward does not change who won."""
@@ -206,6 +207,7 @@ class _StepTerm(WithinGroup):
     """GRPO's advantage plus ω times a term of each step. `mode` governs both terms."""
 
     Options: ClassVar = StepTermOptions
+    follows_paths: ClassVar[bool] = True
     term: ClassVar[str]
     """The step's term before it is divided, for people."""
 

@@ -81,6 +81,25 @@ def flat(rows: Sequence[Sequence[float]]) -> Array:
     return np.fromiter(chain.from_iterable(rows), dtype=np.float64)
 
 
+def mixed_share(credits: Sequence[Credit], lists: Sequence[Sequence[Sequence[str]]]) -> float | None:
+    """Returns the share of steps that share their state mostly with steps which had other admissible actions: with more
+    than half of its other steps in the group. None if no step has a list.
+
+    `lists`: [group][episode][step], the digest of the admissible actions; "" if there was no list.
+    """
+    if not any(any(row) for group in lists for row in group):
+        return None
+    mixed = steps = 0
+    for credit, group in zip(credits, lists, strict=True):
+        pairs = Counter(zip(chain.from_iterable(credit.states), chain.from_iterable(group), strict=True))
+        sizes = Counter[str]()
+        for (state, _), count in pairs.items():
+            sizes[state] += count
+        mixed += sum(count for (state, _), count in pairs.items() if 2 * (sizes[state] - count) > sizes[state] - 1)
+        steps += sizes.total()
+    return mixed / steps
+
+
 def statistics(credits: Sequence[Credit]) -> dict[str, float]:
     """Returns the credit metrics of a learner step, over all steps of all its groups (figures 4 and 5, appendix C).
 

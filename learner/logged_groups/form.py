@@ -24,16 +24,14 @@ from learner.credit.estimator import Estimator
 from learner.credit.group_operations import penalized
 from learner.credit.registry import (
     ESTIMATORS,
-    LONE_CALLS,
-    describe_lone_calls,
+    describe_states,
     estimator,
-    keys_read,
     options_of,
 )
 from learner.credit.returned_credit import check_credit
 from learner.credit.state_keys import LISTED_KEY, Keys, listed, similarity_of, stayed
 from learner.credit.text_pools import TEXT_KEYS, exact, pooled
-from learner.credit.types import ZERO, Credit, CreditStep, statistics
+from learner.credit.types import ZERO, Credit, CreditStep, mixed_share, statistics
 from services.config.credit import CreditSection
 from services.config.refusals import refusal
 from services.errors import UserError
@@ -193,11 +191,10 @@ def find_doubts(groups: Sequence[LoggedGroup], credits: Sequence[Credit], option
     if max(len(episode.steps) for group in groups for episode in group.episodes) == 1:
         doubts.append("every episode has one step, so the credit is that of the whole episode: if they have several "
                       "turns, the marks between these were lost (in dumps of verl, decode with special tokens)")
-    elif agents and (text := describe_lone_calls(alone, options)):
-        doubts.append(text)
-    elif alone >= LONE_CALLS and "state_key" in keys_read(options):
-        doubts.append(f"{alone:.0%} of the steps are alone in their state, which leaves little to compare: shorten "
-                      "`state` to what matters, or pool alike texts (state_key normalized, similarity or embedding)")
+    else:
+        lists = [[[choices_digest(step.admissible or ()) for step in episode.steps] for episode in group.episodes]
+                 for group in groups]
+        doubts += describe_states(alone, mixed_share(credits, lists), options, source="agents" if agents else "log")
     return doubts
 
 

@@ -12,6 +12,9 @@ from pydantic import ConfigDict, Field
 
 from services.config.env import Section
 
+LEAST_MIXED = 0.1
+"""Share of turns in states of unlike turns below which no estimator needs a warning."""
+
 
 class CreditSection(Section):
     """How the return of an episode is credited to its turns. docs/algorithms.md has the formulas. The estimator and

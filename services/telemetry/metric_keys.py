@@ -60,6 +60,8 @@ METRIC_TEXTS: Mapping[str, str] = {
     "logprob_difference_max": "Largest absolute difference of the learner's and the sampler's logprobs of a token.",
     "credit/group_size_mean": "Mean number of a group's turns in one state.",
     "credit/singleton_share": "Share of turns whose state no other turn of the group has.",
+    "credit/mixed_share": "Share of turns that share their state mostly with turns that had other admissible actions; "
+                          "null if the environment lists none.",
     "credit/active_share": "Share of turns whose advantage is not 0.",
     "credit/flat_share": "Share of groups in which all advantages are 0.",
     "credit/advantage_iqr": "Interquartile range of the advantages.",

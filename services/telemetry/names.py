@@ -28,7 +28,7 @@ DROP_REASONS = ("env", "agent", "engine", "store", "episode", "worker_lost", "we
                 "uniform_reward", "other")
 
 HEALTH_RULES = ("cut answers", "invalid actions", "inadmissible actions", "no success", "nothing to learn",
-                "flat groups", "no gradient", "entropy", "length", "success")
+                "flat groups", "states", "no gradient", "entropy", "length", "success")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,6 +62,22 @@ def test_an_option_of_another_state_key_is_told_as_such(monkeypatch, capsys):
     assert second.startswith("warning: 43% of the steps are alone in their state")
 
 
+def test_states_that_pool_other_lists_of_admissible_actions_name_the_key_that_tells_them_apart(monkeypatch, capsys):
+    """Two steps read the same text with other actions to choose from; the first step of each has one list."""
+    episodes = [{"steps": [{"state": "S", "action": "go", "reward": 0, "admissible": ["go"]},
+                           {"state": "Nothing happens.", "action": "go", "reward": won,
+                            "admissible": ["go", str(won)]}]}
+                for won in (0, 1)]
+    line = "warning: 50% of the steps share their state mostly with steps that had other admissible actions"
+    for options, told in (((), 1), (("--state-key", "observation+admissible"), 0), (("--estimator", "grpo"), 0)):
+        args = parse(["credit", *options])
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(json.dumps({"episodes": episodes}).encode())))
+        assert args.run(args) == 0
+        lines = [found for found in capsys.readouterr().err.splitlines() if found.startswith(line)]
+        assert len(lines) == told
+        assert all(found.endswith("set state_key=observation+admissible") for found in lines)
+
+
 def test_a_file_and_the_table(monkeypatch, capsys, tmp_path):
     path = tmp_path / "group.json"
     path.write_text(group(EX2))

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from deploy.runs.health import RULES, warnings
-from services.telemetry.names import CATALOGUE
+from services.config.credit import CreditSection
+from services.telemetry.names import CATALOGUE, HEALTH_RULES
 
 HEALTHY = {"step": 1, "success_rate": 0.5, "episode_length": 20.0, "invalid_share": 0.02, "inadmissible_share": 0.8,
            "grad_norm": 0.3, "loss/entropy": 0.3, "credit/flat_share": 0.25}
@@ -18,7 +19,7 @@ def rows(*changes: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def found(metrics: list[dict[str, Any]], evaluations: list[dict[str, Any]] | None = None) -> list[str]:
-    return [one.rule for one in warnings(metrics, evaluations or [])]
+    return [one.rule for one in warnings(metrics, evaluations or [], None)]
 
 
 def test_a_healthy_run_and_a_run_without_a_step_have_no_warning():
@@ -27,7 +28,7 @@ def test_a_healthy_run_and_a_run_without_a_step_have_no_warning():
 
 
 def test_a_run_in_which_nothing_can_be_learned_says_so_at_its_first_step():
-    (only,) = warnings(rows({"credit/flat_share": 1.0, "success_rate": 0.0}), [])
+    (only,) = warnings(rows({"credit/flat_share": 1.0, "success_rate": 0.0}), [], None)
     assert only.text == (
         "nothing can be learned from step 1: in every group all episodes earned the same (0% success); start "
         "from a stronger policy (a longer cold start, or another model.path if sft.enabled is false), or choose games "
@@ -76,8 +77,9 @@ PAGE = (Path(__file__).parents[4] / "docs/operate/does-not-learn.md").read_text(
 def test_the_page_about_runs_that_do_not_learn_marks_what_the_rules_read_in_their_order():
     marked = [set(re.findall(r"`([a-z_/]+)`", row.split("|")[2])) for row in PAGE if "⚠" in row and row[0] == "|"]
     assert marked.pop() == set()  # that of evaluations.jsonl comes last: success that has fallen
-    places = [next(place for place, keys in enumerate(marked) if set(rule.keys) & keys) for rule in RULES]
-    assert places == sorted(places)
+    reads = {rule.name: set(rule.keys) for rule in RULES} | {"states": {"credit/singleton_share", "credit/mixed_share"}}
+    places = [place for name in HEALTH_RULES[:-1] for place, keys in enumerate(marked) if reads[name] & keys]
+    assert list(dict.fromkeys(places)) == sorted(set(places))
     assert set(places) == set(range(len(marked)))
 
 
@@ -129,23 +131,25 @@ def evaluation(step: int, wins: int, label: str = "") -> dict[str, Any]:
 
 
 def test_each_rule_is_among_the_labels_of_the_exported_warnings():
-    assert CATALOGUE["gagpo_health_warning"].labels["rule"] == (*(rule.name for rule in RULES), "success")
+    names = [rule.name for rule in RULES]
+    names.insert(names.index("flat groups") + 1, "states")
+    assert CATALOGUE["gagpo_health_warning"].labels["rule"] == (*names, "success")
 
 
 def test_success_that_falls_against_the_best_evaluation():
     """From 70 to 50 of the same hundred games: the paired interval of -20 points is [-28, -12]."""
-    (only,) = warnings([], [evaluation(0, 40), evaluation(5, 70), evaluation(10, 50)])
+    (only,) = warnings([], [evaluation(0, 40), evaluation(5, 70), evaluation(10, 50)], None)
     assert only.text.startswith("success has fallen from 70% at step 5 to 50% at step 10; ")
-    assert warnings([], [evaluation(0, 40), evaluation(5, 70), evaluation(10, 64)]) == []
-    assert warnings([], [evaluation(5, 70), evaluation(0, 40, label="panel-cold")]) == []
+    assert warnings([], [evaluation(0, 40), evaluation(5, 70), evaluation(10, 64)], None) == []
+    assert warnings([], [evaluation(5, 70), evaluation(0, 40, label="panel-cold")], None) == []
 
 
 @pytest.mark.parametrize("other", [{"temperature": 1.0}, {"split": "heldout"}])
 def test_success_at_another_temperature_or_on_other_games_has_not_fallen(other: dict[str, Any]):
     """A run may go on with another eval.temperature, or with eval.on_panel."""
     earlier, later = evaluation(5, 70), evaluation(10, 50) | other
-    assert warnings([], [evaluation(0, 40), earlier, later]) == []
-    assert [one.rule for one in warnings([], [earlier, evaluation(8, 75) | other, later])] == ["success"]
+    assert warnings([], [evaluation(0, 40), earlier, later], None) == []
+    assert [one.rule for one in warnings([], [earlier, evaluation(8, 75) | other, later], None)] == ["success"]
 
 
 def test_the_best_of_many_evaluations_is_above_the_last_by_chance():
@@ -156,5 +160,32 @@ def test_the_best_of_many_evaluations_is_above_the_last_by_chance():
     last = evaluation(100, 58) | {"success_by_task": {
         name: float(won if not 46 <= i < 82 else not won) for i, (name, won) in enumerate(games.items())}}
     assert sum(last["success_by_task"].values()) == 58
-    assert [one.rule for one in warnings([], [best, last])] == ["success"]
-    assert warnings([], [*(evaluation(step, 50) for step in range(10, 100, 10)), best, last]) == []
+    assert [one.rule for one in warnings([], [best, last], None)] == ["success"]
+    assert warnings([], [*(evaluation(step, 50) for step in range(10, 100, 10)), best, last], None) == []
+
+
+@pytest.mark.parametrize(("alone", "mixed", "credit", "texts"), [
+    (0.05, 0.3, {}, []),
+    (0.05, 0.4, {}, ["40% of the turns share their state mostly with turns that had other admissible actions, so that "
+                     "its value is a mean over unlike situations: set "
+                     "learner.credit.state_key=observation+admissible"]),
+    (0.05, 0.15, {"estimator": "graft"}, ["15% of the turns share"]),  # it follows paths, so fewer are too many
+    (0.5, None, {"state_key": "prompt"}, ["50% of the turns are alone in their state, so nothing is compared with "
+                                          "them: set learner.credit.state_key=observation"]),
+    (0.5, 0.5, {}, ["50% of the turns are alone", "50% of the turns share"]),
+    (0.5, 0.5, {"estimator": "grpo"}, []),
+    (0.5, 0.5, {"estimator": "no_such_module:Thing"}, ["50% of the turns are alone", "50% of the turns share"])])
+def test_states_that_say_too_little_or_too_much_name_the_key_that_helps(alone, mixed, credit, texts):
+    """Code of the user's own is not imported for it."""
+    metrics = rows(*[{"credit/singleton_share": alone, "credit/mixed_share": mixed}] * 3)
+    found = warnings(metrics, [], CreditSection(**credit))
+    assert [one.rule for one in found] == ["states"] * bool(texts)
+    for text in texts:
+        assert text in found[0].text
+
+
+def test_agents_are_told_of_the_header_that_names_a_state():
+    metrics = rows({"credit/singleton_share": 0.5})
+    found, = warnings(metrics, [], CreditSection(), agents=True)
+    assert "50% of the calls are alone in their state" in found.text
+    assert "x-gagpo-state" in found.text

@@ -6,7 +6,7 @@ import pytest
 
 from learner.credit.registry import estimator, make_options
 from learner.credit.state_keys import state_keys_of
-from learner.credit.types import statistics
+from learner.credit.types import mixed_share, statistics
 
 
 def credit(group, *, name="gagpo", **options):
@@ -195,3 +195,12 @@ def test_bootstrap_ends_a_cut_episode_in_the_value_of_a_known_state(group, cut_i
     assert c.values == {"S": (4, 2), "X": (0, 1)}
     assert c.raw_advantages == [[before, at_the_cut], [4]]
     assert credit([one, two], gamma=0.5, lam=0.5).raw_advantages == [[-4, 0], [4]]
+
+
+def test_the_mixed_share_counts_steps_among_others_with_other_lists(group):
+    """At S: two of list x, one of y. A step of x has one of two others with another list, which is no majority; that of
+    y has two of two. At X: one x and one y, each with all others unlike. Z is alone: nothing is unlike."""
+    one = credit(group("SXZ+", "SX-", "S-"))
+    assert mixed_share([one], [[["x", "x", "x"], ["x", "y"], ["y"]]]) == 3 / 6
+    assert mixed_share([one, one], [[["x"] * 3, ["x"] * 2, ["x"]], [["x", "x", "x"], ["x", "y"], ["y"]]]) == 3 / 12
+    assert mixed_share([one], [[["", "", ""], ["", ""], [""]]]) is None
