@@ -62,6 +62,8 @@ class StepView:
     """The words of its answers, empty for neither."""
     cut: bool | None = None
     """Whether the answer was ended by its limit of tokens, and not by the policy."""
+    choices: str | None = None
+    """Digest of the admissible actions before the action; "" if there was no list."""
 
     @property
     def cost(self) -> float:
@@ -133,6 +135,8 @@ class Alternative:
     visits: list[Visit]
     own: bool
     """Whether the turn shown took it."""
+    elsewhere: bool = False
+    """Whether all its turns had other admissible actions than the turn shown."""
 
     @property
     def mean_return(self) -> float:
@@ -189,12 +193,19 @@ def mean_value(visits: Sequence[Visit]) -> float | None:
     return fmean(known) if known else None
 
 
+def with_same_choices(visits: Sequence[Visit], step: StepView) -> list[Visit]:
+    """Returns the visits in which the same actions were admissible as before `step`. All of them, if it had no list or
+    the archive does not have it."""
+    return [visit for visit in visits if not step.choices or visit.step.choices == step.choices]
+
+
 def alternatives(visits: Sequence[Visit], own: StepView | None = None) -> list[Alternative]:
     """Returns the actions that were taken at a state, the best return first."""
     by_action: dict[str, list[Visit]] = {}
     for visit in visits:
         by_action.setdefault(visit.step.action, []).append(visit)
-    found = [Alternative(action=action, visits=those, own=own is not None and action == own.action)
+    found = [Alternative(action=action, visits=those, own=own is not None and action == own.action,
+                         elsewhere=own is not None and not with_same_choices(those, own))
              for action, those in by_action.items()]
     return sorted(found, key=lambda a: (-a.mean_return, -len(a.visits), a.action))
 
@@ -239,7 +250,8 @@ def _step(row: dict[str, Any], result: str | None) -> StepView:
         learner_logprobs=row.get("learner_logprobs"), ret=row["return"],
         value=row["value"] if baseline is None else baseline, delta=row["delta"], raw=row.get("raw_advantage"),
         advantage=row["advantage"], state=row["state_key"], tag=row.get("tag"),
-        judged=row.get("judged"), verdicts=row.get("verdicts"), cut=row.get("cut"))
+        judged=row.get("judged"), verdicts=row.get("verdicts"), cut=row.get("cut"),
+        choices=row.get("choices"))
 
 
 NONE = "<none>"

@@ -1,4 +1,5 @@
-"""The verdict on the episode page: the turn that lost the episode, a better action, and the lowest advantage.
+"""The verdict on the episode page: wasted turns, the turn that lost the episode, a better action that was admissible
+there, whether its state pools unlike turns, and the lowest advantage.
 
 Sentences are lists of parts. The template turns them into markup.
 """
@@ -9,9 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deploy.explorer.filters import number, one_line, signed
-from deploy.explorer.groups import Alternative, Group, ShownEpisode, StepView, alternatives
+from deploy.explorer.groups import Alternative, Group, ShownEpisode, StepView, alternatives, with_same_choices
 from services.amounts import number_of
 
+MOSTLY_WASTED = 0.4
+"""Share of an episode's turns from which on illegal and repeated ones are what lost it."""
 SEEN = 3
 """Most links to turns that took the better action."""
 
@@ -24,6 +27,8 @@ class Part:
     action: bool = False
     t: int | None = None
     k: int | None = None
+    worst: bool = False
+    """Whether it links to the turn that lost the most."""
 
 
 Sentence = list[Part]
@@ -43,6 +48,13 @@ class EpisodeVerdict:
     """The last turn, if the cut there cost more than any action."""
     lowest: StepView | None = None
     """The turn with the lowest advantage."""
+    illegal: Sequence[StepView] = ()
+    """The turns whose answer was malformed or whose action was not admissible, if wasted turns lost the episode."""
+    repeated: Sequence[StepView] = ()
+    """Its other turns with the observation and the action of an earlier one, if wasted turns lost the episode."""
+    pooled: tuple[int, int] | None = None
+    """Number of turns in the state of `worst`, and how many of them had its admissible actions, if most others had
+    other ones."""
     flat: bool = False
     """Whether no turn lost value, since all advantages of the group are 0."""
 
@@ -52,36 +64,79 @@ def judge(group: Group, episode: ShownEpisode) -> EpisodeVerdict:
     worst, last = episode.costliest, episode.steps[-1]
     lowest = min((step for step in episode.steps if step.advantage is not None),
                  key=lambda step: step.advantage or 0.0, default=None)
+    illegal, repeated = _wasted(episode)
     if worst is None:
         return EpisodeVerdict(
-            worst=None, lowest=lowest,
+            worst=None, lowest=lowest, illegal=illegal, repeated=repeated,
             flat=all(step.advantage == 0 for member in group.episodes for step in member.steps))
     return EpisodeVerdict(
-        worst=worst, better=_better(group, worst),
+        worst=worst, better=_better(group, worst), illegal=illegal, repeated=repeated, pooled=_pooled(group, worst),
         then=next((step for step in episode.steps if step.t == worst.t + 1), None),
         cut=last if episode.cut_off and last.cost < worst.cost else None,
         lowest=lowest)
 
 
+def _wasted(episode: ShownEpisode) -> tuple[list[StepView], list[StepView]]:
+    """Returns the illegal turns and the repeated ones, or none of a won episode and of one with few of them."""
+    illegal = [step for step in episode.steps if not (step.valid and step.admissible)]
+    seen: set[tuple[str, str]] = set()
+    repeated: list[StepView] = []
+    for step in episode.steps:
+        if (step.observation, step.action) in seen and step.valid and step.admissible:
+            repeated.append(step)
+        seen.add((step.observation, step.action))
+    few = len(illegal) + len(repeated) < MOSTLY_WASTED * len(episode.steps)
+    return ([], []) if episode.won or few else (illegal, repeated)
+
+
+def _pooled(group: Group, step: StepView) -> tuple[int, int] | None:
+    """Returns the sizes for `pooled`; None if no list is known, or most other turns of the state had the same one."""
+    visits = [] if step.state is None else group.visits[step.state]
+    alike = len(with_same_choices(visits, step))
+    return (len(visits), alike) if 2 * (len(visits) - alike) > len(visits) - 1 else None
+
+
 def _better(group: Group, step: StepView) -> Alternative | None:
+    """Returns the best action that is known to have been admissible before the step: one that the group took where the
+    same actions were."""
     if step.state is None:
         return None
-    others = [other for other in alternatives(group.visits[step.state], step) if not other.own]
+    visits = [visit for visit in with_same_choices(group.visits[step.state], step)
+              if visit.step.valid and visit.step.admissible]
+    others = [other for other in alternatives(visits, step) if not other.own]
     best = max(others, key=lambda other: other.mean_return, default=None)
     return None if best is None or best.mean_return <= (step.ret or 0.0) else best
 
 
 def heading(found: EpisodeVerdict, episode: ShownEpisode) -> Sentence:
-    """Returns the turn that lost the most and its action, or [] if nothing was lost."""
+    """Returns the wasted turns if they lost the episode, else the turn that lost the most and its action, or [] if
+    nothing was lost."""
+    if found.illegal or found.repeated:
+        return _wasted_turns(found, episode)
     if found.worst is None:
         return []
-    return [Part(text=f"Where it {'lost most' if episode.won else 'was lost'}: "),
-            Part(text=f"step {found.worst.t}", t=found.worst.t), Part(text=", "),
-            Part(text=one_line(found.worst.action), action=True)]
+    return _worst_turn(found.worst, "Where it lost most: " if episode.won else "Where it was lost: ")
+
+
+def _worst_turn(worst: StepView, words: str) -> Sentence:
+    return [Part(text=words), Part(text=f"step {worst.t}", t=worst.t, worst=True), Part(text=", "),
+            Part(text=one_line(worst.action), action=True)]
+
+
+def _wasted_turns(found: EpisodeVerdict, episode: ShownEpisode) -> Sentence:
+    """Returns how many turns were wasted, with the first of each kind."""
+    parts: Sentence = [Part(text=f"{len(found.illegal) + len(found.repeated)} of {len(episode.steps)} steps were "
+                                 "wasted: ")]
+    for steps, how in ((found.illegal, "not admissible or malformed"), (found.repeated, "repeated an earlier step")):
+        if steps:
+            parts += [Part(text=f"{', ' if len(parts) > 1 else ''}{len(steps)} {how} ("),
+                      Part(text=f"step {steps[0].t}", t=steps[0].t), Part(text=", "),
+                      Part(text=one_line(steps[0].action), action=True), Part(text=")")]
+    return [*parts, Part(text=".")]
 
 
 def sentences(found: EpisodeVerdict, episode: ShownEpisode) -> list[Sentence]:
-    """Returns the sentences after the heading, which the first one continues, or which say that nothing was lost."""
+    """Returns the sentences after the heading. The first one continues a heading that names the turn that lost most."""
     worst, cut, lowest = found.worst, found.cut, found.lowest
     if found.flat:
         return [_plain("All episodes of this group earned the same, so A = 0 everywhere: they taught nothing.")]
@@ -91,6 +146,10 @@ def sentences(found: EpisodeVerdict, episode: ShownEpisode) -> list[Sentence]:
             return [nothing]
         return [nothing, _lowest(lowest, "its Â is below the mean" if lowest.valid else "its answer was malformed")]
     said = [_plain(_cost(found, worst, episode)), _choice(found, worst)]
+    if found.illegal or found.repeated:
+        said[0] = [*_worst_turn(worst, "Most value was lost at "), Part(text=" "), *said[0]]
+    if found.pooled is not None:
+        said.append(_plain(_pooling(*found.pooled)))
     if cut is not None:
         said.append([Part(text="At "), Part(text=f"step {cut.t}", t=cut.t), Part(
             text=f" the episode was cut off in a state worth {number(cut.value, 2)}, whatever was done there: "
@@ -121,12 +180,21 @@ def _cost(found: EpisodeVerdict, worst: StepView, episode: ShownEpisode) -> str:
     return f"— its state was worth V̄ = {number(worst.value, 2)}, {after}: δ = {signed(worst.delta, 2)}, {advantage}"
 
 
+def _pooling(visits: int, alike: int) -> str:
+    """Says that V̄ of a state is a mean over unlike turns."""
+    return (f"Of the {visits} steps in that state, {visits - alike} had other admissible actions, so V̄ and δ are about "
+            "unlike situations: learner.credit.state_key=observation+admissible tells them apart.")
+
+
 def _choice(found: EpisodeVerdict, worst: StepView) -> Sentence:
     better = found.better
+    illegal = "" if worst.valid and worst.admissible else (
+        "Its action was not admissible there. " if worst.valid else "Its answer was malformed. ")
     if better is None:
-        return _plain("No other action from that state did better in this group.")
+        alike = "" if found.pooled is None else " with the same admissible actions"
+        return _plain(f"{illegal}No other action from that state{alike} did better in this group.")
     count = len(better.visits)
-    said = [Part(text="From the same state "), Part(text=one_line(better.action), action=True), Part(
+    said = [Part(text=f"{illegal}From the same state "), Part(text=one_line(better.action), action=True), Part(
         text=f" went on to earn {number(better.mean_return, 2)} on average ({number_of(count, 'step')}, "
              f"here {number(worst.ret, 2)}): see ")]
     links = [Part(text=f"episode {visit.k}, step {visit.step.t}", k=visit.k, t=visit.step.t)

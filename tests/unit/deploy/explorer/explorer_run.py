@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import combinations
 from pathlib import Path
 
 import msgspec
@@ -15,7 +16,7 @@ from learner.rows.batch import assign_credit
 from services.config.credit import CreditSection
 from services.config.file import dump_config
 from services.config.tree import Config
-from services.records import Episode, Step, Ticket, Version, VersionSpan
+from services.records import Episode, Step, Ticket, Version, VersionSpan, choices_digest
 from services.store.archive import ArchiveRow, EpisodeArchive
 from services.telemetry.metrics_file import append_row
 
@@ -25,8 +26,21 @@ TAGS = ("planning", "explore", "reflection", "monitor")
 ACTIONS = ("go to desk 1", "look", "take cup \N{RIGHT-TO-LEFT OVERRIDE}1", "</code><b>go</b>")
 
 
+
+
+def lists() -> list[tuple[str, ...]]:
+    """Returns the lists of admissible actions: all pairs."""
+    return list(combinations(ACTIONS, 2))
+
+
 def make_step(rng: np.random.Generator, room: int, reward: float = 0.0) -> Step:
     size = int(rng.integers(2, 6))
+    made = _make_step(rng, room, size, reward)
+    fitting = [actions for actions in lists() if (made.action in actions) == made.admissible]
+    return msgspec.structs.replace(made, choices=choices_digest(fitting[size % min(2, len(fitting))]))
+
+
+def _make_step(rng: np.random.Generator, room: int, size: int, reward: float) -> Step:
     return Step(
         observation=ROOMS[room], prompt_ids=rng.integers(0, 90, 12, dtype=np.int32),
         response_ids=rng.integers(0, 90, size, dtype=np.int32), logprobs=-rng.random(size, dtype=np.float32),

@@ -3,10 +3,13 @@
 from dataclasses import replace
 
 import pytest
+from explorer_run import lists, make_run
 
 from deploy.explorer.groups import Group, ShownEpisode, StepView
 from deploy.explorer.index import GroupEntry
+from deploy.explorer.runs import open_runs
 from deploy.explorer.verdict import heading, judge, sentences
+from services.records import choices_digest
 
 NOTHING = "No step of this episode lost anything: each was at least as good as its state is on average."
 FLAT = "All episodes of this group earned the same, so A = 0 everywhere: they taught nothing."
@@ -52,6 +55,79 @@ def test_the_step_that_lost_the_most_and_what_was_better_there():
         "episode 1, step 1.",
         "The lowest advantage is that of step 2, A = −2.00: it also answers for what came after it."]
     assert links == [("step 1", None, 1), ("episode 1, step 0", 1, 0), ("episode 1, step 1", 1, 1), ("step 2", None, 2)]
+
+
+def test_only_an_action_that_was_admissible_there_is_better():
+    """Of two that earned more, one was taken under the same list; the best one under another list."""
+    worst = replace(step(0, "b", "wander", value=3.0, delta=-3.0, advantage=-1.0), choices="x")
+    same = episode(1, [replace(step(0, "b", "keep it", ret=2.0, value=3.0), choices="x")])
+    other = episode(2, [replace(step(0, "b", "drop it", ret=9.0, value=3.0), choices="y")], won=True)
+    illegal = episode(3, [replace(step(0, "b", "fly", ret=8.0, value=3.0), choices="x", admissible=False)], won=True)
+    text, _ = said(episode(0, [worst], end="lost"), same, other, illegal)
+    assert text[2].startswith("From the same state keep it went on to earn 2.00 on average")
+    text, _ = said(episode(0, [worst], end="lost"), other, illegal)
+    assert text[2] == NO_OTHER
+
+
+def test_a_state_of_steps_with_other_lists_is_said_to_hide_the_truth():
+    """Two of the three others had another list; with one of two it is no majority."""
+    worst = replace(step(0, "b", "wander", value=3.0, delta=-3.0, advantage=-1.0), choices="x")
+    other = [episode(k, [replace(step(0, "b", "drop it", ret=9.0), choices="y")], won=True) for k in (1, 2)]
+    same = episode(3, [replace(step(0, "b", "wait"), choices="x")])
+    hides = ("Of the 4 steps in that state, 2 had other admissible actions, so V̄ and δ are about unlike situations: "
+             "learner.credit.state_key=observation+admissible tells them apart.")
+    text, _ = said(episode(0, [worst], end="lost"), *other, same)
+    assert text[2:] == ["No other action from that state with the same admissible actions did better in this group.",
+                        hides]
+    assert hides not in said(episode(0, [worst], end="lost"), other[0], same)[0]
+
+
+def test_wasted_steps_come_first_if_they_lost_the_episode():
+    """Two of five steps: one illegal, one that repeats. Of six they are fewer than 40%."""
+    steps = [step(0, "a", "look", value=4.0, delta=-1.0), step(1, "a", "look", value=4.0),
+             replace(step(2, "b", "fly"), admissible=False), step(3, "c", "wait"), step(4, "d", "wait")]
+    text, links = said(episode(0, steps, end="lost"))
+    assert text[:2] == [
+        "2 of 5 steps were wasted: 1 not admissible or malformed (step 2, fly), 1 repeated an earlier step "
+        "(step 1, look).",
+        "Most value was lost at step 0, look — its state was worth V̄ = 4.00, the next one 4.00: δ = −1.00, A = 0.00."]
+    assert [t for _, _, t in links] == [2, 1, 0]
+    assert said(episode(0, [*steps, step(5, "e", "wait")], end="lost"))[0][0] == "Where it was lost: step 0, look"
+    assert said(episode(0, steps, won=True))[0][0] == "Where it lost most: step 0, look"
+
+
+def test_a_step_whose_action_was_illegal_is_said_to_be():
+    worst = replace(step(0, "a", "fly", value=4.0, delta=-1.0), admissible=False)
+    rest = [step(t, "b", f"wait {t}") for t in range(1, 4)]
+    assert said(episode(0, [worst, *rest], end="lost"))[0][2] == f"Its action was not admissible there. {NO_OTHER}"
+    malformed = replace(worst, valid=False)
+    assert said(episode(0, [malformed, *rest], end="lost"))[0][2] == f"Its answer was malformed. {NO_OTHER}"
+
+
+def test_no_box_of_a_run_recommends_what_may_have_been_inadmissible_or_is_silent_about_waste(tmp_path):
+    """Every lost episode of ten learner steps, against the lists of admissible actions that its maker gave."""
+    run, = open_runs([make_run(tmp_path / "toy", steps=10, groups=3)])
+    listed = {choices_digest(actions): actions for actions in lists()}
+    better = wasted = pooled = 0
+    for entry in (entry for entry in run.groups() if entry.outcome == "trained"):
+        group = run.group(entry.file, entry.group)
+        for member in (member for member in group.episodes if not member.won):
+            found = judge(group, member)
+            text = ["".join(part.text for part in line) for line in [heading(found, member), *sentences(found, member)]]
+            turns = [(step.observation, step.action) for step in member.steps]
+            idle = sum(not (step.valid and step.admissible) or turns[t] in turns[:t]
+                       for t, step in enumerate(member.steps))
+            assert text[0].startswith(f"{idle} of {len(turns)} steps were wasted") == (idle >= 0.4 * len(turns))
+            wasted += idle >= 0.4 * len(turns)
+            if found.worst is None:
+                continue
+            here = [visit.step.choices == found.worst.choices for visit in group.visits[found.worst.state]]
+            assert any("unlike situations" in line for line in text) == (2 * here.count(False) > len(here) - 1)
+            pooled += 2 * here.count(False) > len(here) - 1
+            if found.better is not None:
+                assert found.better.action in listed[found.worst.choices]
+                better += 1
+    assert min(better, wasted, pooled) > 5
 
 
 def test_an_action_that_earned_no_more_is_not_better():
@@ -115,7 +191,7 @@ def test_an_action_of_any_length_leaves_the_sentences_readable():
 def test_where_nothing_was_lost_the_step_with_the_lowest_advantage_is_named_with_the_reason():
     """As in a group whose episodes are all lost: δ is 0 everywhere, and malformed answers have a penalty."""
     steps = [step(0, "a", "wait", advantage=0.5), replace(step(1, "a", "", advantage=-1.5), valid=False)]
-    assert said(episode(0, steps)) == (
+    assert said(episode(0, [*steps, step(2, "a", "look")])) == (
         ["", NOTHING, "The lowest advantage is that of step 1, A = −1.50: its answer was malformed."],
         [("step 1", None, 1)])
     steps = [step(0, "a", "wait", advantage=-0.5), step(1, "b", "win", delta=1.0, advantage=0.5)]
