@@ -18,6 +18,7 @@ EXPERIMENTS = {
     "credit": "lab.experiments.credit.experiment",
     "gradient": "lab.experiments.gradient.experiment",
     "loglinear": "lab.experiments.loglinear.experiment",
+    "graph-credit": "lab.experiments.loglinear.experiment",
     "tabular": "lab.experiments.tabular.experiment",
 }
 """Name -> module with `run(args) -> int`, which is imported only when it runs."""
@@ -25,6 +26,7 @@ READS = {
     "credit": {"config", "arms", "seeds", "report", "json", "confirm", "parallel", "hours", "dry_run", "overrides"},
     "gradient": {"arms", "seeds", "runs", "overrides"},
     "loglinear": {"arms", "seeds", "report", "json", "parallel", "hours"},
+    "graph-credit": {"arms", "seeds", "report", "json", "parallel", "hours"},
     "tabular": {"seeds", "report", "json"},
 }
 """Name -> the options that it reads, beside --out. Others are refused."""
@@ -42,6 +44,7 @@ def build_parser() -> argparse.ArgumentParser:
         "gradient: how near a learner step of each estimator is to the gradient of success, on the same episodes:\n"
         "those of the log-linear policy, or with --runs those of the runs' first learner steps.\n"
         "loglinear: estimators and state keys with a log-linear policy on ALFWorld games, seconds per run.\n"
+        "graph-credit: the same with the estimators of the group's graph, to choose the default.\n"
         "tabular: estimators against the exact advantages of small mazes, and how fast a policy learns by them.",
         epilog="examples:\n  python -m lab.experiments credit --parallel 2 --hours 4\n"
         "  python -m lab.experiments credit --confirm --parallel 2\n"

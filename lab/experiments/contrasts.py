@@ -23,7 +23,11 @@ KEYS = (("gagpo-adm", "gagpo"), ("gagpo-stay", "gagpo"), ("gigpo-adm", "gigpo"),
 """Contrasts a - b of estimators by keys, at one start."""
 TERMS = (("gigpo-undivided", "gigpo"), ("gagpo-mc-broadcast", "gagpo-mc"))
 """Contrasts a - b of what GiGPO's terms cost, at one start."""
-FAMILIES = {"estimators by keys": KEYS, "what GiGPO's terms cost": TERMS}
+GRAPH = (("crbc-adm", "gagpo"), ("graphhca-adm", "gagpo"), ("graft-adm", "gagpo"), ("gagpo_loo-episode-adm", "gagpo"),
+         ("gagpo_loo-episode-adm", "gagpo_loo-adm"), ("crbc-adm", "crbc-step-adm"), ("crbc-adm", "crbc"),
+         ("gagpo-state", "gagpo"))
+"""Contrasts a - b of estimators on the group's graph, at one start (graph-credit/README.md)."""
+FAMILIES = {"estimators by keys": KEYS, "what GiGPO's terms cost": TERMS, "graph credit": GRAPH}
 """Holm's correction covers the contrasts of one family."""
 
 

@@ -102,11 +102,16 @@ def _with_own_defaults(section: CreditSection) -> CreditSection:
 def declared(options: CreditSection) -> dict[str, Any]:
     """Returns key -> default for all keys that `learner.credit` may have under this estimator and this state key.
 
-    The keys of all shipped ones are among them, so that a config can change its estimator and keep its other keys.
+    The keys of all shipped ones are among them, so that a config can change its estimator and keep its other keys. Of
+    several defaults of a key that this estimator does not have, the first one of the registry counts.
     """
     shipped: list[type[BaseModel]] = [*(each.Options for each in ESTIMATORS.values()),
                                       *(key.Options for key in KEYS.values())]
-    return {name: field.default for model in (*shipped, *models(options)) for name, field in model.model_fields.items()}
+    defaults: dict[str, Any] = {}
+    for model in (*models(options), *shipped):
+        for name, field in model.model_fields.items():
+            defaults.setdefault(name, field.default)
+    return defaults
 
 
 def options_of(section: CreditSection, prefix: str = SECTION) -> Any:
@@ -184,10 +189,15 @@ def without_former(section: CreditSection, former: CreditSection, given: Collect
     """Returns the section of a config whose estimator or state key has changed, without options of the former ones.
 
     `former`: the section before the change. `given`: keys that were changed too; they stay, and so do those of shipped
-    estimators and keys. Raises UserError for an unknown estimator or key.
+    estimators and keys, except that a key at the former estimator's default gets the default of the new one. Raises
+    UserError for an unknown estimator or key.
     """
     unknown = (section.model_extra or {}).keys() - declared(section).keys() - set(given)
     left = {name for model in models(former) for name in model.model_fields} & unknown if unknown else unknown
+    if section.estimator != former.estimator:
+        before, now = declared(former), declared(section)
+        both = (before.keys() & now.keys()) - {*given, "estimator"}
+        left |= {name for name, value in section if name in both and value == before[name] != now[name]}
     return CreditSection.model_validate({
         name: value for name, value in section if name not in left and name in section.model_fields_set})
 

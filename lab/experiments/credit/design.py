@@ -76,7 +76,21 @@ PEER_ARMS: dict[str, Arm] = {
 """Arms of the other papers' estimators (../peers/README.md). `rlvmr` needs a prompt that asks for tags, and so a
 cold start of its own. The last four test why Turn-PPO and GraphGPO did not train an agent, and give
 G²PO states near to its authors'."""
-ARMS = FIRST_ARMS | KEY_ARMS | PEER_ARMS
+GRAPH_ARMS: dict[str, Arm] = {
+    "gagpo-state": _arm("GAGPO, on each state's scale", "#0099AA", "gagpo", credit__normalize="state"),
+    "gagpo_loo-state-adm": _arm("leave-one-out, on each state's scale, with admissible actions", "#AA7700", "gagpo_loo",
+                                credit__normalize="state", **NEAR_MARKOV),
+    "gagpo_loo-episode-adm": _arm("leave-one-out, with GRPO's term, with admissible actions", "#774411", "gagpo_loo",
+                                  credit__broadcast=1.0, **NEAR_MARKOV),
+    "graft-adm": _arm("GRAFT, with admissible actions", "#3366FF", "graft", **NEAR_MARKOV),
+    "crbc": _arm("CRBC", "#FF6633", "crbc"),
+    "crbc-adm": _arm("CRBC, with admissible actions", "#CC0033", "crbc", **NEAR_MARKOV),
+    "crbc-step-adm": _arm("CRBC without GRPO's term, with admissible actions", "#FF99BB", "crbc",
+                          credit__broadcast=0.0, **NEAR_MARKOV),
+    "graphhca-adm": _arm("GraphHCA, with admissible actions", "#669900", "graphhca", **NEAR_MARKOV),
+}
+"""Arms of the estimators on the group's graph, and of what they have and GAGPO has not (../graph-credit/README.md)."""
+ARMS = FIRST_ARMS | KEY_ARMS | PEER_ARMS | GRAPH_ARMS
 """Arms by short name, in the order of tables, legends and the runs of one seed."""
 
 MAIN = ("gagpo", "gagpo_loo", "gigpo")

@@ -1,7 +1,8 @@
-"""`python -m lab.experiments loglinear`: estimators and state keys with a log-linear policy, seconds per run.
+"""`python -m lab.experiments loglinear` and `graph-credit`: estimators and state keys with a log-linear policy, seconds
+per run.
 
-The plan, with its primary outcome and contrasts, is in README.md. All arms of a seed get the same tasks and random
-numbers. Each run is one line of <out>/runs.jsonl and is never made again.
+The plans, with their primary outcomes and contrasts, are in README.md and in ../graph-credit/README.md. All arms of a
+seed get the same tasks and random numbers. Each run is one line of <out>/runs.jsonl and is never made again.
 
 The policy learns from the credit of a learner step in one of two ways:
 
@@ -115,6 +116,12 @@ RATE = 0.08
 CONTRASTS = (("gagpo", "gigpo"), ("loo+adm", "gagpo"), ("loo+adm", "gigpo"), ("graph+adm", "gigpo"),
              ("loo+stay", "loo+adm"), ("graph+stay", "graph+adm"), ("gagpo+adm", "gagpo"), ("gigpo+adm", "gigpo"))
 """Pairs (a, b) for the contrasts a - b, paired by seed. Holm's correction covers all, per start and outcome."""
+GRAPH_CONTRASTS = (
+    ("crbc+adm", "gagpo"), ("graphhca+adm", "gagpo"), ("graft+adm", "gagpo"), ("loo-episode+adm", "gagpo"),
+    ("crbc+adm", "gigpo"), ("loo-episode+adm", "gigpo"), ("loo-episode+adm", "loo+adm"),
+    ("loo-episode+adm", "crbc+adm"), ("crbc+adm", "crbc-step+adm"), ("graft-group+adm", "graft+adm"),
+    ("gagpo-state", "gagpo"), ("loo-state+adm", "loo+adm"), ("loo-episode+adm", "loo-episode"), ("crbc+adm", "crbc"))
+"""The same of the second plan, ../graph-credit/README.md."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,27 +155,41 @@ def read_runs(file: Path) -> list[LoglinearRun]:
     return list({(one.arm, one.seed, one.start, one.rate): one for one in found}.values())
 
 
-def as_lines(runs: Sequence[LoglinearRun]) -> list[str]:
-    """Returns the tables: means by arm, then the contrasts with Holm's correction."""
-    lines: list[str] = []
-    for start, rate in sorted({(one.start, one.rate) for one in runs}, key=lambda x: (x[1] != RATE, x)):
+def averaged(runs: Sequence[LoglinearRun]) -> list[LoglinearRun]:
+    """Returns the mean of the three starts for each arm and seed that has all of them, as one run."""
+    found: dict[tuple[str, int], list[LoglinearRun]] = {}
+    for one in runs:
+        if one.rate == RATE and one.start in STARTS:
+            found.setdefault((one.arm, one.seed), []).append(one)
+    return [replace(some[0], start=MEAN, heldout=fmean(one.heldout for one in some),
+                    success=[fmean(step) for step in zip(*(one.success for one in some), strict=True)],
+                    unchanged=fmean(one.unchanged for one in some), seconds=sum(one.seconds for one in some))
+            for some in found.values() if len(some) == len(STARTS)]
+
+
+def as_lines(runs: Sequence[LoglinearRun], plan: Plan | None = None) -> list[str]:
+    """Returns the tables of a plan (None: the first one): means by arm, then the contrasts with Holm's correction."""
+    plan, lines = plan or PLANS["loglinear"], list[str]()
+    runs = [*averaged(runs), *runs] if plan.averages else runs
+    for start, rate in sorted({(one.start, one.rate) for one in runs}, key=lambda x: (x[1] != RATE, x[0] != MEAN, x)):
         mine = [one for one in runs if (one.start, one.rate) == (start, rate)]
-        lines += [f"{start} start, learning rate {rate:g}, {mine[0].games} games; success in %, mean and 95% interval",
+        where = start if start == MEAN else f"{start} start"
+        lines += [f"{where}, learning rate {rate:g}, {mine[0].games} games; success in %, mean and 95% interval",
                   f"  {'arm':18}{'seeds':>6}{'training area':>18}{'held-out':>18}{'changed nothing':>17}"]
         for arm in dict.fromkeys(one.arm for one in sorted(runs, key=lambda one: one.seed)):
             its = [one for one in mine if one.arm == arm]
             if its:
                 lines.append(f"  {arm:18}{len(its):>6}{_points([x.area for x in its]):>18}"
                              f"{_points([x.heldout for x in its]):>18}{fmean(x.unchanged for x in its):>17.1%}")
-        lines += _contrasts(mine)
+        lines += _contrasts(mine, plan.contrasts)
     return lines
 
 
-def _contrasts(mine: Sequence[LoglinearRun]) -> list[str]:
+def _contrasts(mine: Sequence[LoglinearRun], planned: Sequence[tuple[str, str]]) -> list[str]:
     lines = [f"  {'paired difference':32}{'pairs':>6}{'training area':>26}{'held-out':>26}"]
     value = {(one.arm, one.seed): one for one in mine}
     pairs = {f"{a} - {b}": [(value[a, seed], value[b, seed]) for arm, seed in value if arm == a and (b, seed) in value]
-             for a, b in CONTRASTS}
+             for a, b in planned}
     areas, games = (tested({name: [100 * (of(x) - of(y)) for x, y in both] for name, both in pairs.items()})
                     for of in (lambda one: one.area, lambda one: one.heldout))
     for area, heldout in zip(areas, games, strict=True):
@@ -189,8 +210,9 @@ def _points(values: Sequence[float]) -> str:
 
 
 SEEDS = 60
-FIRST_SEED = 1000
-"""The first seed. No pilot used this or a later one."""
+FIRST_SEED, FIRST_GRAPH_SEED = 1000, 3000
+"""The first seed of each plan. No pilot used this or a later one."""
+MEAN = "mean of the starts"
 STEPS, GROUPS, K = 30, 8, 8
 HELDOUT = 128
 OTHER_RATES = (0.03, 0.2)
@@ -236,7 +258,7 @@ class LoglinearArm:
 
     estimator: str
     key: str
-    options: Mapping[str, float | bool] = field(default_factory=dict[str, "float | bool"])
+    options: Mapping[str, float | bool | str] = field(default_factory=dict[str, "float | bool | str"])
 
     def make(self) -> tuple[Estimator, CreditSection]:
         """Returns the estimator and its options."""
@@ -264,42 +286,80 @@ ARMS: dict[str, LoglinearArm] = {
 `admissible`, but an action that changes nothing leads back to the same state."""
 
 
+EPISODE, STATE = {"broadcast": 1.0}, {"normalize": "state"}
+GRAPH_ARMS: dict[str, LoglinearArm] = {
+    f"{name}{suffix}": LoglinearArm(estimator, key, options)
+    for name, estimator, options in (
+        ("gagpo-state", "gagpo", STATE), ("loo-state", "gagpo_loo", STATE), ("loo-episode", "gagpo_loo", EPISODE),
+        ("loo-episode-state", "gagpo_loo", EPISODE | STATE), ("graft", "graft", {}),
+        ("graft-group", "graft", {"normalize": "group"}), ("crbc", "crbc", {}),
+        ("crbc-step", "crbc", {"broadcast": 0.0}), ("graphhca", "graphhca", {}))
+    for suffix, key in (("", "observation"), ("+adm", "admissible"))}
+"""Further arms of the second plan."""
+ALL_ARMS = ARMS | GRAPH_ARMS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A planned experiment. Its arms are tried from each of STARTS."""
+
+    arms: Sequence[str]
+    contrasts: Sequence[tuple[str, str]]
+    first_seed: int
+    further: bool = False
+    """Whether ablations and other learning rates come after the primary runs."""
+    averages: bool = False
+    """Whether its outcomes are means over the starts."""
+
+
+PLANS = {
+    "loglinear": Plan(arms=tuple(ARMS), contrasts=CONTRASTS, first_seed=FIRST_SEED, further=True),
+    "graph-credit": Plan(
+        arms=("grpo", "gigpo", "gigpo+adm", "gagpo", "gagpo+adm", "loo", "loo+adm", *GRAPH_ARMS),
+        contrasts=GRAPH_CONTRASTS, first_seed=FIRST_GRAPH_SEED, averages=True)}
+"""Name of the experiment -> its plan."""
+
+
 def run(args: argparse.Namespace) -> int:
     """Makes the runs that are missing, then prints and writes the table."""
+    plan = PLANS[args.name]
     file = args.out / "runs.jsonl"
     if args.report and not file.exists():
         raise UserError(f"{file} is not there", "run the experiment without --report")
-    wanted = list(planned(args.arms, args.seeds or SEEDS))
+    wanted = list(planned(args.arms, args.seeds or SEEDS, plan))
     if not args.report:
         args.out.mkdir(parents=True, exist_ok=True)
         _make(file, wanted, args.parallel, 3600 * args.hours if args.hours else float("inf"))
     runs = read_runs(file)
-    lines = as_lines(runs)
+    lines = as_lines(runs, plan)
     write_whole(args.out / "table.md", "\n".join(["```text", *lines, "```"]) + "\n")
     print(json.dumps([asdict(one) for one in runs]) if args.json else "\n".join(lines))
     return 0
 
 
-def planned(arms: str | None, seeds: int) -> Iterator[tuple[str, int, str, float]]:
-    """Yields (arm, seed, start, rate), balanced by seed: the primary rate, the ablations, the other rates.
+def planned(arms: str | None, seeds: int, plan: Plan = PLANS["loglinear"]) -> Iterator[tuple[str, int, str, float]]:
+    """Yields (arm, seed, start, rate), balanced by seed: the primary rate, then, if the plan has them, the ablations
+    and the other rates.
 
     Raises UserError for an unknown arm.
     """
-    chosen, numbers = chosen_arms(arms), range(FIRST_SEED, FIRST_SEED + seeds)
+    chosen, numbers = chosen_arms(arms, plan.arms), range(plan.first_seed, plan.first_seed + seeds)
     ablated = [arm for arm in ABLATED_ARMS if arm in chosen]
     for seed, start, arm in product(numbers, STARTS, chosen):
         yield arm, seed, start, RATE
+    if not plan.further:
+        return
     for seed, start, arm in product(numbers, ABLATIONS, ablated):
         yield arm, seed, start, ABLATIONS[start].rate
     for rate, seed, start, arm in product(OTHER_RATES, numbers, STARTS, chosen):
         yield arm, seed, start, rate
 
 
-def chosen_arms(names: str | None) -> list[str]:
-    """Parses a comma-separated list of arms; None: all. Raises UserError for an unknown arm."""
-    chosen = list(ARMS) if names is None else [name.strip() for name in names.split(",")]
-    if unknown := [name for name in chosen if name not in ARMS]:
-        raise UserError(f"there is no arm {unknown[0]!r}", f"choose among {', '.join(ARMS)}")
+def chosen_arms(names: str | None, default: Sequence[str] = tuple(ARMS)) -> list[str]:
+    """Parses a comma-separated list of arms; None: the default ones. Raises UserError for an unknown arm."""
+    chosen = list(default) if names is None else [name.strip() for name in names.split(",")]
+    if unknown := [name for name in chosen if name not in ALL_ARMS]:
+        raise UserError(f"there is no arm {unknown[0]!r}", f"choose among {', '.join(ALL_ARMS)}")
     return chosen
 
 
@@ -385,8 +445,8 @@ def learn(arm: str, seed: int, begins: Start, rate: float) -> Iterator[tuple[lis
 
 def credits_of(arm: str, groups: Sequence[Sequence[Play]]) -> list[Credit]:
     """Returns the credit of the groups of one learner step."""
-    chosen, options = ARMS[arm].make()
-    return chosen.batch([chosen.group(credit_steps(group, ARMS[arm].key), options) for group in groups], options)
+    chosen, options = ALL_ARMS[arm].make()
+    return chosen.batch([chosen.group(credit_steps(group, ALL_ARMS[arm].key), options) for group in groups], options)
 
 
 def training_tasks() -> Sequence[str]:
@@ -402,7 +462,7 @@ def play_task(task: str, theta: Floats, rules: Rules, *, seed: int, step: int = 
 
 def credit_steps(group: Sequence[Play], key: str) -> list[list[CreditStep]]:
     """Returns the group as estimators see it; the reward is 1 at the last turn of an episode that was won."""
-    return [[CreditStep(state=state, reward=float(one.won and t == len(one.turns) - 1))
+    return [[CreditStep(state=state, reward=float(one.won and t == len(one.turns) - 1), action=one.turns[t].action)
              for t, state in enumerate(_keys(one, key))] for one in group]
 
 

@@ -212,6 +212,8 @@ class Decision:
     probabilities: Floats
     """Probabilities of the candidates, [A]."""
     chosen: int
+    action: str = ""
+    """The text of the chosen candidate."""
     changed: bool
     """False if the action changed nothing: "Nothing happens." and the same admissible actions."""
 
@@ -235,7 +237,8 @@ def play(session: Session, theta: Floats, rng: random.Random, rules: Rules) -> P
         before, now = now, session.step(actions[chosen])
         changed = not (now.observation.startswith(NOTHING) and now.admissible_actions == before.admissible_actions)
         turns.append(Decision(observation=before.observation, admissible=tuple(before.admissible_actions),
-                              features=found, probabilities=p, chosen=chosen, changed=changed))
+                              features=found, probabilities=p, chosen=chosen, action=actions[chosen],
+                              changed=changed))
         memory.read(actions[chosen], now)
     return Play(turns=turns, won=now.won)
 
@@ -275,7 +278,7 @@ def demonstrate(session: Session, rng: random.Random, rules: Rules) -> list[Deci
         if action in actions:
             turns.append(Decision(observation=now.observation, admissible=tuple(now.admissible_actions), features=found,
                               probabilities=np.full(len(actions), 1 / len(actions)), chosen=actions.index(action),
-                              changed=True))
+                              action=action, changed=True))
         now = session.step(action)
         memory.read(action, now)
     return turns

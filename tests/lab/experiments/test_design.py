@@ -84,7 +84,8 @@ def test_an_arm_changes_credit_alone(arm: str, tmp_path: Path):
     differ = {key for key in before if before[key] != after[key]}
     common = {"name", "seed", "runs_dir", "sft.enabled", "model.path"}
     loss = {"learner.loss.ratio", "learner.loss.aggregation"} if arm == "ppo" else set()
-    credit = ("estimator", "gamma", "lam", "state_key", "stay", "values", "mode", "broadcast")
+    credit = ("estimator", "gamma", "lam", "state_key", "stay", "values", "mode", "broadcast", "normalize",
+              "statistics", "omega", "spread_floor")
     critic = {"learner.critic.value_clip", "learner.critic.lr"} if arm.startswith("turn_ppo-") else set()
     assert differ - common - loss - critic <= {f"learner.credit.{key}" for key in credit}
     assert mine.learner.credit.estimator in ESTIMATORS

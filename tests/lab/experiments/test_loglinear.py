@@ -200,8 +200,25 @@ def test_runs_are_planned_seed_by_seed_with_the_primary_rate_first():
     assert {arm for pair in CONTRASTS for arm in pair} <= set(ARMS)
 
 
-def run_of(arm: str, seed: int, heldout: float, games: str = "alfworld") -> LoglinearRun:
-    return LoglinearRun(arm=arm, seed=seed, start="warm", rate=0.08, success=[heldout], heldout=heldout, unchanged=0.0,
+def test_the_second_plan_has_its_own_arms_and_seeds_and_no_further_runs():
+    plan = loglinear.PLANS["graph-credit"]
+    wanted = list(planned(None, 2, plan))
+    assert len(wanted) == len(set(wanted)) == 2 * len(plan.arms) * len(loglinear.STARTS)
+    assert {seed for _, seed, *_ in wanted} == {3000, 3001}
+    assert {arm for pair in plan.contrasts for arm in pair} <= set(plan.arms) <= set(loglinear.ALL_ARMS)
+
+
+def test_its_outcome_is_the_mean_of_the_three_starts():
+    """Held-out 50, 60 and 70% at one seed, 52, 62 and 72% at the other: 60 and 62%. A seed that lacks a start waits."""
+    runs = [run_of("gagpo", seed, (50 + 10 * i + 2 * seed) / 100, start=start)
+            for seed in range(2) for i, start in enumerate(loglinear.STARTS)] + [run_of("gagpo", 2, 0.9)]
+    assert [(one.seed, round(one.heldout, 6), one.start) for one in loglinear.averaged(runs)] == [
+        (0, 0.6, loglinear.MEAN), (1, 0.62, loglinear.MEAN)]
+    assert as_lines(runs, loglinear.PLANS["graph-credit"])[0].startswith("mean of the starts, learning rate 0.08")
+
+
+def run_of(arm: str, seed: int, heldout: float, games: str = "alfworld", start: str = "warm") -> LoglinearRun:
+    return LoglinearRun(arm=arm, seed=seed, start=start, rate=0.08, success=[heldout], heldout=heldout, unchanged=0.0,
                         games=games, seconds=1.0)
 
 
@@ -212,7 +229,8 @@ def write_runs(file: Path, runs: list[LoglinearRun]) -> None:
 def test_runs_on_other_games_are_never_mixed(environment, tmp_path: Path):
     """Generated games have another name, so a forgotten ALFWORLD_DATA is told before any run is made."""
     write_runs(tmp_path / "runs.jsonl", [run_of("gagpo", 1000, 0.5)])
-    args = argparse.Namespace(out=tmp_path, report=False, arms="gagpo", seeds=2, json=False, parallel=1, hours=None)
+    args = argparse.Namespace(
+        name="loglinear", out=tmp_path, report=False, arms="gagpo", seeds=2, json=False, parallel=1, hours=None)
     with pytest.raises(UserError, match="was made on the games alfworld, and now they are alfworld-gen"):
         loglinear.run(args)
 
@@ -249,6 +267,7 @@ def test_the_table_has_means_and_corrected_differences(tmp_path: Path, capsys):
     assert "gagpo - gigpo" in text
     assert "-8.5 ±2.1" in text  # differences -10, -9, -8, -7 of held-out success
     write_runs(tmp_path / "runs.jsonl", runs)
-    args = argparse.Namespace(out=tmp_path, report=True, arms=None, seeds=None, json=False, parallel=1, hours=None)
+    args = argparse.Namespace(
+        name="loglinear", out=tmp_path, report=True, arms=None, seeds=None, json=False, parallel=1, hours=None)
     assert loglinear.run(args) == 0
     assert capsys.readouterr().out.strip() == text.strip()

@@ -64,6 +64,18 @@ def test_another_estimator_leaves_options_of_the_former_one_out_and_keeps_the_ot
 
 
 @pytest.mark.parametrize("way", ["command line", "laid over"])
+def test_a_key_at_a_default_gets_the_default_of_the_next_estimator(tmp_path: Path, way: str):
+    """GAGPO's γ is 0.95 and its broadcast 0, CRBC's 0.98 and 1. A value of the user's own stays."""
+    file = tmp_path / "plain.yaml"
+    file.write_text("base: alfworld-tiny\nlearner: {credit: {ddof: 0, penalty: 0.3}}\n")
+    credit = changed(file, way, estimator="crbc").learner.credit
+    assert (credit.gamma, credit.broadcast, credit.statistics, credit.ddof, credit.penalty) == (
+        0.98, 1.0, "trajectories", 0, 0.3)
+    assert changed(file, way, estimator="crbc", gamma="0.95", broadcast="0").learner.credit.model_dump().items() >= {
+        "gamma": 0.95, "broadcast": 0.0, "statistics": "trajectories"}.items()
+
+
+@pytest.mark.parametrize("way", ["command line", "laid over"])
 def test_an_option_that_the_next_estimator_has_too_is_kept(file: Path, way: str):
     credit = changed(file, way, estimator=f"{__name__}:Higher").learner.credit.model_dump()
     assert (credit["level"], credit["unit"]) == (0.5, 7)

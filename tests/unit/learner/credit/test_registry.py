@@ -12,7 +12,18 @@ from random_groups import credit_steps, groups, options
 
 from learner.credit.base import WithinGroup
 from learner.credit.options import CreditOptions
-from learner.credit.registry import ESTIMATORS, completed, estimator, keys_read, make_options, option_tables
+from learner.credit.registry import (
+    ESTIMATORS,
+    completed,
+    declared,
+    estimator,
+    keys_read,
+    make_options,
+    option_tables,
+    options_of,
+    unread,
+    without_former,
+)
 from learner.credit.state_keys import Keys
 from learner.credit.types import Credit, CreditStep
 from learner.logged_groups.form import credit_of, credit_options, parse_group
@@ -274,3 +285,12 @@ def test_the_options_of_shipped_estimators_are_the_frozen_ones():
         "estimator rloo": ["statistics"], "estimator reinforce_pp": ["ddof"],
         "estimator reinforce_pp_baseline": ["ddof", "statistics"], "estimator ppo": ["lam", "values"],
         "state key similarity": ["similarity"], "state key embedding": ["similarity"]}
+
+
+def test_a_key_that_is_idle_under_an_estimator_has_the_default_of_the_first_that_has_it():
+    """GAGPO's `broadcast` is 0 and CRBC's 1: neither is reported under GiGPO as a key that the user set."""
+    assert declared(make_options("gigpo"))["broadcast"] == 0.0
+    assert declared(make_options("crbc"))["broadcast"] == 1.0
+    changed = without_former(make_options("gigpo", **completed(make_options("crbc")).model_dump(exclude={"estimator"})),
+                             completed(make_options("crbc")), ["estimator"])
+    assert unread(options_of(changed), completed(changed).model_dump()) == {}
