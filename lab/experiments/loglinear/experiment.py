@@ -167,7 +167,7 @@ def averaged(runs: Sequence[LoglinearRun]) -> list[LoglinearRun]:
             for some in found.values() if len(some) == len(STARTS)]
 
 
-def as_lines(runs: Sequence[LoglinearRun], plan: Plan | None = None) -> list[str]:
+def as_lines(runs: Sequence[LoglinearRun], plan: LoglinearPlan | None = None) -> list[str]:
     """Returns the tables of a plan (None: the first one): means by arm, then the contrasts with Holm's correction."""
     plan, lines = plan or PLANS["loglinear"], list[str]()
     runs = [*averaged(runs), *runs] if plan.averages else runs
@@ -300,7 +300,7 @@ ALL_ARMS = ARMS | GRAPH_ARMS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class LoglinearPlan:
     """A planned experiment. Its arms are tried from each of STARTS."""
 
     arms: Sequence[str]
@@ -313,8 +313,8 @@ class Plan:
 
 
 PLANS = {
-    "loglinear": Plan(arms=tuple(ARMS), contrasts=CONTRASTS, first_seed=FIRST_SEED, further=True),
-    "graph-credit": Plan(
+    "loglinear": LoglinearPlan(arms=tuple(ARMS), contrasts=CONTRASTS, first_seed=FIRST_SEED, further=True),
+    "graph-credit": LoglinearPlan(
         arms=("grpo", "gigpo", "gigpo+adm", "gagpo", "gagpo+adm", "loo", "loo+adm", *GRAPH_ARMS),
         contrasts=GRAPH_CONTRASTS, first_seed=FIRST_GRAPH_SEED, averages=True)}
 """Name of the experiment -> its plan."""
@@ -337,12 +337,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def planned(arms: str | None, seeds: int, plan: Plan = PLANS["loglinear"]) -> Iterator[tuple[str, int, str, float]]:
+def planned(arms: str | None, seeds: int, plan: LoglinearPlan | None = None) -> Iterator[tuple[str, int, str, float]]:
     """Yields (arm, seed, start, rate), balanced by seed: the primary rate, then, if the plan has them, the ablations
-    and the other rates.
+    and the other rates. `plan`: None is the first one.
 
     Raises UserError for an unknown arm.
     """
+    plan = plan or PLANS["loglinear"]
     chosen, numbers = chosen_arms(arms, plan.arms), range(plan.first_seed, plan.first_seed + seeds)
     ablated = [arm for arm in ABLATED_ARMS if arm in chosen]
     for seed, start, arm in product(numbers, STARTS, chosen):

@@ -58,7 +58,7 @@ def test_the_step_that_lost_the_most_and_what_was_better_there():
 
 
 def test_only_an_action_that_was_admissible_there_is_better():
-    """Of two that earned more, one was taken under the same list; the best one under another list."""
+    """Keep it was taken under the same list; drop it earned more under another one, and fly was illegal."""
     worst = replace(step(0, "b", "wander", value=3.0, delta=-3.0, advantage=-1.0), choices="x")
     same = episode(1, [replace(step(0, "b", "keep it", ret=2.0, value=3.0), choices="x")])
     other = episode(2, [replace(step(0, "b", "drop it", ret=9.0, value=3.0), choices="y")], won=True)
