@@ -105,7 +105,7 @@ class EpisodeRunner:
         return await self.engine.sample(
             prompt, temperature=ticket.temperature, seed=seed_for(ticket.seed, turn),
             max_tokens=self.limits.response_tokens, stop_token_ids=self.text.stop_ids,
-            request_id=f"{ticket.id}/{turn}",
+            stop_texts=self.text.stop_texts, request_id=f"{ticket.id}/{turn}",
         )  # fmt: skip
 
     def _row(self, prompt: list[int], sample: Sample | PlayedTurn, answer: ParsedAction, now: Result,
@@ -115,7 +115,7 @@ class EpisodeRunner:
             logprobs=sample.logprobs, spans=sample.spans, action=answer.action, valid=answer.valid,
             admissible=now.admits(answer.action), reward=self.limits.scaled(after.reward),
             choices=choices_digest(now.admissible_actions), state=now.state, unchanged=after.unchanged,
-            tag=answer.tag, cut=int(sample.ids[-1]) not in self.text.stop_ids,
+            tag=answer.tag, cut=not self.text.ends(sample.ids),
         )  # fmt: skip
 
 

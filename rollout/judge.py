@@ -78,7 +78,7 @@ class Judge:
         sample = await self.engine.sample(
             prompt, temperature=ticket.temperature, seed=seed_for(ticket.seed, "judge", turn, number),
             max_tokens=self.limits.response_tokens, stop_token_ids=self.text.stop_ids,
-            request_id=f"{ticket.id}/judge/{turn}/{number}")
+            stop_texts=self.text.stop_texts, request_id=f"{ticket.id}/judge/{turn}/{number}")
         said = self.text.verdict(sample.ids)
         return Step(observation="", prompt_ids=np.array(prompt, dtype=np.int32), response_ids=sample.ids,
                     logprobs=sample.logprobs, spans=sample.spans, action=said, valid=bool(said), admissible=True,

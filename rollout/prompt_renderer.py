@@ -32,7 +32,7 @@ class PromptRenderer:
     template: PromptTemplate
     tokenizer: PreTrainedTokenizerBase
     stops: tuple[str, ...] = (ACTION_END,)
-    """Tags that end an answer. A tag that is one token in the vocabulary ends the sampling."""
+    """Tags that end an answer."""
     end_ids: tuple[int, ...] = ()
     """Further tokens that end an answer, from the model's generation config."""
     chat: ChatFormat | None = None
@@ -41,6 +41,8 @@ class PromptRenderer:
     """Number of tokens that the model knows. None: all of the tokenizer."""
     stop_ids: tuple[int, ...] = field(init=False)
     """Tokens that end an answer."""
+    stop_texts: tuple[str, ...] = field(init=False)
+    """Tags of several tokens that end an answer to the environment's prompts."""
     opening: str = field(init=False)
     """The thought that the chat template itself opens before every answer. The parser reads it with the answer."""
     longest_token: int = field(init=False)
@@ -58,6 +60,7 @@ class PromptRenderer:
         object.__setattr__(self, "chat", chat)
         end = answer_end(self.tokenizer, chat, stops=self.stops, ends=self.end_ids)
         object.__setattr__(self, "stop_ids", end.stop_ids)
+        object.__setattr__(self, "stop_texts", end.stop_texts)
         object.__setattr__(self, "opening", chat.opening() if self.template.chat else "")
         known = self.tokenizer.get_vocab()
         object.__setattr__(self, "longest_token", max(map(len, known)))
@@ -105,6 +108,12 @@ class PromptRenderer:
     def parse(self, response_ids: np.ndarray) -> ParsedAction:
         """Returns the action in an answer. `response_ids` [R]: exactly as sampled."""
         return self.template.parse(self.opening + self.decode(response_ids.tolist()))
+
+    def ends(self, response_ids: np.ndarray) -> bool:
+        """Returns whether an answer has come to its end, and was not cut at its limit. `response_ids` [R]."""
+        if int(response_ids[-1]) in self.stop_ids:
+            return True
+        return bool(self.stop_texts) and any(tag in self.decode(response_ids.tolist()) for tag in self.stop_texts)
 
     def verdict(self, response_ids: np.ndarray) -> Verdict:
         """Returns what an answer to `question` says. `response_ids` [R]."""

@@ -2,6 +2,8 @@
 
 A chat template writes its own end behind an answer in the history. So a policy has to be taught that end and sampled up
 to it: behind any other end the next prompt continues other tokens, and its call starts a row of its own.
+
+The environment's tags end its answers too. A tag that is one token is found by its number, one of several by its text.
 """
 
 from __future__ import annotations
@@ -26,6 +28,9 @@ class AnswerEnd:
     """All tokens at which sampling ends, sorted."""
     tags: tuple[str, ...] = ()
     """Texts that are one token each and end an answer by themselves."""
+    stop_texts: tuple[str, ...] = ()
+    """Tags of several tokens, at which the sampling of the environment's answers ends. An answer in imitation has the
+    taught end behind them, at which conversations of agents end."""
 
     def after(self, answer: str) -> tuple[int, ...]:
         """Returns the tokens to teach behind the text of an answer: none if a tag ends it."""
@@ -48,7 +53,7 @@ def answer_end(tokenizer: Any, chat: ChatFormat | None, *, stops: Sequence[str] 
         raise UserError("the tokenizer has no end-of-text token, and no chat template that writes an end",
                         "name its eos_token in tokenizer_config.json")
     return AnswerEnd(taught=taught, stop_ids=tuple(sorted({*known, taught[-1], *(vocabulary[tag] for tag in tags)})),
-                     tags=tags)
+                     tags=tags, stop_texts=tuple(stop for stop in stops if stop not in vocabulary))
 
 
 def generation_ends(folder: Path) -> tuple[int, ...]:

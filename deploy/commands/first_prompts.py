@@ -123,7 +123,7 @@ def _stops(config: Config, renderer: PromptRenderer | None) -> list[str]:
     if renderer is None:
         return list(find_spec(config.env.name).stops)
     decode: Any = renderer.tokenizer.decode
-    return [str(decode([token])) for token in renderer.stop_ids]
+    return [*(str(decode([token])) for token in renderer.stop_ids), *renderer.stop_texts]
 
 
 def _print(prompt: ShownPrompt, config: Config) -> None:

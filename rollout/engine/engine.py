@@ -102,15 +102,18 @@ class Engine:
             await self._probe(self.version)
 
     async def sample(self, prompt_ids: Sequence[int], *, temperature: float, seed: int, max_tokens: int,
-                     stop_token_ids: Sequence[int], request_id: str) -> Sample:
-        """Samples one response. Raises EngineFault if the engine died or makes no step for rollout.sample_seconds."""
+                     stop_token_ids: Sequence[int], request_id: str, stop_texts: Sequence[str] = ()) -> Sample:
+        """Samples one response, up to one of the tokens or to the token that completes one of the texts.
+
+        Raises EngineFault if the engine died or makes no step for rollout.sample_seconds.
+        """
         self._raise_if_dead()
         started = time.monotonic()
         async with self._turn:
             await self._released.wait()  # an engine that sleeps makes no steps, so no deadline runs
             async with self._guard("sample", "sample_seconds", extended=True):
                 sample = await self._generate(prompt_ids, request_id, temperature=temperature, seed=seed,
-                                              max_tokens=max_tokens, stop=stop_token_ids)
+                                              max_tokens=max_tokens, stop=stop_token_ids, texts=stop_texts)
                 await self._released.wait()
         self._raise_if_dead()
         self.listener(len(prompt_ids), len(sample.ids), time.monotonic() - started)
@@ -236,10 +239,10 @@ class Engine:
                 timeout.reschedule(None if seconds is None else asyncio.get_running_loop().time() + seconds)
 
     async def _generate(self, prompt_ids: Sequence[int], request_id: str, *, temperature: float, seed: int,
-                        max_tokens: int, stop: Sequence[int]) -> Sample:
+                        max_tokens: int, stop: Sequence[int], texts: Sequence[str] = ()) -> Sample:
         final = await self._call(
             "generate", prompt_ids=list(prompt_ids), request_id=request_id, temperature=temperature, seed=seed,
-            max_tokens=max_tokens, stop_token_ids=list(stop))
+            max_tokens=max_tokens, stop_token_ids=list(stop), stop=list(texts))
         if final["finished"] not in ("stop", "length"):
             raise EngineFault(f"{request_id} ended with {final['finished']}")
         return sample_of(final, self._names)

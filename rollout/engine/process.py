@@ -27,6 +27,7 @@ from typing import Any
 
 from rollout.engine.stream import Stream
 from services.process.death_signal import end_with_parent
+from services.tokenizer import load_tokenizer
 
 LOOK_S = 0.5
 """Between two looks whether EngineCore lives. vLLM ends requests then, and lets its other calls wait."""
@@ -42,6 +43,7 @@ class VllmProcess:
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self._llm: Any = None
+        self._model = ""
         self._calls: dict[int, asyncio.Task[None]] = {}
         self._told = 0.0
 
@@ -50,7 +52,7 @@ class VllmProcess:
         arguments = await self._stream.read()
         if arguments is None:
             return
-        self._llm = self._build(arguments[0])
+        self._llm, self._model = self._build(arguments[0]), arguments[0]["model"]
         watch = asyncio.create_task(self._end_with_core())
         self._stream.send([0, 0.0])
         while (message := await self._stream.read()) is not None:
@@ -100,13 +102,21 @@ class VllmProcess:
         except Exception as error:  # the worker judges it
             self._stream.send([number, None, repr(error)])
 
-    async def _generate(self, *, prompt_ids: list[int], request_id: str, **values: Any) -> dict[str, Any]:
-        """Returns ids, logprobs, spans (version, start, end) and the reason of the end, of one response."""
+    async def _generate(self, *, prompt_ids: list[int], request_id: str, stop: list[str],
+                        **values: Any) -> dict[str, Any]:
+        """Returns ids, logprobs, spans (version, start, end) and the reason of the end, of one response.
+
+        `stop`: texts that end it. The token that completes one is the last, whatever text it has behind it.
+        """
         from vllm.inputs.engine import tokens_input
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
+        processor = self._llm.output_processor
+        if stop and processor.tokenizer is None:  # answers are decoded only where a text may end them
+            processor.tokenizer = load_tokenizer(self._model)
         params = SamplingParams(
-            **values, logprobs=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY, skip_clone=True)
+            **values, stop=stop, include_stop_str_in_output=True, logprobs=0, detokenize=bool(stop),
+            output_kind=RequestOutputKind.FINAL_ONLY, skip_clone=True)
         final = None
         async for output in self._llm.generate(tokens_input(prompt_ids), params, request_id):
             final = output.outputs[0]

@@ -34,10 +34,14 @@ class TokenText:
     """A prompt of 40 tokens made from the observation; an answer picks an action by its first token."""
 
     stop_ids = (1,)
+    stop_texts = ()
     actions = ("go on", "take key", "open door", "go back")
 
     def prompt(self, first, turns, now, correction="") -> list[int]:
         return [2 + ord(character) % 500 for character in f"{now.observation}{len(turns)}".ljust(40)[:40]]
+
+    def ends(self, ids) -> bool:
+        return int(ids[-1]) in self.stop_ids
 
     def parse(self, ids) -> ParsedAction:
         return ParsedAction(action=self.actions[int(ids[0]) % 4], valid=True)

@@ -73,9 +73,13 @@ class Text:
     """A prompt of one character per turn taken, with the observation; `!` in front makes an answer invalid."""
 
     stop_ids = (1,)
+    stop_texts = ()
 
     def prompt(self, first: Outcome, turns, now: Outcome, correction: str = "") -> list[int]:
         return list(map(ord, f"{first.observation}|{' '.join(t.action for t in turns)}|{now.observation}"))
+
+    def ends(self, ids) -> bool:
+        return int(ids[-1]) in self.stop_ids
 
     def parse(self, ids) -> ParsedAction:
         text = "".join(map(chr, ids))

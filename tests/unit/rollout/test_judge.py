@@ -81,6 +81,10 @@ class Text:
     """A prompt of observations; a question adds the action; an answer says what it says."""
 
     stop_ids = (1,)
+    stop_texts = ()
+
+    def ends(self, ids) -> bool:
+        return int(ids[-1]) in self.stop_ids
 
     def prompt(self, first: Outcome, turns: list[Turn], now: Outcome, correction: str = "") -> list[int]:
         return list(map(ord, f"{len(turns)}{now.observation}{correction}"))

@@ -63,16 +63,27 @@ def test_a_question_of_the_judge_task_follows_the_prompt_and_its_answer_is_read(
         assert text.verdict(answer) == "bad"
 
 
-def test_answers_end_at_the_tag_where_it_is_a_token():
-    """Else at the model's end token alone; the tag survives decoding, the end token does not."""
+def test_answers_end_at_the_tag():
+    """By its number where it is one token, else by its text. It survives decoding, the end token does not."""
     tags = ("<think>", "</think>", "<action>", "</action>")
     tagged, plain = byte_tokenizer(*tags), byte_tokenizer()
     template = AlfworldCompactTemplate(6)
-    assert set(PromptRenderer(template=template, tokenizer=plain).stop_ids) == {plain.eos_token_id}
+    several = PromptRenderer(template=template, tokenizer=plain)
+    assert (set(several.stop_ids), several.stop_texts) == ({plain.eos_token_id}, ("</action>",))
     text = PromptRenderer(template=template, tokenizer=tagged)
     assert set(text.stop_ids) == {tagged.eos_token_id, tagged.convert_tokens_to_ids("</action>")}
+    assert text.stop_texts == ()
     answer = tagged("<think></think><action>Go North</action><|end|>", return_tensors="np")["input_ids"][0]
     assert (text.parse(answer).action, text.parse(answer).valid) == ("go north", True)
+
+
+@pytest.mark.parametrize(("answer", "ends"), [
+    ("<action>go</action>", True), ("<action>go</action>\n<", True), ("<action>go<|end|>", True),
+    ("<action>go</action", False), ("</actio n>", False)])
+def test_an_answer_is_cut_that_reaches_neither_a_tag_nor_an_end_token(answer: str, ends: bool):
+    """In the second the last token of the tag has text behind it, as `>\n` of a byte-level vocabulary."""
+    text = PromptRenderer(template=AlfworldCompactTemplate(6), tokenizer=byte_tokenizer())
+    assert text.ends(text.tokenizer(answer, return_tensors="np")["input_ids"][0]) == ends
 
 
 def test_a_chat_prompt_needs_a_chat_template(tmp_path):
