@@ -138,7 +138,7 @@ def _here(config: Config, path: Path | None, tokenizer: Any, out: Path, lesson: 
     parameters = sum(weight.numel() for weight in model.parameters())
     report(f"model: {parameters:,} weights")
     with _threads(config.learner.threads):
-        made = train(model, lesson.rows, config.sft, budget=lesson.budget, pad_id=_pad_id(tokenizer), seed=lesson.seed,
+        made = train(model, lesson, config.sft, pad_id=_pad_id(tokenizer), token_budget=config.learner.token_budget,
                      muon=config.model.path is None, report=tell)
     while_folder_away(partial(_save, model, tokenizer, out), seconds=config.learner.collective_s,
                       what=f"{out} could not be written", note=report)

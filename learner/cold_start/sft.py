@@ -11,11 +11,11 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from learner.cold_start.sft_data import IGNORE, Batch, TokenRow, batches
+from learner.cold_start.sft_data import IGNORE, Batch, TokenRow, drawn, padded, within_budget
 from services.config.tree import SftSection
 from services.errors import LearnerFault
 
@@ -122,45 +122,66 @@ def optimizers(model: PreTrainedModel, *, lr: float, muon: bool) -> list[torch.o
     return made
 
 
-def losses(model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns (mean nats per response, mean nats per prompt token) of one batch, differentiable."""
+def nats(model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the sums of nats over the tokens of responses and over those of prompts, differentiable.
+
+    A large vocabulary's logits [B x T, V] do not fit into memory. They are then made of the tokens that count alone,
+    and in slices that the backward pass computes again.
+    """
     import torch
     from torch.nn.functional import cross_entropy
+    from torch.utils.checkpoint import checkpoint
 
-    logits = model(input_ids=torch.from_numpy(batch.ids), use_cache=False).logits
-    nats = cross_entropy(
-        logits.flatten(0, 1).float(), torch.from_numpy(batch.targets).flatten(), ignore_index=IGNORE, reduction="none")
+    from learner.model.family import logits_function
+    from learner.model.memory import LOGITS_AT_ONCE
+
+    logits, targets = logits_function(model), torch.from_numpy(batch.targets).flatten()
     is_response = torch.from_numpy(batch.is_response).flatten()
-    prompt_tokens = int((batch.targets != IGNORE).sum() - batch.is_response.sum())
-    response = (nats * is_response).sum() / len(batch.ids)
-    return response, (nats * ~is_response).sum() / max(1, prompt_tokens)
+    hidden = model.base_model(input_ids=torch.from_numpy(batch.ids), use_cache=False).last_hidden_state.flatten(0, 1)
+    step = max(1, LOGITS_AT_ONCE // cast("torch.nn.Linear", model.get_output_embeddings()).out_features)
+
+    def of_slice(hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return cross_entropy(logits(hidden).float(), targets, ignore_index=IGNORE, reduction="none")
+
+    if len(targets) <= step:  # another number of rows would change the last digits of the product
+        each = of_slice(hidden, targets)
+    else:
+        places = (targets != IGNORE).nonzero()[:, 0]
+        is_response = is_response[places]
+        each = torch.cat([checkpoint(of_slice, hidden[some], targets[some], use_reentrant=False)
+                          for some in places.split(step)])
+    return (each * is_response).sum(), (each * ~is_response).sum()
 
 
 def train(
-    model: PreTrainedModel, rows: Sequence[TokenRow], section: SftSection, *, budget: Budget, pad_id: int, seed: int,
-    muon: bool = True, report: Callable[[SftProgress], object] | None = None,
+    model: PreTrainedModel, lesson: Lesson, section: SftSection, *, pad_id: int, token_budget: int, muon: bool = True,
+    report: Callable[[SftProgress], object] | None = None,
 ) -> SftProgress:
     """Trains in place on mean nats per response token + section.prompt_loss x mean nats per prompt token.
 
-    Raises LearnerFault if the loss becomes infinite or NaN, ValueError if there are no rows.
+    A pass has at most `token_budget` tokens, padding included, but at least a row. Raises LearnerFault if the loss
+    becomes infinite or NaN, ValueError if there are no rows.
     """
+    rows, budget = lesson.rows, lesson.budget
     if not rows:
         raise ValueError("no demonstrations to train on")
+    if not section.prompt_loss:
+        rows = [replace(row, learn_prompt=False) for row in rows]
     response_tokens = sum(len(row.ids) - row.prompt_tokens for row in rows) / len(rows)
     made = optimizers(model, lr=section.lr, muon=muon)
     base = [[group["lr"] for group in optimizer.param_groups] for optimizer in made]
     recent: deque[tuple[float, float]] = deque(maxlen=RECENT)
-    stream = batches(rows, batch_rows=section.batch_rows, pad_id=pad_id, seed=seed)
+    stream = drawn(rows, batch_rows=section.batch_rows, seed=lesson.seed)
     start = reported = time.monotonic()
     updates = seen = 0
     model.train()
     while (spent := budget.spent(updates, time.monotonic() - start)) < 1:
         batch = next(stream)
-        response, prompt = losses(model, batch)
-        loss = response / response_tokens + section.prompt_loss * prompt
-        _update(made, base, loss, lr_factor(updates, spent))
-        updates, seen = updates + 1, seen + len(batch.ids)
-        recent.append((response.item(), prompt.item()))
+        passes = [padded(part, pad_id) for part in within_budget(batch, token_budget)]
+        response, prompt = _accumulate(model, passes, response_tokens=response_tokens, prompt_loss=section.prompt_loss)
+        _update(made, base, lr_factor(updates, spent))
+        updates, seen = updates + 1, seen + len(batch)
+        recent.append((response, prompt if section.prompt_loss else math.nan))
         if report is not None and time.monotonic() - reported >= REPORT_SECONDS:
             reported = time.monotonic()
             report(progress_of(
@@ -170,10 +191,28 @@ def train(
         Reached(updates=updates, rows=seen, seconds=time.monotonic() - start, recent=recent), len(rows))
 
 
-def _update(made: list[torch.optim.Optimizer], base: list[list[float]], loss: torch.Tensor, factor: float) -> None:
-    if not math.isfinite(value := loss.item()):
-        raise LearnerFault(f"the cold start's loss became {value}")
-    loss.backward()
+def _accumulate(model: PreTrainedModel, passes: Sequence[Batch], *, response_tokens: float,
+                prompt_loss: float) -> tuple[float, float]:
+    """Accumulates the gradients of one batch. Returns (mean nats per response, mean nats per prompt token).
+
+    Denominators are of the whole batch, so the gradient does not depend on the passes. Raises LearnerFault if the loss
+    is not finite.
+    """
+    rows = sum(len(batch.ids) for batch in passes)
+    prompt_tokens = max(1, sum(int((batch.targets != IGNORE).sum() - batch.is_response.sum()) for batch in passes))
+    sums = [0.0, 0.0]
+    for batch in passes:
+        response, prompt = nats(model, batch)
+        response, prompt = response / rows, prompt / prompt_tokens
+        loss = response / response_tokens + prompt_loss * prompt
+        if not math.isfinite(value := loss.item()):
+            raise LearnerFault(f"the cold start's loss became {value}")
+        loss.backward()
+        sums = [sums[0] + response.item(), sums[1] + prompt.item()]
+    return sums[0], sums[1]
+
+
+def _update(made: list[torch.optim.Optimizer], base: list[list[float]], factor: float) -> None:
     for optimizer, rates in zip(made, base, strict=True):
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * factor

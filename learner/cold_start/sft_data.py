@@ -118,11 +118,6 @@ def _ids(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]
     return [tokens(tokenizer, text) if CUT in text else found for text, found in zip(texts, ids, strict=True)]
 
 
-def batches(rows: Sequence[TokenRow], *, batch_rows: int, pad_id: int, seed: int) -> Iterator[Batch]:
-    """Yields the batches of `drawn`, padded."""
-    return (_pad(part, pad_id) for part in drawn(rows, batch_rows=batch_rows, seed=seed))
-
-
 def drawn(rows: Sequence[TokenRow], *, batch_rows: int, seed: int) -> Iterator[list[TokenRow]]:
     """Yields batches without end, each of similar lengths. An epoch visits every row once, in an order from `seed`."""
     random = np.random.default_rng(seed)
@@ -153,7 +148,22 @@ def load_rows(file: Path) -> list[TokenRow]:
                 for ids, prompt, learn in zip(parts, saved["prompt_tokens"], saved["learn_prompt"], strict=True)]
 
 
-def _pad(chosen: Sequence[TokenRow], pad_id: int) -> Batch:
+def within_budget(batch: Sequence[TokenRow], token_budget: int) -> list[list[TokenRow]]:
+    """Returns the rows in parts, in their order, of at most so many tokens once padded, but at least a row each."""
+    parts: list[list[TokenRow]] = []
+    longest = 0
+    for row in batch:
+        longest = max(longest, len(row.ids))
+        if parts and (len(parts[-1]) + 1) * longest <= token_budget:
+            parts[-1].append(row)
+        else:
+            parts.append([row])
+            longest = len(row.ids)
+    return parts
+
+
+def padded(chosen: Sequence[TokenRow], pad_id: int) -> Batch:
+    """Returns rows as one batch."""
     width = max(len(row.ids) for row in chosen)
     ids = np.full((len(chosen), width), pad_id, dtype=np.int64)
     targets = np.full((len(chosen), width), IGNORE, dtype=np.int64)

@@ -9,7 +9,7 @@ from learner_tiny import make_config, norms_of, weights
 from test_trainer import Slack, run_gang
 
 from learner.cold_start.rank_training import imitator, rows_to_learn, train_on_ranks
-from learner.cold_start.sft import Budget, train
+from learner.cold_start.sft import Budget, Lesson, train
 from learner.cold_start.sft_data import TokenRow, load_rows, save_rows
 from learner.model.loading import plain_model
 from learner.rank_group import RankGroup
@@ -45,7 +45,7 @@ def on_ranks(model_path, gang, rows, sft, **learner):
 def test_it_takes_the_updates_of_one_process(model_path, gang, prompt_loss):
     rows, sft = shown(), section(prompt_loss=prompt_loss)
     model = plain_model(model_path, "float32")
-    expected = train(model, rows, sft, budget=BUDGET, pad_id=0, seed=3, muon=False)
+    expected = train(model, Lesson(rows, BUDGET, 3), sft, pad_id=0, token_budget=100_000, muon=False)
     for budget in (64, 100_000):
         found, progress, slack = on_ranks(model_path, gang, rows, sft, token_budget=budget)
         slack.check(found, {name: value for name, value in model.state_dict().items() if name in found})

@@ -6,12 +6,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from learner.cold_start import sft_data
 from learner.cold_start.scratch_model import scratch_model
-from learner.cold_start.sft import FINAL_LR, Budget, losses, lr_factor, train
-from learner.cold_start.sft_data import IGNORE, Example, TokenRow, batches, encode
+from learner.cold_start.sft import FINAL_LR, Budget, Lesson, _accumulate, lr_factor, nats, train
+from learner.cold_start.sft_data import IGNORE, Example, TokenRow, drawn, encode, padded, within_budget
 from learner.cold_start.tokenizer import END, train_tokenizer
+from learner.model import memory
 from services.answer_end import answer_end
 from services.chat import ChatFormat
 from services.config.tree import ModelSection, SftSection
@@ -46,9 +49,12 @@ def fresh(tokenizer, seed=0):
     return scratch_model(TINY, tokenizer, max_positions=128, seed=seed)
 
 
-def fit(model, tokenizer, rows, **options):
-    options = {"budget": Budget(updates=5), "seed": 1, **options}
-    return train(model, rows, SftSection(batch_rows=8), pad_id=tokenizer.pad_token_id, **options)
+FIVE = Budget(updates=5)
+
+
+def fit(model, tokenizer, rows, budget=FIVE):
+    return train(model, Lesson(rows, budget, 1), SftSection(batch_rows=8), pad_id=tokenizer.pad_token_id,
+                 token_budget=100_000)
 
 
 def test_a_row_is_prompt_then_answer(tokenizer, rows):
@@ -97,16 +103,15 @@ def test_examples_that_are_too_long_are_left_out_not_cut(tokenizer):
 
 def test_every_epoch_visits_each_row_once():
     rows = [TokenRow(ids=np.full(2 + n % 5, n, dtype=np.int32), prompt_tokens=1) for n in range(1, 38)]
-    stream = batches(rows, batch_rows=4, pad_id=0, seed=3)
+    stream = drawn(rows, batch_rows=4, seed=3)
     for _ in range(2):
-        seen = [int(row[0]) for _ in range(math.ceil(37 / 4)) for row in next(stream).ids]
+        seen = [int(row.ids[0]) for _ in range(math.ceil(37 / 4)) for row in next(stream)]
         assert sorted(seen) == list(range(1, 38))
 
 
 def test_targets_are_the_next_tokens_and_padding_has_none():
     rows = [TokenRow(ids=np.array([5, 6, 7, 8]), prompt_tokens=2), TokenRow(ids=np.array([5, 9]), prompt_tokens=1)]
-    batch = next(batches(rows, batch_rows=2, pad_id=0, seed=0))
-    short, long = sorted(range(2), key=lambda at: int(batch.ids[at, 2]))
+    batch, long, short = padded(rows, 0), 0, 1
     assert batch.ids[long].tolist() == [5, 6, 7, 8]
     assert batch.targets[long].tolist() == [6, 7, 8, IGNORE]
     assert batch.is_response[long].tolist() == [False, True, True, False]
@@ -117,21 +122,74 @@ def test_targets_are_the_next_tokens_and_padding_has_none():
 
 def test_a_prompt_that_should_not_be_learned_has_no_targets(tokenizer):
     rows = encode(tokenizer, [replace(EXAMPLES[0], learn_prompt=False)], chat=None, max_tokens=64)
-    batch = next(batches(rows, batch_rows=1, pad_id=0, seed=0))
+    batch = padded(rows, 0)
     assert (batch.targets != IGNORE).tolist() == batch.is_response.tolist()
-    response, prompt = losses(fresh(tokenizer), batch)
+    response, prompt = nats(fresh(tokenizer), batch)
     assert (response.item() > 1, prompt.item()) == (True, 0)
 
 
 def test_padding_does_not_change_the_loss(tokenizer, rows):
     model = fresh(tokenizer)
     picked = [rows[0], TokenRow(ids=np.concatenate([rows[1].ids, rows[1].ids]), prompt_tokens=rows[1].prompt_tokens)]
-    apart = [losses(model, next(batches([row], batch_rows=1, pad_id=0, seed=0))) for row in picked]
-    both = losses(model, next(batches(picked, batch_rows=2, pad_id=0, seed=0)))
-    assert both[0].item() == pytest.approx(sum(one[0].item() for one in apart) / 2, rel=1e-5)
-    weights = [row.prompt_tokens - 1 for row in picked]
-    expected = sum(one[1].item() * weight for one, weight in zip(apart, weights, strict=True)) / sum(weights)
-    assert both[1].item() == pytest.approx(expected, rel=1e-5)
+    apart = [nats(model, padded([row], 0)) for row in picked]
+    for both, alone in zip(nats(model, padded(picked, 0)), zip(*apart, strict=True), strict=True):
+        assert both.item() == pytest.approx(sum(one.item() for one in alone), rel=1e-5)
+
+
+class Largest(TorchDispatchMode):
+    """Notes the number of elements of the largest tensor that is made."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        for tensor in made if isinstance(made, tuple | list) else [made]:
+            if isinstance(tensor, torch.Tensor):
+                self.elements = max(self.elements, tensor.numel())
+        return made
+
+
+def plain_loss(model, rows, prompt_loss, response_tokens):
+    """The loss of whole rows, one by one, from transformers' own logits."""
+    response = prompt = 0.0
+    for row in rows:
+        ids = torch.tensor(row.ids[None].astype(np.int64))
+        logp = torch.log_softmax(model(input_ids=ids).logits[0, :-1], -1).gather(-1, ids[0, 1:, None])[:, 0]
+        response, prompt = response - logp[row.prompt_tokens - 1:].sum(), prompt - logp[:row.prompt_tokens - 1].sum()
+    tokens = sum(row.prompt_tokens - 1 for row in rows)
+    return response / len(rows) / response_tokens + prompt_loss * prompt / tokens
+
+
+@pytest.mark.parametrize("prompt_loss", [0.0, 0.5])
+def test_a_large_vocabulary_has_no_logits_of_all_positions(monkeypatch, prompt_loss):
+    """8 rows of 40 tokens and 5,000 words: 1.6 million logits, of which 16 positions' are made at once. Loss and
+    gradients are those of whole rows, within rounding."""
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(Qwen2Config(
+        vocab_size=5000, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, tie_word_embeddings=True))
+    rng = np.random.default_rng(0)
+    rows = [TokenRow(ids=rng.integers(0, 5000, 33 + n, dtype=np.int32), prompt_tokens=20, learn_prompt=prompt_loss > 0)
+            for n in range(8)]
+    expected = plain_loss(model, rows, prompt_loss, 16.0)
+    expected.backward()
+    wanted = [weight.grad.clone() for weight in model.parameters()]
+    model.zero_grad()
+    monkeypatch.setattr(memory, "LOGITS_AT_ONCE", 16 * 5000)
+    passes = [padded(part, 0) for part in within_budget(rows, 160)]
+    assert [len(batch.ids) for batch in passes] == [4, 4]
+    with Largest() as largest:
+        response, prompt = _accumulate(model, passes, response_tokens=16.0, prompt_loss=prompt_loss)
+    assert largest.elements == 16 * 5000
+    assert response / 16.0 + prompt_loss * prompt == pytest.approx(expected.item(), rel=1e-6)
+    for weight, gradient in zip(model.parameters(), wanted, strict=True):
+        torch.testing.assert_close(weight.grad, gradient, atol=1e-6, rtol=1e-4)
+
+
+def test_rows_are_packed_to_a_budget_of_tokens_with_their_padding():
+    """5 rows of 10, 10, 10, 12 and 40 tokens: three of 12 are more than 30, and a row alone may be."""
+    rows = [TokenRow(ids=np.zeros(length, np.int32), prompt_tokens=1) for length in (10, 10, 10, 12, 40)]
+    assert [[len(row.ids) for row in part] for part in within_budget(rows, 30)] == [[10, 10, 10], [12], [40]]
 
 
 def test_the_rate_warms_up_and_ends_at_a_twentieth():
