@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 
-from learner.model.parking import pinned
+from learner.model.host_memory import pinned
 from learner.model.sharding import local_part, with_part
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from learner.model.parking import pinned
+from learner.model.host_memory import pinned
 from learner.model.sharding import local_part, with_part
 
 MOMENTS = ("exp_avg", "exp_avg_sq")

@@ -11,13 +11,12 @@ On a CPU the same code copies between two buffers of host memory.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.cuda._pin_memory_utils import pin_memory, unpin_memory
 
+from learner.model.host_memory import pinned
 from learner.model.sharding import give_back, local_part, with_part
 
 Move = Callable[[tuple[int, str], Tensor], Tensor]
@@ -79,15 +78,3 @@ class Parking:
 
     def _back(self, key: tuple[int, str], value: Tensor) -> Tensor:
         return value.to(self._device, non_blocking=True, copy=True) if key in self._copies else value
-
-
-def pinned(like: Tensor, device: torch.device) -> Tensor:
-    """Returns an empty tensor in host memory, page-locked if the device is a GPU.
-
-    torch's own pinned memory is not used: it rounds each tensor up to a power of two.
-    """
-    host = torch.empty(like.shape, dtype=like.dtype)
-    if device.type == "cuda" and host.numel():
-        pin_memory(host.data_ptr(), host.numel() * host.element_size())
-        weakref.finalize(host, unpin_memory, host.data_ptr())
-    return host

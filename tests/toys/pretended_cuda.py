@@ -148,7 +148,7 @@ def pretended_cuda(monkeypatch: Any) -> Iterator[_PretendedCuda]:
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for name in ("pin_memory", "unpin_memory"):
-        monkeypatch.setattr(f"learner.model.parking.{name}", lambda *_: None)
+        monkeypatch.setattr(f"learner.model.host_memory.{name}", lambda *_: None)
     torch.__future__.set_swap_module_params_on_conversion(True)  # as torch does for tensors that FSDP has sharded
     try:
         with mode:
