@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from learner.checkpoints.mirrored import mirrored_step
+from learner.model.memory import SharedDevice
 from services.config.tree import Config
 from services.errors import DeadlineExceeded
 from services.process.packages import check_one_installation
@@ -38,7 +39,7 @@ class LearnerRank:
     """LearnerActor without Ray's decorator."""
 
     def __init__(self, *, config_json: str, run: str, rank: int, world: int, store_url: str, model_path: str,
-                 weights_actor_name: str) -> None:
+                 weights_actor_name: str, shared: SharedDevice | None = None) -> None:
         self._config = Config.model_validate_json(config_json)
         self._run = run
         self._rank = rank
@@ -46,6 +47,7 @@ class LearnerRank:
         self._store_url = store_url
         self._model = Path(model_path)
         self._weights_actor_name = weights_actor_name
+        self._shared = shared
         self._node = ray.util.get_node_ip_address()
         self._meeting = Rendezvous(self._node, rank, world)
         self._leaving = threading.Event()
@@ -82,7 +84,7 @@ class LearnerRank:
 
         def make() -> Any:
             gang.send_command("make")
-            return Learner(self._config, self._model, gang, probed=True)
+            return Learner(self._config, self._model, gang, probed=True, shared=self._shared)
 
         if not self._rank:
             try:
@@ -91,7 +93,7 @@ class LearnerRank:
             except Leaving:
                 log.info("left as asked, before it had the GPUs")
         elif gang.receive_command()[0] != STOP:  # rank 0 comes once it has the GPUs, unless it is asked to leave before
-            Learner(self._config, self._model, gang, probed=True).follow()
+            Learner(self._config, self._model, gang, probed=True, shared=self._shared).follow()
         gang.leave()  # not after an error: the others may be inside another collective, and the supervisor ends them
 
     def _made(self, make: Callable[[], Any], store: Store, pulse: Pulse,

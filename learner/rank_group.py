@@ -18,6 +18,10 @@ from torch._C._distributed_c10d import HashStore, Store
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
+from learner.model.memory import SharedDevice
+from services.errors import UserError
+from services.units import GIB
+
 COMMAND_S = 24 * 3600.0
 """Longest wait for a command in seconds. Rank 0 may wait long for episodes; other deadlines limit that wait."""
 STOP = "stop"
@@ -62,11 +66,22 @@ class RankGroup:
         sizes = {len(ranks) for ranks in self.nodes}
         return sizes.pop() if len(sizes) == 1 else 1
 
-    def device_bytes(self, share: float) -> int | None:
-        """Returns the learner's share of the memory of this rank's GPU in bytes; None on CPUs."""
+    def device_bytes(self, share: float, shared: SharedDevice | None = None) -> int | None:
+        """Returns the bytes of this rank's GPU that training may take; None on CPUs.
+
+        That is a share of the GPU, or what the plan leaves on a GPU that a sampler shares. There the allocator is
+        bounded: it would fill the place of a sampler that restarts. Raises UserError if nothing is left.
+        """
         if self.device.type != "cuda":
             return None
-        return int(share * torch.cuda.get_device_properties(self.device).total_memory)
+        total = torch.cuda.get_device_properties(self.device).total_memory
+        if shared is None:
+            return int(share * total)
+        if shared.room(total) <= 0:
+            raise UserError(f"sampler and contexts take {shared.beside / GIB:.1f} GiB of a GPU of {total / GIB:.1f} "
+                            "GiB, and leave no room for the learner", "lower rollout.kv_cache_gb")
+        torch.cuda.set_per_process_memory_fraction(shared.bound(total) / total, self.device)
+        return int(shared.room(total))
 
     def mesh_of(self, shards: int) -> DeviceMesh:
         """Returns the device mesh of a model that is sharded over `shards` ranks.

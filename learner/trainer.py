@@ -26,7 +26,7 @@ from learner.critic import make_critic
 from learner.model.attention import takes_varlen
 from learner.model.family import needs_grid
 from learner.model.lora import add_adapters
-from learner.model.memory import layout_of
+from learner.model.memory import SharedDevice, layout_of
 from learner.model.parking import Parking
 from learner.model.policy import Policy, empty_policy, frozen_reference, initial_policy, shape_in
 from learner.model.probe import Probe
@@ -64,11 +64,12 @@ class Learner:
     """The policy, its frozen reference, and the critic if the estimator needs one.
 
     `model_path`: the initial policy, which is also the reference and the start of the critic. `probed`: whether
-    learner/model/probe.py compares each batch with its sampler. Raises UserError if the folder holds
-    no model, or for an unknown estimator.
+    learner/model/probe.py compares each batch with its sampler. `shared`: what else this rank's GPU holds, if a sampler
+    shares it. Raises UserError if the folder holds no model, or for an unknown estimator.
     """
 
-    def __init__(self, config: Config, model_path: Path, gang: RankGroup, *, probed: bool = False) -> None:
+    def __init__(self, config: Config, model_path: Path, gang: RankGroup, *, probed: bool = False,
+                 shared: SharedDevice | None = None) -> None:
         section, half = config.learner, config.model.dtype == "bfloat16"
         torch.set_num_threads(section.threads)
         self.config = config
@@ -82,7 +83,7 @@ class Learner:
         policy, weights = empty_policy(model_path)
         self.shape = shape_in(policy)
         self.layout = layout_of(config, self.shape, critic=needs_critic, per_node=gang.per_node, ranks=gang.world,
-                                device_bytes=gang.device_bytes(min(1.0, section.gpus)))
+                                device_bytes=gang.device_bytes(min(1.0, section.gpus), shared))
         mesh, reference = gang.mesh_of(self.layout.shards), None
         if section.lora.rank:
             add_adapters(policy, section.lora, seed=config.seed)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.launch.discovery import Discovery
-from deploy.launch.planning.gpu_plan import with_transfer
+from deploy.launch.planning.gpu_plan import shared_device, with_transfer
 from deploy.launch.planning.gpu_pool import pool_of
 from deploy.launch.ray_address import ray_address
 from deploy.launch.ray_cluster import ray_cluster
@@ -97,13 +97,13 @@ class Topology:
         """Returns the learner as one member with all its ranks."""
         from learner.actor import LearnerActor
 
-        learner = self.config.learner
+        learner, shared = self.config.learner, shared_device(self.config, pool_of(self.config))
         return LearnerGang(
             learner.ranks,
             lambda rank, world, options: LearnerActor.options(**options).remote(
                 config_json=self.config.model_dump_json(), run=self.run, rank=rank, world=world,
                 store_url=self.store_url, model_path=str(model.absolute()),
-                weights_actor_name=self.weights_name),
+                weights_actor_name=self.weights_name, shared=shared),
             bundle(cpus=learner.cpus, gpus=learner.gpus, nodes=self.config.placement.learner),
             fewest=learner.fewest_ranks, shared_gpus=self.shared_gpus)
 

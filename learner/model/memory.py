@@ -25,6 +25,8 @@ SCORE = 8
 """Bytes of a capped score that a layer saves: 2 + 4 + 2 in bfloat16, 4 + 4 in float32."""
 SHARE = 0.9
 """Share of the device's memory that the plan may use. The rest is for the allocator and for kernels."""
+HEAD_ROOM = 0.05
+"""Share of a GPU that must stay free, for what no allocator can use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +103,24 @@ class DeviceMemory:
         """Sum of all parts."""
         return (self.weights + self.gradients + self.moments + self.reference + self.critic + self.gathered
                 + self.activations + self.logits)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedDevice:
+    """A GPU that a learner rank shares with a sampler. Sizes are in bytes."""
+
+    beside: float
+    """The sampler and the processes' CUDA contexts, as planned."""
+    sends: float
+    """The version of the weights that the learner sends, among its own tensors."""
+
+    def bound(self, device_bytes: int) -> float:
+        """Returns how much of the GPU the learner's allocator may take."""
+        return (1 - HEAD_ROOM) * device_bytes - self.beside
+
+    def room(self, device_bytes: int) -> float:
+        """Returns how much of that is left for training."""
+        return self.bound(device_bytes) - self.sends
 
 
 def shape_of(config: Mapping[str, Any], parameters: int) -> Shape:

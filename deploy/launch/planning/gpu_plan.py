@@ -15,7 +15,16 @@ from typing import Any, Literal
 
 from deploy.launch.planning.gpu_pool import GpuPool
 from deploy.launch.planning.model_memory import model_shape, planned_training, received_bytes, sampler_bytes
-from learner.model.memory import DeviceMemory, Shape, Training, memory, parked, saved_per_token
+from learner.model.memory import (
+    HEAD_ROOM,
+    DeviceMemory,
+    Shape,
+    SharedDevice,
+    Training,
+    memory,
+    parked,
+    saved_per_token,
+)
 from rollout.engine.settings import ENGINE_GIB, kv_bytes
 from services.config.tree import Config
 from services.errors import UserError
@@ -26,8 +35,6 @@ CONTEXT_GIB = 1.0
 """CUDA context and NCCL buffers of a learner rank. vLLM's own are in ENGINE_GIB. An estimate, not yet measured."""
 LINK_GIB = 0.2
 """NCCL's buffers of the link between all sending ranks and samplers. An estimate, not yet measured."""
-HEAD_ROOM = 0.05
-"""Share of a GPU that must stay free, for what the allocator cannot use."""
 CONTEXT = "CUDA context"
 """The part of a learner that stays on the GPU while a sampler has it."""
 Transfer = Literal["host", "nccl", "ipc"]
@@ -93,15 +100,13 @@ def with_transfer(config: Config, pool: GpuPool | None) -> Config:
 
 def _plan(config: Config, pool: GpuPool | None, transfer: Transfer) -> GpuPlan:
     shape = model_shape(config.model)
-    training = _training(config, shape, pool)
-    sampler = _sampler(config, shape, pool) if config.rollout.gpus else {}
+    training = _training(config, shape, pool, transfer)
+    sampler = _sampler(config, shape, pool, transfer) if config.rollout.gpus else {}
     learner = _learner(memory(shape, training)) if config.learner.gpus else {}
     if transfer != "host":
         whole = sampler_bytes(config, shape) / GIB
-        sampler |= {"next version": received_bytes(config, shape, transfer) / GIB}
         learner |= {"version to send": whole if transfer == "ipc" else whole / training.shards}
     if transfer == "nccl":
-        sampler |= {"link": LINK_GIB}
         learner |= {"link": LINK_GIB + (BUCKET / GIB if training.shards > 1 else 0.0)}
     seats = (_in_turns(config, sampler, learner) if config.shares_gpus and config.rollout.sleep else
              _seats(config, sampler, learner, shared=config.shares_gpus))
@@ -112,17 +117,34 @@ def _plan(config: Config, pool: GpuPool | None, transfer: Transfer) -> GpuPlan:
                    parked=parked(shape, training) / GIB if config.rollout.sleep else 0.0, transfer=transfer)
 
 
-def _training(config: Config, shape: Shape, pool: GpuPool | None) -> Training:
-    share = min(1.0, config.learner.gpus)  # the same share as in learner/trainer.py
-    room = int(share * pool.bytes) if pool is not None and share else None
-    return planned_training(config, shape, room)
+def shared_device(config: Config, pool: GpuPool | None, transfer: Transfer | None = None) -> SharedDevice | None:
+    """Returns what a learner rank's GPU holds beside its training, the same as in the plan. None: no sampler shares it,
+    or the size of the sampler is a share of GPUs that are unknown. `transfer`: None stands for the config's."""
+    gpu_memory = config.rollout.gpu_memory
+    if not config.shares_gpus or config.model.path is None or (pool is None and gpu_memory and gpu_memory <= 1):
+        return None
+    shape, way = model_shape(config.model), transfer or config.transfer
+    sampler = _sampler(config, shape, pool, way)
+    beside = ENGINE_GIB if config.rollout.sleep else sum(sampler.values())
+    return SharedDevice(beside=(beside + CONTEXT_GIB) * GIB,
+                        sends=sampler_bytes(config, shape) if way == "ipc" else 0)
 
 
-def _sampler(config: Config, shape: Shape, pool: GpuPool | None) -> dict[str, float]:
+def _training(config: Config, shape: Shape, pool: GpuPool | None, transfer: Transfer) -> Training:
+    share, shared = min(1.0, config.learner.gpus), shared_device(config, pool, transfer)
+    if pool is None or not share:
+        return planned_training(config, shape, None)
+    room = share * pool.bytes if shared is None else shared.room(pool.bytes)  # as in learner/trainer.py
+    return planned_training(config, shape, int(room))
+
+
+def _sampler(config: Config, shape: Shape, pool: GpuPool | None, transfer: Transfer) -> dict[str, float]:
     weights = sampler_bytes(config, shape)
     cache = kv_bytes(config.rollout, weight_bytes=weights, gpu_bytes=pool.bytes if pool else 0)
-    return {"sampler weights": weights / config.rollout.tensor_parallel / GIB, "KV cache": cache / GIB,
-            "vLLM itself": ENGINE_GIB}
+    holds = {"sampler weights": weights / config.rollout.tensor_parallel / GIB, "KV cache": cache / GIB,
+             "vLLM itself": ENGINE_GIB}
+    holds |= {} if transfer == "host" else {"next version": received_bytes(config, shape, transfer) / GIB}
+    return holds | ({"link": LINK_GIB} if transfer == "nccl" else {})
 
 
 def _learner(needs: DeviceMemory) -> dict[str, float]:

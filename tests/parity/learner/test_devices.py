@@ -20,6 +20,7 @@ from learner.credit.registry import estimator
 from learner.critic import Critic, ValueModel
 from learner.model import policy as policies
 from learner.model.lora import add_adapters
+from learner.model.memory import SharedDevice
 from learner.model.parking import Parking
 from learner.model.policy import empty_policy, initial_policy
 from learner.model.probe import Probe
@@ -27,6 +28,7 @@ from learner.model.trainee import Trainee
 from learner.rows.batch import assign_credit, rows_of
 from learner.step import Stepper, Timer
 from services.config.sft import SftSection
+from services.errors import UserError
 from tests.toys.pretended_cuda import GPU, OnGpu, pretended_cuda
 
 SETTINGS = {
@@ -106,6 +108,21 @@ def test_a_cold_start_on_a_gpu_mixes_no_devices_and_equals_that_on_a_cpu(model_p
         (expected.loss_response, expected.loss_prompt), rel=1e-4)
     for name, value in on_cpu.items():
         torch.testing.assert_close(on_gpu[name], value, rtol=1e-5, atol=sft.lr / 100)
+
+
+def test_the_allocator_of_a_learner_leaves_a_sampler_its_place(gang, monkeypatch):
+    """A GPU of 100 GiB: 5 stay free, 35 are the sampler's, and 3 of the learner's 60 hold the version that it sends."""
+    bounds, gang = [], copy.copy(gang)
+    gang.device = GPU
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=100 << 30))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *bound: bounds.append(bound))
+    assert gang.device_bytes(0.6) == 60 << 30
+    assert bounds == []
+    shared = SharedDevice(beside=35 << 30, sends=3 << 30)
+    assert gang.device_bytes(0.6, shared) == 57 << 30
+    assert bounds == [(pytest.approx(0.6), GPU)]
+    with pytest.raises(UserError, match=r"sampler and contexts take 95\.0 GiB of a GPU of 100\.0 GiB"):
+        gang.device_bytes(0.6, SharedDevice(beside=95 << 30, sends=0))
 
 
 def test_the_stand_in_refuses_what_cuda_refuses(monkeypatch):

@@ -10,7 +10,7 @@ from learner.selftest.scene import TINY, groups, write_model
 def test_a_learner_that_a_small_gpu_makes_compute_twice_is_held_against_that_plan(model_path, gang, monkeypatch):
     checks = Checks(TINY, model_path, gang)
     kept = planned_bytes(checks.learner(128))
-    monkeypatch.setattr(gang, "device_bytes", lambda share: 1)
+    monkeypatch.setattr(gang, "device_bytes", lambda *_: 1)
     small = checks.learner(128)
     assert small.layout.checkpointing
     assert kept == memory(small.shape, training_of(small.config, critic=False)).total

@@ -11,7 +11,7 @@ from pathlib import Path
 from learner.actor import LearnerRank
 from services.config.tree import Config
 
-def loads_no_model(config, model_path, gang, *, probed):
+def loads_no_model(config, model_path, gang, *, probed, shared):
     print(dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout.total_seconds(), flush=True)
     gang.leave()
     raise SystemExit(0)

@@ -9,7 +9,7 @@ import pytest
 
 from deploy.launch.checks import doctor, gpu_checks
 from deploy.launch.planning import gpu_pool, machine
-from deploy.launch.planning.gpu_plan import describe, gpu_plan, gpus_needed, with_transfer
+from deploy.launch.planning.gpu_plan import describe, gpu_plan, gpus_needed, shared_device, with_transfer
 from deploy.launch.planning.gpu_pool import GpuPool
 from deploy.runs.configs import load_config
 from services.config.tree import Config
@@ -157,6 +157,37 @@ def test_in_turns_each_side_has_the_gpu_but_for_what_the_other_keeps(models: dic
     assert split.parked == 0
     assert all(seat.holds[name] == both[name] for seat in plan.seats for name in seat.holds)
     assert gpus_needed(config(models, "rollout.sleep=true")) == 1
+
+
+@pytest.mark.parametrize(("hardware", "checkpointing"), [(LARGE, False), (ONE, True)])
+def test_a_learner_beside_a_sampler_keeps_activations_if_the_gpu_has_room(
+        hardware: GpuPool, checkpointing: bool, models: dict[str, Path]):
+    """Packs of 16k tokens take about 77 GiB. Of 131.3 GiB a twentieth stays free, and the sampler (weights and next
+    version of 2.9 GiB each, 20 of KV cache, 4 of vLLM) and the CUDA context leave 94 to the learner, 91 of them to
+    training. learner.gpus=0.6 would be 79, of which a plan takes 71."""
+    asked = config(models)
+    plan, shared = gpu_plan(asked, hardware), shared_device(asked, hardware)
+    assert plan is not None
+    assert shared is not None
+    assert plan.checkpointing == checkpointing
+    version = 2 * 1_543_714_304
+    assert (shared.beside, shared.sends) == (pytest.approx(2 * version + 25 * 2**30), version)
+    assert shared.bound(141 * 10**9) == pytest.approx(0.95 * 141e9 - shared.beside)
+    (seat,) = plan.seats
+    others = sum(seat.holds[name] for name in ("sampler weights", "KV cache", "vLLM itself", "next version",
+                                               "CUDA context"))
+    assert others == pytest.approx(shared.beside / 2**30)
+
+
+@pytest.mark.parametrize("keys", [["rollout.gpus=1", "learner.gpus=1"], ["rollout.gpus=0", "learner.gpus=0.5"]])
+def test_a_learner_with_gpus_of_its_own_shares_none(keys: list[str], models: dict[str, Path]):
+    assert shared_device(config(models, *keys), FOUR) is None
+
+
+def test_only_vllm_itself_stays_beside_a_learner_whose_sampler_sleeps(models: dict[str, Path]):
+    shared = shared_device(config(models, "rollout.sleep=true"), None)
+    assert shared is not None
+    assert (shared.beside, shared.sends) == (5 * 2**30, 0)
 
 
 def test_a_gb_of_the_key_hardware_is_a_billion_bytes(models: dict[str, Path]):
