@@ -73,7 +73,8 @@ class _Targets:
         if urls == self._told:
             return
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            for folder in (self._path.parent.parent, self._path.parent):  # not those above: they may be away
+                folder.mkdir(exist_ok=True)
             write_whole(self._path, json.dumps(self._groups(urls), indent=1) + "\n")
         except OSError as error:
             if not self._failing:

@@ -107,6 +107,7 @@ class TrainingRun:
     def _settle(self) -> None:
         """Drops the evaluations after the newest complete checkpoint, from which RL continues: their steps are taken
         again. The best step is then the best of the evaluations that stay."""
+        self._wait_for_folder()
         if self.rl_is_done():
             return
         wait_s, checkpoints = self.config.learner.collective_s, self._checkpoints()
@@ -116,6 +117,12 @@ class TrainingRun:
         if (checkpoints.best() or 0) > step:
             checkpoints.choose_best((row["step"], row["success_rate"], evaluation_kind(row))
                                     for row in read_evaluations(self.folder.evaluations) if on_curve(row["label"]))
+
+    def _wait_for_folder(self) -> None:
+        """Returns once the run's folder is there. Nothing but the start of a run makes it: a mount that comes back
+        would hide what was written into a new one. Raises DeadlineExceeded."""
+        while_folder_away(self.folder.path.stat, seconds=self.config.learner.collective_s,
+                          what=f"{self.folder.path} could not be read")
 
     def _run(self, cold: Path) -> None:
         self.progress.stage("starting Redis, Ray and the environment servers")
@@ -148,6 +155,7 @@ class TrainingRun:
     def _sft(self, out: Path, *, minutes: float, epochs: int | None = None, continue_from: Path | None) -> Path:
         from deploy.training.cold_start import cold_start
 
+        self._wait_for_folder()
         if not (out / "sft.json").exists():
             shutil.rmtree(out, ignore_errors=True)
             cold_start(self.config, out, minutes=minutes, epochs=epochs, continue_from=continue_from,
@@ -324,6 +332,7 @@ class TrainingRun:
 
     def report(self) -> list[str]:
         """Writes summary.json, report.html and figures. Returns the table, the verdict and the next commands."""
+        self._wait_for_folder()
         evaluations = read_evaluations(self.folder.evaluations)
         comparison = compare(evaluations)
         lines = as_lines(comparison, env=self.task_sets.env_name) if comparison else []

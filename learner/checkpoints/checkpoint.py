@@ -113,9 +113,10 @@ class Checkpoints:
     """
 
     def __init__(self, root: Path, keep: int) -> None:
+        """Makes the folder `root`. Raises OSError if the run's folder is away."""
         self.root = root
         self.keep = keep
-        root.mkdir(parents=True, exist_ok=True)
+        root.mkdir(exist_ok=True)
 
     def folder(self, step: int) -> Path:
         """Returns the folder of a step's checkpoint, whether it exists or not."""
@@ -281,7 +282,9 @@ class Checkpoints:
         return None if found is None else found.step
 
     def steps(self) -> list[int]:
-        """Returns the steps of all checkpoints that are kept, oldest first."""
+        """Returns the steps of all checkpoints that are kept, oldest first. Raises OSError if the folder is away: that
+        it has none would be a wrong answer."""
+        self.root.stat()
         return steps_in(self.root)
 
     def weights_steps(self) -> list[int]:

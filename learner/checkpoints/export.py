@@ -45,7 +45,7 @@ def write_export(folder: Path, tensors: Mapping[str, Tensor], *, like: Path, dty
     head is left out, as such a file has it. The generation config keeps its special tokens alone. Takes no part in
     collectives, so any thread may call it. Raises OSError, and can then be called again.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)
     digest = write_safetensors(folder / MODEL, tensors)
     for pattern in TOKENIZER_FILES:
         for path in like.glob(pattern):

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from services.errors import DeadlineExceeded, StoreFault
 from services.files import sync
-from services.patience import patiently
+from services.patience import patiently, while_folder_away
 from services.records import Drop, Episode, Step, verdict_of
 from services.telemetry.logs import get_logger
 from services.telemetry.overhead import counted
@@ -72,7 +72,7 @@ class EpisodeArchive:
     """
 
     def __init__(self, folder: Path, *, deadline_s: float = 60.0) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        while_folder_away(partial(folder.mkdir, exist_ok=True), seconds=deadline_s, what=f"{folder} could not be made")
         self._folder = folder
         self._deadline_s = deadline_s
         self._trouble = ""

@@ -102,7 +102,7 @@ class RedisServer:
     """
 
     def __init__(self, folder: Path, binary: Path, host: str | None = None, memory: int = LARGEST_BYTES) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)
         self._memory = memory
         self._folder, self._binary = folder.resolve(), binary
         self._config = self._folder / "redis.conf"

@@ -92,8 +92,7 @@ def configure_logs(
     _bound.clear()
     _failing = False
     _path = None if folder is None else folder / ("log.jsonl" if is_local(node) else f"{NODES}/{node}.jsonl")
-    if folder is not None and _path is not None:
-        folder.mkdir(parents=True, exist_ok=True)
+    if folder is not None and _path is not None and folder.is_dir():  # one that is away gets its lines once it is back
         follow_folder(folder)
         _path.parent.mkdir(exist_ok=True)
     structlog.configure(

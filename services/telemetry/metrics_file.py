@@ -65,10 +65,10 @@ def append_row(path: Path, row: Mapping[str, Any]) -> None:
     """Appends one object with its `format`, and flushes it to disk before it returns.
 
     If a crash left half a line, a newline is written first, so that only this line is lost. NaN and infinity become
-    null, because JSON has no such numbers.
+    null, because JSON has no such numbers. Raises OSError, also without the folder, which is never made here: a mount
+    that comes back would hide the new one with the row in it.
     """
     line = json.dumps({"format": FORMAT, **_plain(row)}, allow_nan=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab+") as file:
         if file.tell():
             file.seek(-1, os.SEEK_END)

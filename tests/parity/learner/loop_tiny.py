@@ -94,7 +94,8 @@ def run(store, folder, model_path, gang, *, crash_at=None, leave_at=None, parks=
     with EpisodeArchive(folder / "episodes") as archive:
         TrainingLoop(
             config=config, learner=learner, store=store, lease=store.acquire("learner", "l"), archive=archive,
-            checkpoints=Checkpoints(folder / "checkpoints", 1), observer=Observer(metrics=folder / "metrics.jsonl"),
+            checkpoints=Checkpoints(folder / "checkpoints", 1),
+            observer=Observer(metrics=folder / "metrics.jsonl", patience_s=60.0),
             sender=sender, before_publish=before_publish, check=check, mirrored=mirrored,
             gpu_turn=partial(unparked, learner) if parks else nullcontext,
         ).run()

@@ -14,6 +14,8 @@ from services.errors import LeaseLost
 from services.store import archive
 from services.store.archive import EpisodeArchive
 from services.store.store import Store
+from services.telemetry.logs import configure_logs
+from services.telemetry.metrics_file import read_rows
 
 
 class Died(Exception):
@@ -184,3 +186,30 @@ def test_a_run_trains_on_while_its_checkpoint_is_copied_and_keeps_the_episodes(r
     assert [version.step for version, _ in published] == [0, 1, 2, 3, 4]
     assert held == [0, 0, 0, 0]
     assert store.counts().retired_step == learner.step == STEPS
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_a_run_whose_folder_leaves_and_returns_has_every_step(redis_url, model_path, gang, tmp_path, step):
+    """The folder is away while step 2 or 3 is published: before a checkpoint and after one. A writer that made it anew
+    kept the mount from coming back, and the step's lines were in the new one."""
+    store, folder, aside, made = Store(redis_url, f"mount-{step}"), tmp_path / "run", tmp_path / "aside", []
+    folder.mkdir()
+    configure_logs(folder, process="learner-0", show=None)
+    play(store, range(2 * STEPS))
+
+    def back():
+        made.extend(path.name for path in (folder.iterdir() if folder.exists() else ()))
+        aside.rename(folder)
+
+    def leaves(check):
+        if store.version()[0].step == step:
+            folder.rename(aside)
+            threading.Timer(1.5, back).start()
+
+    run(store, folder, model_path, gang, meanwhile=leaves)
+    assert made == []
+    assert not aside.exists()
+    for name in ("metrics.jsonl", "ledger.jsonl"):
+        assert [row["step"] for row in read_rows(folder / name)] == [1, 2, 3, 4]
+    assert {path.name for path in (folder / "episodes").iterdir()} == {f"step-{n:08d}.parquet" for n in range(1, 5)}
+    assert Checkpoints(folder / "checkpoints", 1).newest_whole().step == STEPS
