@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import msgspec
+
 from services.errors import UserError
-from services.records import Drop, Episode
+from services.records import Drop, Episode, Manifest
 from services.store.lease import Lease
+from services.store.step_log import DamagedManifest
 from services.store.store import Store
 
 REASON = "skipped by --skip-step"
@@ -19,14 +22,16 @@ def skip_step(store: Store, lease: Lease, step: int, *,
 
     Groups that wait for the weights of `step` are dropped as well, because the step itself needs groups before it can
     make these weights. Returns the drops of the manifest. `keep` gets the drops with their episodes before the store
-    forgets them. Raises UserError if the step has no manifest, or if later steps or a checkpoint depend on it.
+    forgets them. If the manifest is damaged, the manifests of later steps are withdrawn too, and the groups of no other
+    manifest count as its own. Raises UserError if the step has no manifest, or if later steps or a checkpoint depend on
+    it.
     """
     counts = store.counts()
-    if not counts.retired_step < step == counts.last_step:
+    within = counts.retired_step < step <= counts.last_step
+    if not within or (step < counts.last_step and _manifest(store, step).groups):
         possible = f"only step {counts.last_step}" if counts.last_step > counts.retired_step else "no step"
         raise UserError(f"learner step {step} cannot be skipped: {possible} can be (the steps up to "
                         f"{counts.retired_step} are in a checkpoint)", "leave --skip-step out, or name that step")
-    (manifest,) = store.manifests(step - 1)
     supply = store.supply()
 
     def kept(groups: Sequence[str], reason: str) -> list[Drop]:
@@ -37,6 +42,19 @@ def skip_step(store: Store, lease: Lease, step: int, *,
     # First, so that the same command ends what a process began that dies in between: the manifest is still there.
     waiting = [group for group in (*supply.ready, *supply.unfinished) if store.needs(group) >= step]
     store.drop(lease, *kept(waiting, WAITING))
-    skipped = kept(manifest.groups, REASON)
-    store.skip_step(lease, manifest, skipped)
+    skipped: list[Drop] = []
+    for newest in range(counts.last_step, step - 1, -1):
+        manifest = _manifest(store, newest)
+        manifest = manifest if manifest.groups else msgspec.structs.replace(manifest, groups=store.unclaimed())
+        skipped = kept(manifest.groups, REASON)
+        store.skip_step(lease, manifest, skipped, groups=counts.trained // counts.last_step)
     return skipped
+
+
+def _manifest(store: Store, step: int) -> Manifest:
+    """Returns the manifest of a step, without groups if it is damaged or gone."""
+    try:
+        manifest = store.manifest(step)
+    except DamagedManifest:
+        manifest = None
+    return manifest or Manifest(step=step, incarnation=0, groups=[], drops=[])

@@ -9,10 +9,11 @@ The supervisor does not depend on Ray or subprocesses: deploy/members/ wraps eac
   other members go on without it.
 - A member that has no place on the cluster waits for one. After PLACE_S it reports what the cluster lacks. One member
   of each role asks before the others (precedence.py).
-- Three things end the run: a user's mistake; a member that failed twice with the same message before any of its role
-  was ever ready, once all of them have died or lack a place; and a role without a ready member that found no place
-  within supervision.place_seconds. A process that was killed, or lost with its node, gave no message, so it is only
-  restarted.
+- Four things end the run: a user's mistake; a member that failed twice with the same message before any of its role
+  was ever ready, once all of them have died or lack a place; a role without a ready member that found no place within
+  supervision.place_seconds; and a crash loop: the only member of its role that works has died LOOP_DEATHS times with
+  the same message, for LOOP_S or longer, while the run has made no progress. A process that was killed before its role
+  was ready, or lost with its node, gave no message, so it is only restarted.
 
 No call blocks: starts and ends show at the next check.
 """
@@ -33,6 +34,9 @@ from services.telemetry.heartbeat import NO_SERVERS, all_do
 
 LOOK_S = 2.0
 """Seconds between two reads of the heartbeats. They are sent as often, and each read is a round trip to the store."""
+LOOP_DEATHS = 5
+LOOP_S = 1800.0
+"""Seconds that a crash loop lasts at least before it ends the run: as long as a folder that is away is waited for."""
 STALE_BEATS = 2
 """Heartbeats after a start that do not count: they may be the last ones of the member's former process, read late."""
 LONGEST_GAP_S = 5.0
@@ -47,10 +51,13 @@ class Supervisor:
     """Starts members in order, restarts them when they die, and stops them in reverse order of their roles."""
 
     def __init__(self, report: Callable[[str], object], settings: SupervisionSection, *, beats: Beats = dict,
-                 ground: Callable[[], None] = lambda: None, clock: Callable[[], float] = time.monotonic) -> None:
-        """`ground` raises when that on which all members stand is gone, so that no member can be started again."""
+                 ground: Callable[[], None] = lambda: None, milestone: Callable[[], object] = lambda: None,
+                 clock: Callable[[], float] = time.monotonic) -> None:
+        """`ground` raises when that on which all members stand is gone, so that no member can be started again.
+        `milestone` returns how far the run is: a value that a replay does not change."""
         self._report = report
         self._check_ground = ground
+        self._milestone = milestone
         self._settings = settings
         self._read_beats = beats
         self._clock = clock
@@ -215,6 +222,7 @@ class Supervisor:
 
     def _died(self, watched: Watched, end: End) -> None:
         self._refuse_a_hopeless_start(watched, end)
+        self._refuse_a_crash_loop(watched, end)
         self.total_restarts += 1
         pause = watched.died(end, self._clock(), longest_pause=self._settings.longest_pause_seconds)
         count = len(watched.deaths)
@@ -230,11 +238,24 @@ class Supervisor:
                 watched.pause(self._clock())
                 self._stop(watched.member)
 
+    def _refuse_a_crash_loop(self, watched: Watched, end: End) -> None:
+        """Raises Fault if the member dies again and again in the same way, and nothing of the run goes on meanwhile."""
+        state, now, member = (_words(end), self._milestone()), self._clock(), watched.member
+        apart = end.killed and not any(now - death <= WINDOW_S for death in watched.deaths)  # kills by chance
+        if watched.loop != state or apart:
+            watched.loop, watched.loops, watched.looped_at = state, 0, now
+        watched.loops += 1
+        watched.ready = False
+        lasted = now - watched.looped_at
+        if watched.loops >= LOOP_DEATHS and lasted >= LOOP_S and not self._has_ready(member.role):
+            raise Fault(f"{member.name} has died {watched.loops} times in {lasted / 60:.0f} minutes in the same way, "
+                        f"and the run has made no progress meanwhile: {end.reason}")
+
     def _refuse_a_hopeless_start(self, watched: Watched, end: End) -> None:
         member = watched.member
         if member.role in self._worked or end.killed:
             return
-        words = re.sub(r"[0-9]+", "#", end.reason)  # process ids and addresses differ from start to start
+        words = _words(end)
         again, watched.words = words in watched.words, watched.words | {words}
         if again and not any(w.member.role == member.role and w.may_work for w in self._watched):
             raise Fault(f"{member.name} cannot start, it failed twice in the same way: {end.reason}")
@@ -290,3 +311,8 @@ class Supervisor:
             member.stop()
         except (GagpoError, OSError, RuntimeError) as error:
             self._report(f"could not stop {member.name}: {error}")
+
+
+def _words(end: End) -> str:
+    """Returns the reason of an end without numbers: process ids and addresses differ from start to start."""
+    return re.sub(r"[0-9]+", "#", end.reason)

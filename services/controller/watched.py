@@ -59,6 +59,12 @@ class Watched:
     words: set[str] = field(default_factory=set)
     """The words of its failures, without numbers, before its role worked. All are kept, because words may name a node,
     and the member may start on another one in between."""
+    loop: object = None
+    """The words of its last death, and how far the run was."""
+    loops: int = 0
+    """Number of deaths in a row with the same `loop`."""
+    looped_at: float = 0.0
+    """Time of the first of them."""
     unplaced_at: float | None = None
     """Time since which the member waits for a place on the cluster."""
     told: bool = False

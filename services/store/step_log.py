@@ -6,12 +6,15 @@ restarted learner trains on the same groups in the same order.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 import msgspec
 
 from services.config.redis import RedisSection
-from services.errors import StoreFault
+from services.errors import StoreFault, UserError, in_short
+from services.files import NOT_JSON
 from services.records import Drop, Episode, Manifest, Ticket, TicketKind, decode_drop, decode_manifest
 from services.store.bodies import Bodies, Lost
 from services.store.lease import Lease
@@ -21,10 +24,31 @@ from services.telemetry.logs import get_logger
 _PAGE = 64
 """Number of members that are read at once. Most groups are smaller."""
 _LARGEST_GROUP = 4096
+_TRAIN_GROUP = re.compile(r"train/\d{8,}")
 RETAINED_BYTES = 2 << 30
 """Most bytes of episodes that are held before a checkpoint is made early."""
 log = get_logger("store")
 _tickets = msgspec.msgpack.Decoder(Ticket)
+
+
+class DamagedManifest(UserError):
+    """The record of a learner step is not what was written. It never gets better, so the run ends with this."""
+
+    def __init__(self, step: int, why: str) -> None:
+        super().__init__(f"the manifest of learner step {step} in Redis is damaged ({why})",
+                         f"leave its groups out by --resume --skip-step {step}")
+
+
+def _manifest(step: int, text: bytes) -> Manifest:
+    """Returns the manifest of a step. Raises DamagedManifest if `text` is none, or one of another step or of groups
+    that no training group's name names."""
+    try:
+        manifest = decode_manifest(text)
+    except (*NOT_JSON, KeyError, TypeError, AttributeError) as error:
+        raise DamagedManifest(step, in_short(error)) from None
+    if manifest.step != step or not manifest.groups or not all(map(_TRAIN_GROUP.fullmatch, manifest.groups)):
+        raise DamagedManifest(step, f"step {manifest.step}, groups {', '.join(manifest.groups) or 'none'}")
+    return manifest
 
 
 def whole(episodes: Sequence[Episode]) -> bool:
@@ -192,16 +216,16 @@ class StepLog(RunState):
             raise ValueError("begin_step takes training groups only")
         head = msgspec.json.encode(manifest).removesuffix(b"]}")
         written = self.script("begin_step", *lease.fence, manifest.step, head, *manifest.groups, role=lease.role)
-        return decode_manifest(written)
+        return _manifest(manifest.step, written)
 
     def journal(self) -> Journal:
-        """Returns the whole log at one moment, for an audit."""
+        """Returns the whole log at one moment, for an audit. Raises DamagedManifest."""
         issued, manifests, drops, ready, unfinished = self.read(
-            ("HGET", "counters", "next_group"), ("HVALS", "manifests"), ("LRANGE", "drops", 0, -1),
+            ("HGET", "counters", "next_group"), ("HGETALL", "manifests"), ("LRANGE", "drops", 0, -1),
             ("ZRANGE", "ready", 0, -1), ("ZRANGE", "groups", 0, -1))
-        written = map(decode_manifest, manifests)
         return Journal(
-            issued=int(issued or 0), manifests={manifest.step: manifest for manifest in written},
+            issued=int(issued or 0), manifests={int(step): _manifest(int(step), text) for step, text in
+                                                manifests.items()},
             drops=[decode_drop(drop) for drop in drops],
             in_flight=[name.decode() for name in (*ready, *unfinished) if name.startswith(b"train/")])
 
@@ -221,24 +245,46 @@ class StepLog(RunState):
         """Records that the manifest is trained. If it is replayed, its attempts are counted from zero."""
         self.script("attempt_ended", *lease.fence, step, role=lease.role)
 
-    def skip_step(self, lease: Lease, manifest: Manifest, drops: Sequence[Drop]) -> None:
+    def skip_step(self, lease: Lease, manifest: Manifest, drops: Sequence[Drop], *, groups: int | None = None) -> None:
         """Withdraws the newest manifest and drops its groups. The step will train on other groups.
 
-        `drops`: one for each group of the manifest. Raises StoreFault if it is not the newest manifest, or if its
-        episodes are retired.
+        `drops`: one for each group of the manifest. `groups`: their number, if the manifest may lack some. Raises
+        StoreFault if it is not the newest manifest, or if its episodes are retired.
         """
         if [drop.group for drop in drops] != manifest.groups:
             raise ValueError(f"skip_step takes one drop for each group of step {manifest.step}, in order")
         records = [msgspec.json.encode(drop) for drop in (*manifest.drops, *drops)]
-        self.script("skip_step", *lease.fence, manifest.step, *records, role=lease.role)
+        self.script("skip_step", *lease.fence, manifest.step, len(drops) if groups is None else groups, len(drops),
+                    *records, role=lease.role)
 
     def manifests(self, after_step: int) -> list[Manifest]:
-        """Returns the manifests of the steps after `after_step`, in order."""
+        """Returns the manifests of the steps after `after_step`, in order. Raises DamagedManifest."""
         last = self.counts().last_step
         if last <= after_step:
             return []
-        (found,) = self.read(("HMGET", "manifests", *range(after_step + 1, last + 1)))
-        return [decode_manifest(manifest) for manifest in found if manifest]
+        steps = range(after_step + 1, last + 1)
+        (texts,) = self.read(("HMGET", "manifests", *steps))
+        return [_manifest(step, text) for step, text in zip(steps, texts, strict=True) if text]
+
+    def manifest(self, step: int) -> Manifest | None:
+        """Returns the manifest of a step, or None if it has none. Raises DamagedManifest."""
+        (text,) = self.read(("HGET", "manifests", step))
+        return _manifest(step, text) if text else None
+
+    def unclaimed(self) -> list[str]:
+        """Returns the training groups with episodes that are in no queue and in no manifest that can be read, in order
+        of issue: those of damaged manifests."""
+        ids, ready, unfinished, last = self.read(
+            ("HKEYS", "episodes"), ("ZRANGE", "ready", 0, -1), ("ZRANGE", "groups", 0, -1),
+            ("HMGET", "counters", "retired_step", "last_step"))
+        taken = {name.decode() for name in (*ready, *unfinished)}
+        retired, newest = (int(step or 0) for step in last)
+        for step in range(retired + 1, newest + 1):
+            with suppress(DamagedManifest):
+                manifest = self.manifest(step)
+                taken.update(manifest.groups if manifest else ())
+        held = {name.decode().partition("#")[0] for name in ids if name.startswith(b"train/")}
+        return sorted(held - taken)
 
     def retire(self, lease: Lease, step: int) -> int:
         """Deletes the episodes of all manifests up to `step`. Returns the bytes freed.

@@ -18,8 +18,9 @@ class World:
         self.events: list[str] = []
         self.notes: list[str] = []
         self.beating: set[str] = set()
+        self.step = 0
         self.supervisor = Supervisor(
-            self.notes.append, SETTINGS, clock=lambda: self.now,
+            self.notes.append, SETTINGS, clock=lambda: self.now, milestone=lambda: self.step,
             beats=lambda: {name: {"at": self.now} for name in self.beating})
 
     def add(self, name: str, **kind: str | None) -> Scripted:

@@ -6,7 +6,7 @@ import math
 import msgspec
 import numpy as np
 import pytest
-from loop_tiny import STEPS, episode, play, run
+from loop_tiny import STEPS, Crash, episode, play, run
 
 from services.controller.skip import REASON, skip_step
 from services.errors import UserError
@@ -130,3 +130,45 @@ def test_only_the_newest_manifest_can_be_skipped(store, model_path, gang, tmp_pa
     for step in (1, 3):
         with pytest.raises(UserError, match=f"step {step} cannot be skipped: only step 2 can be"):
             skip_step(store, lease, step, keep=print)
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("damaged", [
+    b"", b"\xff\xfe", b"[]", b'{"step": 2', b'{"step": 2, "incarnation": 1, "groups": [], "drops": []}',
+    b'{"step": 9, "incarnation": 1, "groups": ["train/00000002"], "drops": []}',
+    b'{"step": 2, "incarnation": 1, "groups": ["somebody"], "drops": []}',
+    b'{"step": 2, "incarnation": 1, "groups": ["train/00000002"], "drops": [7]}'])
+def test_a_damaged_manifest_ends_the_run_at_once_and_can_be_skipped(store, model_path, gang, tmp_path, damaged):
+    """The learner was started again for ever. The groups of the damaged manifest are those in no queue and in no other
+    manifest."""
+    lives(store, tmp_path, model_path, gang, 1)
+    store.redis.hset(store.key("manifests"), "2", damaged or b" ")
+    with pytest.raises(UserError, match=r"the manifest of learner step 2 in Redis is damaged .*--resume --skip-step 2"):
+        run(store, tmp_path, model_path, gang)
+    skipped = skip_step(store, store.acquire("controller", "c"), 2, keep=lambda _: None)
+    assert [drop.group for drop in skipped] == [BROKEN, "train/00000003"]
+    counts = store.counts()
+    assert (counts.trained, counts.dropped, counts.last_step) == (2, 2, 1)
+    play(store, [8, 9])
+    run(store, tmp_path, model_path, gang)
+    assert [row["groups"][0] for row in read_rows(tmp_path / "ledger.jsonl")] == [
+        f"train/{n:08d}" for n in (0, 4, 6, 8)]
+
+
+def test_a_damaged_manifest_below_the_newest_is_skipped_with_those_above_it(redis_url, model_path, gang, tmp_path):
+    """Steps 1 to 3 are trained, and none has a checkpoint. Step 2 becomes groups 8 and 9."""
+    store, sections = Store(redis_url, "below"), {"checkpoint": {"every": 100, "keep": 1}}
+    play(store, range(2 * STEPS))
+    with pytest.raises(Crash):
+        run(store, tmp_path, model_path, gang, crash_at=3, **sections)
+    store.redis.hset(store.key("manifests"), "2", b"{}")
+    with pytest.raises(UserError, match="manifest of learner step 2"):
+        run(store, tmp_path, model_path, gang, **sections)
+    skipped = skip_step(store, store.acquire("controller", "c"), 2, keep=lambda _: None)
+    assert [drop.group for drop in skipped] == ["train/00000002", "train/00000003"]
+    counts = store.counts()
+    assert (counts.trained, counts.dropped, counts.last_step) == (2, 4, 1)
+    play(store, range(8, 12))
+    run(store, tmp_path, model_path, gang, **sections)
+    assert [row["groups"][0] for row in read_rows(tmp_path / "ledger.jsonl")] == [
+        f"train/{n:08d}" for n in (0, 6, 8, 10)]

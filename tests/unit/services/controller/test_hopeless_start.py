@@ -109,3 +109,51 @@ def test_a_failure_on_two_nodes_in_turn_ends_the_run_although_its_words_name_the
     worker.end = End("/models is not there on east")
     with pytest.raises(Fault, match="failed twice in the same way: /models is not there on east"):
         world.check()
+
+
+def dies(world: World, member: Scripted, times: int, reason: str = "IndexError: list index 7 out of range") -> None:
+    """Lets a member that has worked die so often, five minutes apart."""
+    for _ in range(times):
+        world.check(300, step=30)
+        member.end = End(reason)
+        world.check()
+
+
+def test_a_crash_loop_after_training_ends_the_run_by_its_name(world: World) -> None:
+    """It was started again for ever. The role works, so it is no hopeless start. 7 deaths are half an hour apart."""
+    learner = world.add("learner", role="learner")
+    dies(world, learner, 6)
+    with pytest.raises(Fault, match=r"learner has died 7 times in 30 minutes in the same way, and the run has made no "
+                                    r"progress meanwhile: IndexError: list index 7 out of range"):
+        dies(world, learner, 1)
+
+
+def test_deaths_between_which_the_run_goes_on_or_that_differ_are_no_loop(world: World) -> None:
+    learner = world.add("learner", role="learner")
+    for step in range(10):
+        world.step = step
+        dies(world, learner, 5)
+    for reason in ("no memory", "no disk") * 10:
+        dies(world, learner, 1, reason)
+
+
+def test_a_worker_that_dies_again_and_again_ends_no_run_in_which_another_works(world: World) -> None:
+    broken = world.add("broken", role="rollout")
+    world.add("works", role="rollout")
+    dies(world, broken, 20)
+
+
+def test_kills_loop_only_if_they_follow_one_another(world: World) -> None:
+    """Machines are taken away by chance. A process that the kernel kills for its memory at the same place each time is
+    killed soon after it is started."""
+    learner = world.add("learner", role="learner")
+
+    def is_killed(times: int, apart: int) -> None:
+        for _ in range(times):
+            world.check(apart, step=50)
+            learner.end = End("killed", killed=True)
+            world.check()
+
+    is_killed(10, 700)
+    with pytest.raises(Fault, match="in the same way, and the run has made no progress meanwhile: killed"):
+        is_killed(10, 300)
