@@ -6,6 +6,7 @@ finding. The ledger and the store's manifests say what should have happened; the
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ from services.store.step_log import Journal
 from services.telemetry.evaluation_labels import title_of
 from services.telemetry.metrics_file import GIVEN, MetricsRow, read_evaluations, read_metrics, read_rows
 
+_VERSIONS = re.compile(r"(\d{1,18}\.\d{1,18}(,\d{1,18}\.\d{1,18})*)?")
+"""The short versions that sampled a turn's tokens."""
 COLUMNS = ["group", "k", "outcome", "reason", "version"]
 
 
@@ -116,6 +119,8 @@ def read_archive(folder: RunFolder) -> tuple[dict[str, list[Archived]], dict[str
         except (OSError, ValueError) as error:  # pyarrow's errors are among these
             raise Damaged(f"{path} cannot be read ({described(error)})", "restore it, then audit again") from None
         for row in table.to_pylist():
+            if not _VERSIONS.fullmatch(str(row["version"])):
+                raise Damaged(f"{path} has the version {str(row['version'])[:40]!r}", "restore it, then audit again")
             episodes.add((row["group"], row["k"]))
             if row["outcome"] != "evaluated":
                 part = here.setdefault(row["group"], Archived(

@@ -16,7 +16,7 @@ from types import TracebackType
 import msgspec
 
 from services.errors import in_short
-from services.files import read_json
+from services.files import read_json, write_whole
 from services.telemetry.logs import get_logger
 
 log = get_logger("run")
@@ -159,11 +159,9 @@ class StageRecord:
         """
         with self._lock:
             try:
-                draft = self._path.with_name(f".{self._path.name}.new")
                 folder = self._path.parent.stat().st_ino  # each time: not all file systems keep it for long
                 now = msgspec.structs.replace(self._stage, at=time.time(), folder=folder)
-                draft.write_bytes(msgspec.json.encode(now))
-                draft.replace(self._path)
+                write_whole(self._path, msgspec.json.encode(now))
             except OSError as error:
                 if not self._told:
                     log.warning("the stage cannot be written; status shows an old one", file=str(self._path),

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import re
 import shutil
 from collections.abc import Iterable, Mapping
@@ -25,7 +26,7 @@ import msgspec
 
 from learner.checkpoints.file_facts import META, FileFacts, check_facts, facts_of
 from services.errors import LearnerFault, UserError
-from services.files import Damaged, read_json, sync, sync_tree, write_whole
+from services.files import Damaged, open_plain, read_json, sync, sync_tree, write_whole
 from services.patience import while_folder_away
 from services.telemetry.logs import get_logger
 
@@ -80,9 +81,10 @@ def steps_in(root: Path, kind: str = STATE) -> list[int]:
 
 def hold(folder: Path) -> BinaryIO:
     """Returns an open file: while it is open, no learner deletes the checkpoint with this folder. Where the storage has
-    no locks, it may. Raises FileNotFoundError if the checkpoint is gone.
+    no locks, it may. Raises FileNotFoundError if the checkpoint is gone, Damaged if the file is a pipe or a device.
     """
-    file = (folder / EXPORT / HELD_BY).open("rb")
+    with open_plain(folder / EXPORT / HELD_BY) as plain:
+        file = os.fdopen(os.dup(plain.fileno()), "rb")
     with contextlib.suppress(OSError):
         fcntl.flock(file, fcntl.LOCK_SH)
     if not (folder / EXPORT / HELD_BY).exists():  # it was deleted while this waited
@@ -96,12 +98,17 @@ def _is_held(folder: Path) -> bool:
     keeps an open file in its folder, which then cannot be removed.
     """
     try:
-        with (folder / EXPORT / HELD_BY).open("r+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        handle = os.open(folder / EXPORT / HELD_BY, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)  # it may be a pipe
+    except OSError:  # there is no such file
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:  # there is no such file, or there are no locks
+    except OSError:  # there are no locks
         return False
+    finally:
+        os.close(handle)
     return False
 
 

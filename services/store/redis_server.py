@@ -37,6 +37,9 @@ _START_S = 60.0
 _STOP_S = 10.0
 _UNREADABLE = "Bad file format reading the append only file"
 """Redis' words for data whose end a power loss has filled with zeros. It cuts off a command that is torn by itself."""
+LOG = "redis.log"
+LOG_TAIL = 4096
+"""Bytes at the end of the server's log that hold its last line."""
 _POLL_S = 0.2
 _RETRY_S = 5.0
 LARGEST_BYTES = 4 * 1024**3
@@ -134,6 +137,7 @@ class RedisServer:
         log.warning("the data of the private Redis are damaged and set aside", folder=str(place))
 
     def _start(self) -> None:
+        self._last_line()  # the server would wait for a reader of a pipe
         lock = self._lock()
         try:
             write_whole(self._config, _CONFIG.format(
@@ -178,9 +182,16 @@ class RedisServer:
                     return
                 time.sleep(0.02)
         self.stop()
-        log = self._folder / "redis.log"
-        last = log.read_text(errors="replace").splitlines()[-1:] if log.exists() else []
-        raise StoreFault(f"redis-server did not start in {self._folder}: {' '.join(last) or 'it left no log'}")
+        raise StoreFault(f"redis-server did not start in {self._folder}: {self._last_line() or 'it left no log'}")
+
+    def _last_line(self) -> str:
+        """Returns the last line of the server's log, "" without one. Raises Damaged if it is a pipe or a device."""
+        try:
+            with open_plain(self._folder / LOG) as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - LOG_TAIL))
+                return " ".join(log.read().decode(errors="replace").splitlines()[-1:])
+        except FileNotFoundError:
+            return ""
 
     def lives(self) -> bool:
         """Whether the process that was started last still runs."""

@@ -20,6 +20,7 @@ from waiting import wait_until, wait_until_written
 
 from services.config.redis import RedisSection
 from services.errors import StoreFault, UserError
+from services.files import Damaged
 from services.store import redis_server
 from services.store.lease import LeaseHeld
 from services.store.redis_server import (
@@ -257,6 +258,13 @@ def fake(folder: Path, name: str, says: str) -> Path:
     binary.write_text(f"#!/bin/sh\necho '{says}'\n")
     binary.chmod(0o755)
     return binary
+
+
+def test_a_pipe_in_the_place_of_its_log_is_one_line(tmp_path):
+    """The server would wait for a reader of it, and this process for a writer."""
+    os.mkfifo(tmp_path / "redis.log")
+    with pytest.raises(Damaged, match=r"redis\.log is not a plain file"), private_redis(tmp_path):
+        pass
 
 
 def test_the_newest_server_is_used_wherever_it_is(tmp_path, monkeypatch):

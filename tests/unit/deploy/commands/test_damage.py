@@ -5,12 +5,15 @@ import os
 import random
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from fastapi.testclient import TestClient
 
@@ -166,6 +169,19 @@ def test_a_damaged_archive_is_one_line_in_an_audit(tmp_path: Path, capsys: pytes
     assert (said.count("\n"), "step-00000001.parquet cannot be read" in said) == (1, True)
 
 
+@pytest.mark.parametrize("version", ["x", "1", "1.x", "1.2,", None])
+def test_an_archive_with_a_wrong_version_is_one_line_in_an_audit(
+        version: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    shutil.copytree(WALK, run := tmp_path / "walk")
+    file = run / "episodes" / "step-00000001.parquet"
+    table = pq.read_table(file)
+    column = table.column_names.index("version")
+    pq.write_table(table.set_column(column, "version", pa.array([version] * len(table), pa.string())), file)
+    assert main(["audit", str(run)]) == 2
+    said = capsys.readouterr().err
+    assert (said.count("\n"), f"step-00000001.parquet has the version {str(version)!r}" in said) == (1, True)
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, tiny_model) -> Path:
     """Provides a run's folder with a checkpoint and a trained model."""
@@ -193,6 +209,54 @@ def test_a_damaged_checkpoint_is_not_exported(
     assert main(["export", str(run), str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+PIPED = [*dict.fromkeys([*map(str, FILES), *OTHERS]), "episodes/step-00000001.parquet", "log.jsonl", "mirror.json",
+         "redis/redis.log", "model/config.json", "model/model.safetensors", "model/tokenizer.json",
+         *(f"checkpoints/step-00000001/hf/{name}" for name in ("config.json", "model.safetensors", "tokenizer.json"))]
+"""Files of a run that are replaced by a pipe."""
+
+
+class Hung(BaseException):
+    """A command waits for a writer or a reader of a pipe."""
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_pipe_in_the_place_of_any_file_of_a_run_hangs_no_command(
+        trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Each file in turn is a pipe that nobody writes or reads, or a link to one. With GAGPO_FUZZ=1 each is both."""
+    signal.signal(signal.SIGALRM, hang)
+    os.mkfifo(pipe := tmp_path / "pipe")
+    for number, file in enumerate(PIPED):
+        for linked in ((True, False) if FULL else (bool(number % 2),)):
+            run = tmp_path / f"walk-{number}-{linked}"
+            shutil.copytree(trained, run)
+            for name, content in OTHERS.items():
+                (run / name).exists() or (run / name).write_bytes(content)
+            (run / file).parent.mkdir(exist_ok=True)
+            (run / file).unlink(missing_ok=True)
+            (run / file).symlink_to(pipe) if linked else os.mkfifo(run / file)
+            for command in ("status", "audit", "report", "export"):
+                signal.alarm(30)
+                status = main([command, str(run), *([str(run.with_suffix(".out"))] if command == "export" else [])])
+                signal.alarm(0)
+                said = capsys.readouterr()
+                assert "Traceback" not in said.out + said.err, (file, command, said)
+                assert said.err.count("\n") == 1 or status != 2, (file, command, said)
+            signal.alarm(30)
+            try:
+                client = TestClient(create_app(open_runs([run]), token=None), base_url="http://127.0.0.1")
+            except UserError as error:
+                assert "\n" not in str(error)  # noqa: PT017 - either a line or pages
+            else:
+                assert all(client.get(page).status_code in (200, 404, 422) for page in PAGES), file
+            signal.alarm(0)
+            shutil.rmtree(run)
+
+
+def hang(*_: object) -> None:
+    """Ends a wait of the main thread."""
+    raise Hung
 
 
 @pytest.mark.parametrize("argv", [

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -56,10 +57,11 @@ def test_a_full_disk_costs_the_stage_and_not_the_run(tmp_path: Path):
     """A folder in the place of the draft has the effect of a full disk."""
     path = tmp_path / "stage.json"
     with structlog.testing.capture_logs() as told, StageRecord(path) as record:
-        (tmp_path / ".stage.json.new").mkdir()
+        draft = tmp_path / f".stage.json.{os.getpid()}.new"
+        draft.mkdir()
         record.tell("cold start", "")
         record.tell("learning", "")
-        (tmp_path / ".stage.json.new").rmdir()
+        draft.rmdir()
     assert [line["file"] for line in told] == [str(path)], "it is told once"
     found = read_stage(path)
     assert found is not None
@@ -179,3 +181,15 @@ def test_the_driver_of_another_user_is_seen_alive_where_processes_of_others_are_
         done = subprocess.run(["unshare", "-m", "sh", "-c", script, HIDDEN, tmp_path / "stage.json"],
                               capture_output=True, text=True, timeout=120, check=False)
     assert (done.stdout, done.stderr) == ("True\n", "")
+
+
+def test_a_pipe_in_the_place_of_the_file_or_of_its_draft_holds_nobody_up(tmp_path: Path):
+    """Opening a pipe for writing waits for a reader."""
+    path = tmp_path / "stage.json"
+    for name in (path.name, f".{path.name}.new", f".{path.name}.{os.getpid()}.new"):
+        os.mkfifo(tmp_path / name)
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.alarm(20)
+    with StageRecord(path):
+        assert read_stage(path) is not None
+    signal.alarm(0)
