@@ -190,7 +190,8 @@ def cold_evaluations(folder: RunFolder) -> list[dict[str, Any]]:
 
 def give_evaluations(folder: RunFolder, rows: Sequence[dict[str, Any]]) -> None:
     """Gives a fresh run the evaluations of its cold start, so that it need not play those games again."""
-    if not folder.evaluations.exists():
+    if rows and not folder.evaluations.exists():
+        folder.path.mkdir(parents=True, exist_ok=True)
         for row in rows:
             append_row(folder.evaluations, {**row, GIVEN: True})
 

@@ -122,6 +122,7 @@ class OneArmFails(Child):
                          leave_s=leave_s, secrets=secrets)
         if not fails:
             folder = log.parent / name
+            folder.mkdir(parents=True, exist_ok=True)
             append_row(folder / "metrics.jsonl", dict.fromkeys(METRIC_KEYS, 0.5) | {"step": 1, "version": "1.1"})
             append_row(folder / "evaluations.jsonl", {
                 "label": "panel-trained", "step": 1, "split": "heldout", "temperature": 1.0, "tasks": 1, "dropped": 0,

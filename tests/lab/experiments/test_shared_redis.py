@@ -37,6 +37,7 @@ class Finished(Child):
                  secrets: Mapping[str, str]) -> None:
         super().__init__(name, ["--help"], log=log, leave_s=leave_s, secrets=secrets)
         config = begun(load_config(Path(arguments[-1])), secrets)
+        config.run_dir.mkdir(parents=True, exist_ok=True)
         append_row(config.run_dir / "metrics.jsonl", dict.fromkeys(METRIC_KEYS, 0.5) | {"step": 1, "version": "1.1"})
         append_row(config.run_dir / "evaluations.jsonl", {
             "label": "panel-trained", "step": 1, "split": "heldout", "temperature": 1.0, "tasks": 1, "dropped": 0,

@@ -86,6 +86,7 @@ def test_means_over_seeds_by_hand(config: Config):
     variants = with_seeds(ABLATIONS[:1], 0)
     made = sweep.configs(config, variants)
     for one, rate in zip(made.values(), (0.5, 0.7, 0.9), strict=True):
+        one.run_dir.mkdir(parents=True)
         append_row(RunFolder(one.run_dir).evaluations, {
             "label": "panel-trained", "step": 3, "temperature": 1.0, "split": "heldout", "tasks": 10, "episodes": 10,
             "success_rate": rate, "task_score": rate / 2, "success_by_type": {"pick": rate - 0.1},
@@ -103,6 +104,7 @@ def test_means_over_seeds_by_hand(config: Config):
 
 
 def finished(config: Config, rate: float, by_task: dict[str, float]) -> None:
+    config.run_dir.mkdir(parents=True)
     append_row(RunFolder(config.run_dir).evaluations, {
         "label": "panel-trained", "step": 3, "temperature": 1.0, "split": "heldout", "tasks": 2, "episodes": 2,
         "success_rate": rate, "success_by_type": {}, "success_by_task": by_task})

@@ -25,6 +25,7 @@ def config(tmp_path: Path) -> Config:
 
 
 def write(folder: RunFolder, label: str, step: int, by_task: dict[str, float], temperature: float = 1.0) -> None:
+    folder.path.mkdir(parents=True, exist_ok=True)
     append_row(folder.evaluations, {"label": label, "step": step, "temperature": temperature, "split": "heldout",
                                     "tasks": len(by_task), "episodes": len(by_task), "success_rate": 0.5,
                                     "success_by_task": by_task})

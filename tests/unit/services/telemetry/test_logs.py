@@ -17,6 +17,7 @@ from services.telemetry import logs
 
 def test_an_event_is_one_json_line_and_one_short_line(tmp_path: Path):
     shown: list[logs.Event] = []
+    (tmp_path / "run").mkdir()
     logs.configure_logs(tmp_path / "run", process="learner-0", show=shown.append)
     logs.get_logger("train").info("step done", step=3, seconds=1.23456)
     event = json.loads(logs.log_path().read_text())

@@ -1,19 +1,31 @@
 """metrics.jsonl and the Prometheus text."""
 
 import json
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from services.errors import UserError
+from services.errors import DeadlineExceeded, UserError
 from services.telemetry import metrics_file as metrics
 
 
 def test_rows_come_back_with_their_format(tmp_path: Path):
-    path = tmp_path / "run" / "metrics.jsonl"
+    path = tmp_path / "metrics.jsonl"
     metrics.append_row(path, {"step": 1, "grad_norm": np.float32(0.5)})
     assert metrics.read_rows(path) == [{"format": 1, "step": 1, "grad_norm": 0.5}]
+
+
+def test_a_row_waits_for_its_folder_instead_of_making_it(tmp_path: Path):
+    """The folder is on a mount that comes back."""
+    path = tmp_path / "run" / "metrics.jsonl"
+    with pytest.raises(DeadlineExceeded, match=r"metrics\.jsonl could not be written for 0 s"):
+        metrics.keep_row(path, {"step": 1}, wait_s=0.0)
+    assert list(tmp_path.iterdir()) == []
+    threading.Timer(0.3, path.parent.mkdir).start()
+    metrics.keep_row(path, {"step": 1}, wait_s=60.0)
+    assert [row["step"] for row in metrics.read_rows(path)] == [1]
 
 
 def test_values_that_json_does_not_know_become_null(tmp_path: Path):
