@@ -41,6 +41,7 @@ from services.store.archive import EpisodeArchive
 from services.store.lease import Lease
 from services.store.store import Store
 from services.telemetry.logs import bind, get_logger
+from services.weights.canary import Canary
 from services.weights.channel import WeightSender
 from services.weights.pack import Packed, unpack
 
@@ -81,11 +82,15 @@ class TrainingLoop:
     incarnation: int = 0
     position: Position = field(default=Position(step=0, incarnation=0, next_group=0, trained=0))
     version: Version = field(default=Version(incarnation=0, step=0))
+    canary: Canary | None = None
+    """What the learner computed with the weights of `version`."""
     exported: Path | None = None
     """The newest model on disk; None before the first, when it is the learner's first model."""
     writing: Background = field(init=False)
     retirement: Retirement = field(init=False)
     _pointing: threading.Lock = field(default_factory=threading.Lock)
+    _canary: Canary | None = None
+    """That of the last snapshot."""
     _looked: float = 0.0
 
     def __post_init__(self) -> None:
@@ -183,6 +188,7 @@ class TrainingLoop:
 
     def snapshot(self) -> Version:
         """Copies the learner's weights for the samplers, while it has its GPUs. Returns their version."""
+        self._canary = self.learner.canary()
         return self.sender.snapshot(Version(incarnation=self.incarnation, step=self.learner.step))
 
     def publish_weights(self, version: Version) -> None:
@@ -190,20 +196,23 @@ class TrainingLoop:
         if self.version.incarnation:
             self.before_publish(self.version, self._check)
             self.observer.publishing()
-        self.sender.send(version, lambda version: self._point(version=version))
+        self.sender.send(version, lambda version: self._point(version=version, canary=self._canary))
         if self.config.evaluates(version.step):
             self.sender.copy()  # for workers that start during the evaluation, in which the next version waits
         bind(version=version.short)
         log.info("published")
 
-    def _point(self, *, version: Version | None = None, exported: Path | None = None) -> None:
+    def _point(self, *, version: Version | None = None, canary: Canary | None = None,
+               exported: Path | None = None) -> None:
         """Names a version in the store as the current one, and an export for workers that cannot fetch its weights.
 
-        None keeps the present version or export. Both threads call this, each for one of the two.
+        None keeps the present version with its canary, or the export. Both threads call this, each for one of the two.
         """
         with self._pointing:
             self.version, self.exported = version or self.version, exported or self.exported
-            self.store.publish_version(self.lease, self.version, str(self.exported or self.learner.model_path))
+            self.canary = canary or self.canary
+            self.store.publish_version(self.lease, self.version, str(self.exported or self.learner.model_path),
+                                       self.canary)
 
     def persist(self) -> None:
         """Begins a checkpoint if one is due, else to keep the weights if the step is evaluated.

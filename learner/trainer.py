@@ -1,7 +1,7 @@
 """The learner of one rank, without Ray: groups in, new weights out.
 
-Rank 0 calls train, pack, the methods of `sender`, state_dict_for_sampler, save, load, export, park and unpark. Ranks
-above 0 call follow, which does their part. In a cold start all ranks call save_part and load_part.
+Rank 0 calls train, canary, pack, the methods of `sender`, state_dict_for_sampler, save, load, export, park and unpark.
+Ranks above 0 call follow, which does their part. In a cold start all ranks call save_part and load_part.
 """
 
 from __future__ import annotations
@@ -38,8 +38,10 @@ from learner.rows.batch import Groups, assign_credit, rows_of, step_mask, with_a
 from learner.rows.judge import judgements
 from learner.rows.packing import Floats, Rows
 from learner.step import StepOutput, Stepper, Timer
+from learner.weights.policy_canary import policy_canary
 from learner.weights.rank_sender import RankSender
 from services.config.tree import Config
+from services.weights.canary import Canary
 from services.weights.pack import Packed, unpack
 
 
@@ -145,6 +147,15 @@ class Learner:
         return utilization(flops, seconds, device=self.gang.device, ranks=self.gang.world,
                            half=self.config.model.dtype == "bfloat16")
 
+    def canary(self) -> Canary:
+        """Returns the logprobs by which samplers check that they have these weights."""
+        self.gang.send_command("canary")
+        return self._canary()
+
+    def _canary(self) -> Canary:
+        return policy_canary(self.policy, self.gang.device, grid=self.stepper.grid,
+                             half=self.config.model.dtype == "bfloat16")
+
     def pack(self) -> Packed:
         """Returns the weights for the sampler, in its dtype and in host memory, with tied entries."""
         return self.sender.pack()
@@ -202,6 +213,7 @@ class Learner:
         """Does this rank's part of each command until rank 0 leaves. Called on ranks above 0."""
         self.gang.follow({
             "train": lambda rows: self._train(rows, Timer()),
+            "canary": lambda _: self._canary(),
             **self.sender.commands,
             "save": self.save_part,
             "load": self.load_part,

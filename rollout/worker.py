@@ -29,7 +29,7 @@ from rollout.store_calls import StoreCalls
 from rollout.turn_log import TurnLog
 from rollout.version_policy import Missing, may_start, next_version, usable, wanted_elsewhere
 from services.config.rollout import RolloutSection
-from services.errors import AgentFault, EnvFault, Fault, GagpoError, described, first_of
+from services.errors import AgentFault, EnvFault, GagpoError, UserError, WrongWeights, described, first_of
 from services.records import Episode, PlayedTurn, Ticket, Version
 from services.store.store import Claim, Store, WithoutSteps
 from services.telemetry.heartbeat import BEAT_S
@@ -38,6 +38,7 @@ from services.weights.channel import WeightReceiver
 
 POLL_S = 0.25
 RENEW_S = 5.0
+WRONG = "report this fault of gagpo or vLLM; weights.transfer=host or another version of vLLM may be right"
 T = TypeVar("T")
 log = get_logger("worker")
 
@@ -82,7 +83,7 @@ class RolloutWorker:
         self._draining = False
 
     async def run(self) -> None:
-        """Works until it is drained or cancelled. Raises the Fault that ended it."""
+        """Works until it is drained or cancelled. Raises the Fault that ended it, or the UserError."""
         try:
             async with asyncio.TaskGroup() as group:
                 beside = [group.create_task(self._turns.run(), name="turns"),
@@ -93,9 +94,9 @@ class RolloutWorker:
                 for one in beside:
                     one.cancel()
         except BaseExceptionGroup as failures:
-            faults, others = failures.split(Fault)
-            if others is None and faults is not None:
-                raise first_of(faults) from failures
+            errors, others = failures.split(GagpoError)
+            if others is None and errors is not None:
+                raise first_of(errors.subgroup(UserError) or errors) from failures
             raise
 
     @property
@@ -156,7 +157,11 @@ class RolloutWorker:
         if due == self._engine.version or self._missing.pauses(due):
             return False
         self._meter.fetches(due)
-        seconds = await self._weights.receive(due, path if due == pointer else "")
+        canary = await self._calls.for_loop(self._store.canary, due)
+        try:
+            seconds = await self._weights.receive(due, path if due == pointer else "", canary)
+        except WrongWeights as fault:
+            raise UserError(f"sampler {self._name} plays other weights than it was sent: {fault}", WRONG) from fault
         if seconds is not None:
             self._missing.version = None
             bind(version=due.short)

@@ -9,6 +9,7 @@
         │   └── Unavailable      a service behind the environment is away, and nothing has happened in the game
         ├── AgentFault       an agent of the user's own
         ├── EngineFault      vLLM: sampling or a weight update
+        │   └── WrongWeights     an engine plays other weights than it was sent
         ├── StoreFault       Redis
         │   └── LeaseLost    another process has this role now, so stop at once
         ├── LearnerFault     training, checkpoint, collectives
@@ -120,6 +121,10 @@ class EngineFault(Fault):
     """Sampling or a weight update failed."""
 
     boundary = "engine"
+
+
+class WrongWeights(EngineFault):
+    """After an update an engine plays other weights than it was sent. Another update may still be right."""
 
 
 class StoreFault(Fault):

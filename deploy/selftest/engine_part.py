@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,12 @@ import numpy as np
 
 from deploy.launch.planning.gpu_pool import smi
 from deploy.selftest.memory import held_memory, used_mib
-from deploy.selftest.sizes import Size
-from deploy.selftest.transfer import Trip, trips
+from deploy.selftest.sizes import SEED, Size, make_model
+from deploy.selftest.transfer import Sent, Trip, trips
 from learner.selftest.table import Line, attempt
+from learner.weights.policy_canary import folder_canary
 from rollout.engine.engine import Engine, Sample
+from services.errors import WrongWeights
 from services.process.environment import variable
 from services.records import Version
 from services.weights.headers import folder_parameters
@@ -74,7 +76,7 @@ def engine_part(size: Size, model: Path, tell: Callable[[str], object]) -> Itera
     with held_memory(size.held_gib):
         yield from _steps(trial, tell)
     tell("an engine over two GPUs")
-    yield from attempt(PARALLEL, lambda: _parallel(size, model))
+    yield from attempt(PARALLEL, lambda: _parallel(trial))
     tell("the engine without graphs")
     yield from attempt("graphs against eager", lambda: [_against_eager(size, model, trial.rate)])
 
@@ -124,8 +126,9 @@ def _against_eager(size: Size, model: Path, graphs: float) -> Line:
                 found=f"{graphs:,.0f} tokens/s, {graphs / eager.rate:.2f} times eager mode")
 
 
-def _parallel(size: Size, model: Path) -> list[Line]:
-    """The same weights come to an engine over two GPUs, each of which keeps its half until the swap."""
+def _parallel(trial: _Trial) -> list[Line]:
+    """Two models come to an engine over two GPUs, each of which keeps its half until the swap."""
+    size, model = trial.size, trial.model
     if size.device == "cpu" or len(smi("index")) < 3:
         return [Line(name=PARALLEL, found="needs three GPUs")]
     rollout = size.rollout.model_copy(update={"gpus": 1.0, "tensor_parallel": 2, "sleep": False})
@@ -134,7 +137,7 @@ def _parallel(size: Size, model: Path) -> list[Line]:
     async def sent() -> list[Line]:
         await engine.start()
         before = await _sample(engine, size, "by host")
-        found = await _trips(engine, model, size, "nccl", incarnation=2, gpu=2, processes=2)
+        found = await _trips(engine, trial.two, size, "nccl", incarnation=2, gpu=2, processes=2)
         return [arrival(PARALLEL, found, size),
                 repeated(f"answers after {PARALLEL}", before, await _sample(engine, size, "nccl"))]
 
@@ -149,6 +152,13 @@ class _Trial:
         self.size, self.model = size, model
         self.rate = 0.0
         """Tokens per second with all requests in flight."""
+
+    @cached_property
+    def two(self) -> list[Sent]:
+        """Another model of random weights, and this one: an engine that keeps old weights is noticed."""
+        other = make_model(self.size, self.model.parent / "other", seed=SEED + 1)
+        return [Sent(model=folder, canary=folder_canary(folder, half=self.size.dtype == "bfloat16"))
+                for folder in (other, self.model)]
 
     async def start(self, engine: TrialEngine) -> list[Line]:
         started = time.monotonic()
@@ -169,13 +179,16 @@ class _Trial:
         return []
 
     async def update(self, engine: Engine) -> list[Line]:
-        packed = await asyncio.to_thread(pack_folder, self.model, self.size.dtype)
+        two = await asyncio.to_thread(lambda: self.two)
+        packed = [await asyncio.to_thread(pack_folder, sent.model, self.size.dtype) for sent in two]
         landed = asyncio.Event()
         flying = asyncio.create_task(_sample_until(landed, engine, self.size))
         seconds, memory = [], []
         for step in range(1, UPDATES + 1):
             await asyncio.sleep(0.2)
-            await engine.update(_version(step, packed.digest), packed.manifest, packed.buffer)
+            one = step % 2  # the last one is the model with which the engine has started
+            await engine.update(_version(step, packed[one].digest), packed[one].manifest, packed[one].buffer,
+                                two[one].canary)
             seconds.append(engine.paused_seconds)
             memory.append(used_mib(self.size))
         landed.set()
@@ -187,18 +200,22 @@ class _Trial:
             Line(name="update in flight", passed=whole and split > 0,
                  found=f"{split} of {len(samples)} answers have tokens of several versions"),
             Line(name="pause of an update", aim=f"under {PAUSE_S:g} s",
-                 found=f"{max(seconds):.2f} s, {packed.buffer.nbytes / max(seconds) / 1e9:.2f} GB/s",
+                 found=f"{max(seconds):.2f} s, {packed[0].buffer.nbytes / max(seconds) / 1e9:.2f} GB/s",
                  passed=self.size.device == "cpu" or max(seconds) < PAUSE_S),
             Line(name="five updates, flat memory", found=f"{grown:+,.0f} MiB",
                  aim=f"under {GROWTH_MIB} MiB", passed=grown < GROWTH_MIB)]
 
     async def transfer(self, engine: Engine, way: Way) -> list[Line]:
-        """The same weights come by this way, so that the answers stay."""
+        """Another model comes by this way, and then the first one again, so that the answers stay."""
         name, sender = WAYS[way]
         before = await _sample(engine, self.size, f"before {way}")
         if self.size.device == "cuda" and len(smi("index")) <= sender:
             return [Line(name=name, found="needs two GPUs")]
-        found = await _trips(engine, self.model, self.size, way, incarnation=2 + sender, gpu=sender)
+        two = await asyncio.to_thread(lambda: self.two)
+        try:
+            found = await _trips(engine, two, self.size, way, incarnation=2 + sender, gpu=sender)
+        except WrongWeights as fault:
+            return [Line(name=name, passed=False, found=str(fault), aim="what Hugging Face computes")]
         return [arrival(name, found, self.size),
                 repeated(f"answers after {name}", before, await _sample(engine, self.size, way))]
 
@@ -223,14 +240,24 @@ class _Trial:
             repeated("answers go on after a sleep", before, await flying)]
 
 
-async def _trips(engine: Engine, model: Path, size: Size, way: Way, *, incarnation: int, gpu: int,
+async def _trips(engine: Engine, models: Sequence[Sent], size: Size, way: Way, *, incarnation: int, gpu: int,
                  processes: int = 1) -> list[Trip]:
-    """Sends the weights while requests go on. `gpu`: number of the GPU that sends, if there are any."""
+    """Sends models while requests go on, each some times. `gpu`: number of the GPU that sends, if there are any.
+
+    Raises WrongWeights unless the engine computes what Hugging Face computes with each.
+    """
     landed = asyncio.Event()
     flying = asyncio.create_task(_sample_until(landed, engine, size))
     try:
-        return await trips(engine, model, size.dtype, way, rounds=SENT, incarnation=incarnation,
-                           gpu=gpu if size.device == "cuda" else None, processes=processes)
+        found = [await trips(engine, sent, size.dtype, way, rounds=SENT, incarnation=10 * incarnation + number,
+                             gpu=gpu if size.device == "cuda" else None, processes=processes)
+                 for number, sent in enumerate(models)]
+        return [trip for model in found for trip in (model if model is found[0] else model[1:])]
+    except WrongWeights:
+        packed = await asyncio.to_thread(pack_folder, models[-1].model, size.dtype)
+        version = Version(incarnation=10 * incarnation, step=SENT, digest=packed.digest)
+        await engine.update(version, packed.manifest, packed.buffer)  # unchecked, so that the engine answers again
+        raise
     finally:
         landed.set()
         await flying

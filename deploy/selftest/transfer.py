@@ -16,10 +16,21 @@ from rollout.engine.engine import Engine
 from rollout.weights.receiver import GpuReceiver, HostReceiver
 from services.process.garbage import collect_garbage
 from services.records import Version
+from services.weights.canary import Canary
 from services.weights.registry import Participant, TransferRegistry, Way
 
 SECONDS = 120.0
 LOOK_S = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """A model that is sent to an engine."""
+
+    model: Path
+    """Its folder."""
+    canary: Canary | None = None
+    """What it computes by other code (folder_canary)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,11 +65,12 @@ class _Alone:
         pass
 
 
-async def trips(engine: Engine, model: Path, dtype: str, way: Way, *, rounds: int, incarnation: int,
+async def trips(engine: Engine, sent: Sent, dtype: str, way: Way, *, rounds: int, incarnation: int,
                 gpu: int | None = None, processes: int = 1) -> list[Trip]:
-    """Sends the model in the folder `model` so many times. `gpu`: number of the sender's GPU; None: a CPU sends.
+    """Sends a model so many times. `gpu`: number of the sender's GPU; None: a CPU sends.
 
-    `processes`: number of processes of the engine. Raises RuntimeError if a version does not arrive.
+    `processes`: number of processes of the engine. Raises EngineFault if a version does not arrive, and WrongWeights if
+    the engine computes something else.
     """
     import torch
 
@@ -76,7 +88,8 @@ async def trips(engine: Engine, model: Path, dtype: str, way: Way, *, rounds: in
     receiving = asyncio.create_task(receiver.run())
     try:
         versions = [Version(incarnation=incarnation, step=step) for step in range(rounds)]
-        return await _sent(receiver, registry, _Source(model, dtype, way, group), engine, versions)
+        return await _sent(registry, _Source(sent.model, dtype, way, group), engine, versions,
+                           sent.canary)
     finally:
         receiving.cancel()
         await asyncio.wait([receiving])
@@ -105,8 +118,8 @@ class _Source:
                           shards=1, ipc=self.way == "ipc")
 
 
-async def _sent(receiver: GpuReceiver, registry: TransferRegistry, source: _Source, engine: Engine,
-                versions: Sequence[Version]) -> list[Trip]:
+async def _sent(registry: TransferRegistry, source: _Source, engine: Engine, versions: Sequence[Version],
+                canary: Canary | None) -> list[Trip]:
     from learner.weights.sender import GpuSender, HostSender
 
     ranks = source.sender()
@@ -126,8 +139,7 @@ async def _sent(receiver: GpuReceiver, registry: TransferRegistry, source: _Sour
             return version
 
         version = await asyncio.to_thread(send)
-        if await receiver.receive(version, "") is None:  # nobody has it in host memory
-            raise RuntimeError(f"version {version.short} did not arrive")
+        await engine.swap(version, canary)
         results.append(Trip(size=size, sending=live[0] - started, pause=engine.paused_seconds))
     ranks.close()
     return results

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from deploy.selftest.transfer import Trip, trips
+from deploy.selftest.transfer import Sent, Trip, trips
 from lab.bench.figures import Figure, Tell, silent
 from services.config.rollout import RolloutSection
 from services.records import Version
@@ -124,7 +124,8 @@ async def _update(folder: Path, packed: Any) -> tuple[float, float, dict[str, Tr
             await engine.update(Version(incarnation=1, step=step, digest=packed.digest), packed.manifest, packed.buffer)
             before.append(time.monotonic() - started - engine.paused_seconds)
             pauses.append(engine.paused_seconds)
-        sent = {name: min(await trips(engine, folder, "float32", way, rounds=ROUNDS, incarnation=2 + number),
+        model = Sent(model=folder)
+        sent = {name: min(await trips(engine, model, "float32", way, rounds=ROUNDS, incarnation=2 + number),
                           key=lambda trip: trip.sending)
                 for number, (name, way) in enumerate(WAYS.items())}
     finally:

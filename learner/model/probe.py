@@ -6,7 +6,7 @@
 A process is refused at its first batch, before it has updated anything. At later batches a difference is only reported.
 
 Both sides may differ only by rounding. Each of a layer's matrix products and sums rounds its result to the relative
-precision u of the dtype (2^-24 for float32, 2^-9 for bfloat16), in another order on each side. The errors of about
+precision u of the dtype (2^-24 for float32, 2^-8 for bfloat16), in another order on each side. The errors of about
 OPERATIONS of them in each of L layers add up like a random walk, to u * sqrt(OPERATIONS * L) of the spread of the
 logits, so
 
@@ -112,9 +112,14 @@ class Probe:
 
 def bound(policy: Policy, spread: float, *, half: bool) -> float:
     """The largest mean difference of logprobs in nats that rounding explains. `spread`: of the tempered logits."""
+    return SAFETY * rounding(policy, spread, half=half)
+
+
+def rounding(policy: Policy, spread: float, *, half: bool) -> float:
+    """The mean difference of logprobs in nats that rounding is expected to make. `spread`: of the tempered logits."""
     unit = torch.finfo(torch.bfloat16 if half else torch.float32).eps / 2
     layers = policy.hf.config.get_text_config().num_hidden_layers
-    return SAFETY * unit * math.sqrt(OPERATIONS * layers + 1) * max(spread, 1.0)
+    return unit * math.sqrt(OPERATIONS * layers + 1) * max(spread, 1.0)
 
 
 def _chosen(rows: Rows, token_budget: int) -> tuple[Rows, Ints]:

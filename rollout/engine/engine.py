@@ -7,10 +7,12 @@ An update, under one deadline:
                                                      it has come from GPU to GPU (rollout/weights/receiver.py)
     pause(keep) ▸ requests freeze, KV is dropped     load ▸ weights replaced in place
     reset the prefix cache                           resume ▸ frozen requests recompute their KV under the new weights
-    probe ▸ one token at the new version             release what finished meanwhile
+    probe ▸ the canary (services/weights/canary.py)  release what finished meanwhile
 
-Samples that finish during an update are held back until its probe has passed, so that no sample of broken weights
-leaves the engine. After any error the engine cannot be used again: the worker exits, and others claim its tickets.
+Samples that finish during an update are held back until its probe has passed, so that no sample of wrong weights leaves
+the engine. If the canary fails, the engine holds everything back until another update is right, and samples again what
+the wrong weights may have sampled. After any other error the engine cannot be used again: the worker exits, and others
+claim its tickets.
 
 Not used, because each was measured to be silently wrong or fatal with vLLM 0.32 on CPU: updates without a pause,
 `raw_logprobs` (they ignore the temperature), chunked prefill (a seeded request whose prompt is split ends the process).
@@ -34,17 +36,17 @@ from rollout.engine.sample import Sample, sample_of
 from rollout.engine.settings import engine_arguments, engine_environment, gpu_bytes, kv_bytes, prepare_environment
 from rollout.engine.weights_file import loaded_from_file
 from services.config.tree import RolloutSection
-from services.errors import EngineFault
+from services.errors import EngineFault, WrongWeights
 from services.process.guard import ProcessGuard, end_all
 from services.process.held_folder import HeldFolder, short_root
 from services.records import Version
 from services.telemetry.logs import get_logger
+from services.weights.canary import ANSWER, PROMPTS, Canary, CanaryCheck, Played
 from services.weights.headers import folder_parameters
 from services.weights.pack import ITEM_SIZES, Manifest
 
 EXTEND_S = 1.0
 """Seconds between two extensions of the requests' deadlines. Extending them at every engine step would cost more."""
-PROBE_IDS = list(range(2, 18))
 Arguments = contextlib.AbstractContextManager[tuple[Any, ...]]
 T = TypeVar("T")
 log = get_logger("engine")
@@ -84,6 +86,9 @@ class Engine:
         self._guarded: set[asyncio.Timeout] = set()
         self._waiting: set[asyncio.Timeout] = set()
         self._extended = 0.0
+        self._canaries = CanaryCheck()
+        self._wrong = 0
+        """Number of updates after which it played other weights than it was sent."""
         self._released = asyncio.Event()
         self._released.set()
 
@@ -99,7 +104,7 @@ class Engine:
             self._llm = await self._build()
             self._watch = asyncio.create_task(self._end_with(self._llm))
             await self._call("update_weight_version", new_version=self.version.name)
-            await self._probe(self.version)
+            await self._probe(self.version, None)
 
     async def sample(self, prompt_ids: Sequence[int], *, temperature: float, seed: int, max_tokens: int,
                      stop_token_ids: Sequence[int], request_id: str, stop_texts: Sequence[str] = ()) -> Sample:
@@ -112,23 +117,31 @@ class Engine:
         async with self._turn:
             await self._released.wait()  # an engine that sleeps makes no steps, so no deadline runs
             async with self._guard("sample", "sample_seconds", extended=True):
-                sample = await self._generate(prompt_ids, request_id, temperature=temperature, seed=seed,
-                                              max_tokens=max_tokens, stop=stop_token_ids, texts=stop_texts)
-                await self._released.wait()
+                while True:
+                    wrong = self._wrong
+                    sample = sample_of(await self._generate(
+                        prompt_ids, request_id, temperature=temperature, seed=seed, max_tokens=max_tokens,
+                        stop_token_ids=stop_token_ids, stop_texts=stop_texts), self._names)
+                    await self._released.wait()
+                    if wrong == self._wrong:  # else wrong weights may have sampled some of it
+                        break
         self._raise_if_dead()
         self.listener(len(prompt_ids), len(sample.ids), time.monotonic() - started)
         return sample
 
-    async def update(self, version: Version, manifest: Manifest, buffer: np.ndarray) -> None:
+    async def update(self, version: Version, manifest: Manifest, buffer: np.ndarray,
+                     canary: Canary | None = None) -> None:
         """Loads `version` in place and keeps the requests in flight. After an EngineFault the engine cannot be used.
 
+        `canary`: what the learner computes with this version. If the engine does not, raises WrongWeights, and holds
+        all samples back until another update is right.
         The update is completed even if the caller is cancelled, because a paused engine would wait for ever.
         """
-        await self._update_by(version, "load_packed", loaded_from_file(manifest, buffer, version.digest))
+        await self._update_by(version, canary, "load_packed", loaded_from_file(manifest, buffer, version.digest))
 
-    async def swap(self, version: Version) -> None:
+    async def swap(self, version: Version, canary: Canary | None = None) -> None:
         """As update, with a version that the engine's processes have received (rollout/weights/inbox.py)."""
-        await self._update_by(version, "load_received", contextlib.nullcontext((version.name,)))
+        await self._update_by(version, canary, "load_received", contextlib.nullcontext((version.name,)))
 
     async def call(self, method: str, **arguments: Any) -> list[Any]:
         """Calls a method of all worker processes between two steps of the engine. After an EngineFault as update."""
@@ -141,7 +154,7 @@ class Engine:
         self._update = asyncio.create_task(self._load(*what))
         await asyncio.shield(self._update)
 
-    async def _load(self, version: Version, method: str, arguments: Arguments) -> None:
+    async def _load(self, version: Version, canary: Canary | None, method: str, arguments: Arguments) -> None:
         async with self._updating, self._guard(f"update to {version.short}", "update_seconds"):
             with contextlib.ExitStack() as stack:
                 ready = stack.enter_context  # in a thread: it hashes and writes, or waits for a worker that does
@@ -157,8 +170,14 @@ class Engine:
             await self._call("update_weight_version", new_version=version.name)
             await self._call("resume_generation")
             self.paused_seconds = time.monotonic() - started
-            await self._probe(version)
-            self.version = version
+            fault = await self._probe(version, canary)
+            if fault:
+                self._wrong += 1
+                self._extend(None)
+            else:
+                self.version = version
+        if fault:
+            raise WrongWeights(fault)
         self._released.set()
 
     async def sleep(self) -> None:
@@ -238,22 +257,35 @@ class Engine:
             if not timeout.expired():
                 timeout.reschedule(None if seconds is None else asyncio.get_running_loop().time() + seconds)
 
-    async def _generate(self, prompt_ids: Sequence[int], request_id: str, *, temperature: float, seed: int,
-                        max_tokens: int, stop: Sequence[int], texts: Sequence[str] = ()) -> Sample:
-        final = await self._call(
+    async def _generate(self, prompt_ids: Sequence[int], request_id: str, *, temperature: float = 1.0, seed: int = 0,
+                        stop_token_ids: Sequence[int] = (), stop_texts: Sequence[str] = (),
+                        **values: int) -> dict[str, Any]:
+        """Returns what the vLLM process answers (process.py)."""
+        answer = await self._call(
             "generate", prompt_ids=list(prompt_ids), request_id=request_id, temperature=temperature, seed=seed,
-            max_tokens=max_tokens, stop_token_ids=list(stop), stop=list(texts))
-        if final["finished"] not in ("stop", "length"):
-            raise EngineFault(f"{request_id} ended with {final['finished']}")
-        return sample_of(final, self._names)
+            stop_token_ids=list(stop_token_ids), stop=list(stop_texts), **values)
+        if answer["finished"] not in ("stop", "length"):
+            raise EngineFault(f"{request_id} ended with {answer['finished']}")
+        return answer
 
-    async def _probe(self, version: Version) -> None:
-        probe = f"probe/{version.short}"
-        sample = await self._generate(PROBE_IDS, probe, temperature=1.0, seed=0, max_tokens=1, stop=())
-        if not np.isfinite(sample.logprobs).all():
-            raise EngineFault(f"version {version.short} samples with logprob {sample.logprobs}")
-        if [span.version for span in sample.spans] != [version]:
-            raise EngineFault(f"the probe was sampled by {sample.spans}, not by {version.short}")
+    async def _probe(self, version: Version, canary: Canary | None) -> str:
+        """Answers the canary's prompts. Returns what is wrong with the weights; "" if nothing is."""
+        name = f"probe/{version.short}"
+        answers = await asyncio.gather(*(
+            self._generate(prompt, f"{name}/{k}", max_tokens=ANSWER) for k, prompt in enumerate(PROMPTS)))
+        again = await asyncio.gather(*(
+            self._generate(prompt + answer["ids"], f"{name}/again/{k}", max_tokens=1, prompt_logprobs=0)
+            for k, (prompt, answer) in enumerate(zip(PROMPTS, answers, strict=True))))
+        if any([span[0] for span in answer["spans"]] != [version.name] for answer in answers + again):
+            raise EngineFault(f"the probe was sampled by {answers[0]['spans']}, not by {version.short}")
+        parts = [np.split(np.array(answer["prompt_logprobs"]), [len(prompt) - 1])
+                 for prompt, answer in zip(PROMPTS, again, strict=True)]
+        read, reread = (np.concatenate(part).tolist() for part in zip(*parts, strict=True))
+        written = [logprob for answer in answers for logprob in answer["logprobs"]]
+        if not np.isfinite(read + reread + written).all():
+            raise EngineFault(f"version {version.short} samples with logprob {written}")
+        return "" if canary is None else self._canaries.fault(
+            canary, Played(logprobs=read, written=written, read=reread))
 
     @contextlib.asynccontextmanager
     async def _guard(self, doing: str, key: str, *, extended: bool = False) -> AsyncIterator[None]:

@@ -104,7 +104,8 @@ class VllmProcess:
 
     async def _generate(self, *, prompt_ids: list[int], request_id: str, stop: list[str],
                         **values: Any) -> dict[str, Any]:
-        """Returns ids, logprobs, spans (version, start, end) and the reason of the end, of one response.
+        """Returns ids, logprobs, spans (version, start, end) and the reason of the end, of one response. With
+        prompt_logprobs=0 also those of the prompt's tokens but the first.
 
         `stop`: texts that end it. The token that completes one is the last, whatever text it has behind it.
         """
@@ -117,14 +118,16 @@ class VllmProcess:
         params = SamplingParams(
             **values, stop=stop, include_stop_str_in_output=True, logprobs=0, detokenize=bool(stop),
             output_kind=RequestOutputKind.FINAL_ONLY, skip_clone=True)
-        final = None
+        final, prompt = None, None
         async for output in self._llm.generate(tokens_input(prompt_ids), params, request_id):
-            final = output.outputs[0]
+            final, prompt = output.outputs[0], output.prompt_logprobs
         if final is None or final.finish_reason not in ("stop", "length"):
             return {"finished": final and final.finish_reason}
         ids = list(final.token_ids)
+        read = zip(prompt[1:], prompt_ids[1:], strict=True) if prompt else ()
         return {
             "finished": final.finish_reason, "ids": ids,
+            "prompt_logprobs": [row[i].logprob for row, i in read],
             "logprobs": [row[i].logprob for row, i in zip(final.logprobs, ids, strict=True)],
             "spans": [(span.version, span.start, span.end) for span in final.weight_versions]}
 

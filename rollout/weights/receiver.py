@@ -15,9 +15,10 @@ from typing import Any
 import msgspec
 
 from rollout.engine.engine import Engine
-from services.errors import DeadlineExceeded
+from services.errors import DeadlineExceeded, WrongWeights
 from services.records import Version
 from services.telemetry.logs import get_logger
+from services.weights.canary import Canary
 from services.weights.checksum import combined
 from services.weights.pack import Packed
 from services.weights.registry import Participant, Round
@@ -44,7 +45,7 @@ class HostReceiver:
         """Has nothing to do between two versions."""
         await asyncio.Event().wait()
 
-    async def receive(self, version: Version, export: str) -> float | None:
+    async def receive(self, version: Version, export: str, canary: Canary | None = None) -> float | None:
         """Fetches a version and loads it. See WeightReceiver."""
         try:
             async with asyncio.timeout(self._seconds):
@@ -55,7 +56,7 @@ class HostReceiver:
         if packed is None:
             return None
         started = time.monotonic()
-        await self._engine.update(version, packed.manifest, packed.buffer)
+        await self._engine.update(version, packed.manifest, packed.buffer, canary)
         return time.monotonic() - started
 
 
@@ -66,13 +67,15 @@ class GpuReceiver:
     def __init__(self, engine: Engine, host: HostReceiver, member: Participant, ask: Ask, *, address: str) -> None:
         self._engine, self._host, self._member, self._ask, self._address = engine, host, member, ask, address
         self._received: Version | None = None
+        self._wrong = False
+        """Whether the engine has played other weights after a swap. Then the worker takes part no more."""
         self._swapping = asyncio.Lock()  # a new round takes the memory of the version before
 
     async def run(self) -> None:
         """Takes part in rounds until it is cancelled. Raises EngineFault."""
         receiving: asyncio.Task[None] | None = None
         try:
-            while True:
+            while not self._wrong:
                 if receiving is not None and receiving.done():  # before the call, which else returns the same round
                     receiving = receiving.result()
                 transfer: Round | None = await self._asked("call", self._member)
@@ -83,15 +86,21 @@ class GpuReceiver:
             if receiving is not None:
                 receiving.cancel()
             await self._asked("leave", self._member.worker, seconds=LEAVE_S)
+        await self._host.run()
 
-    async def receive(self, version: Version, export: str) -> float | None:
+    async def receive(self, version: Version, export: str, canary: Canary | None = None) -> float | None:
         """Swaps in the version if it has been received, else loads it from host memory. See WeightReceiver."""
         started = time.monotonic()
         async with self._swapping:
-            if self._received == version:
-                await self._engine.swap(version)
-                return time.monotonic() - started
-        return await self._host.receive(version, export)
+            if self._received == version and not self._wrong:
+                try:
+                    await self._engine.swap(version, canary)
+                    return time.monotonic() - started
+                except WrongWeights as fault:
+                    self._wrong = True
+                    log.warning("wrong weights", version=version.short, reason=str(fault),
+                                then="this worker takes versions from host memory from now on")
+        return await self._host.receive(version, export, canary)
 
     async def _take(self, transfer: Round) -> None:
         async with self._swapping:

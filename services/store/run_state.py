@@ -10,6 +10,7 @@ import msgspec
 from services.records import Version
 from services.store.connection import Connection
 from services.store.lease import Lease
+from services.weights.canary import Canary
 
 
 class Backlog(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,14 +68,24 @@ class RunState(Connection):
         """Returns a new learner incarnation. `above`: the checkpoint's, so that an emptied Redis starts beyond it."""
         return int(self.script("incarnation", *lease.fence, above, role=lease.role))
 
-    def publish_version(self, lease: Lease, version: Version, path: str) -> None:
-        """Points every rollout worker to new weights. `path`: an export for workers that cannot fetch them."""
-        self.script("publish", *lease.fence, msgspec.json.encode((version, path)), role=lease.role)
+    def publish_version(self, lease: Lease, version: Version, path: str, canary: Canary | None = None) -> None:
+        """Points every rollout worker to new weights. `path`: an export for workers that cannot fetch them. `canary`:
+        what the learner computes with them."""
+        self.script("publish", *lease.fence, msgspec.json.encode((version, path)),
+                    msgspec.json.encode((version, canary)), role=lease.role)
 
     def version(self) -> tuple[Version, str] | None:
         """Returns the version that was published last, with its export; None before the first."""
         (pointer,) = self.read(("HGET", "counters", "version"))
         return msgspec.json.decode(pointer, type=tuple[Version, str]) if pointer else None
+
+    def canary(self, version: Version) -> Canary | None:
+        """Returns the canary of the current version; None if it has none, or is not `version`."""
+        (stored,) = self.read(("HGET", "counters", "canary"))
+        if not stored:
+            return None
+        current, canary = msgspec.json.decode(stored, type=tuple[Version, Canary | None])
+        return canary if current == version else None
 
     def publish_servers(self, lease: Lease, urls: Sequence[str]) -> None:
         """Publishes the present list of environment servers to every rollout worker."""

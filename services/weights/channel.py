@@ -52,6 +52,7 @@ from concurrent.futures import Future
 from typing import Protocol
 
 from services.records import Version
+from services.weights.canary import Canary
 from services.weights.pack import Packed
 
 
@@ -89,10 +90,12 @@ class WeightReceiver(Protocol):
         """Takes part in rounds until it is cancelled. Raises EngineFault."""
         ...
 
-    async def receive(self, version: Version, export: str) -> float | None:
+    async def receive(self, version: Version, export: str, canary: Canary | None = None) -> float | None:
         """Loads a version into the engine, which has it afterwards. `export`: a folder with its weights, "" if unknown.
+        `canary`: what the learner computes with it.
 
         Returns the seconds of the update without the fetch, or None if nobody has the version now. Raises EngineFault
-        if the engine cannot be used any more, DeadlineExceeded after rollout.update_seconds.
+        if the engine cannot be used any more, DeadlineExceeded after rollout.update_seconds, and WrongWeights if the
+        engine computes something else by each way that there is.
         """
         ...

@@ -24,6 +24,7 @@ from services.records import Ticket, Version
 from services.seeds import seed_for
 from services.store.store import Store
 from services.telemetry.heartbeat import decode
+from services.weights.canary import Canary
 from services.weights.pack import Packed, pack_tensors
 
 DEADLINE_S = 240.0
@@ -82,12 +83,12 @@ class Shelf:
         self.model_of = model_of
         self.held: dict[Version, Packed] = {}
 
-    def publish(self, step: int, *, life: int = 0) -> Version:
-        """Publishes weights, as the learner that was restarted `life` times."""
+    def publish(self, step: int, *, life: int = 0, canary: Canary | None = None) -> Version:
+        """Publishes weights, as the learner that was restarted `life` times. `canary`: what it computes with them."""
         packed = pack_tensors(self.model_of(tied=True, seed=100 + step).state_dict().items())
         version = Version(incarnation=self.lease.epoch + 1000 + life, step=step, digest=packed.digest)
         self.held[version] = packed
-        self.store.publish_version(self.lease, version, "")
+        self.store.publish_version(self.lease, version, "", canary)
         return version
 
     async def fetch(self, version: Version, folder: str) -> Packed | None:

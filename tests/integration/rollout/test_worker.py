@@ -13,12 +13,14 @@ from learner.gpu_turn import gpu_turn
 from rollout.gpu_turns import GpuTurns
 from rollout.judge import chosen, labels
 from services.config.objectives import JudgeSection
+from services.errors import UserError
 from services.records import Version, VersionSpan
 from services.seeds import seed_for
 from services.store.gpu_lease import GpuLease
 from services.store.store import Store
 from services.telemetry.heartbeat import Beating, Pulse
 from services.telemetry.logs import configure_logs
+from services.weights.canary import PROMPTS, Canary
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
@@ -131,3 +133,16 @@ async def test_a_version_that_is_gone_fails_its_tickets_with_the_reason(world, t
     assert all("nobody has the weights" in line["reason"] for line in failures)
     updates = [line for line in lines if line["event"] == "weights updated"]
     assert [line["version"] for line in updates] == [version.short]
+
+
+async def test_a_sampler_that_computes_something_else_than_the_learner_ends_the_run_by_its_name(world):
+    wrong = Canary(logprobs=[-1.0] * sum(len(prompt) - 1 for prompt in PROMPTS), rounding=1e-6)
+    version = world.shelf.publish(1, canary=wrong)
+    try:
+        with pytest.raises(UserError, match="sampler rollout-0 plays other weights than it was sent: its logprobs"):
+            async with working(world) as worker:
+                await worker
+        assert world.engine.paused
+    finally:
+        packed = world.shelf.held[version]
+        await world.engine.update(version, packed.manifest, packed.buffer)

@@ -21,7 +21,8 @@ import numpy as np
 import pytest
 import torch
 
-from deploy.selftest.transfer import trips
+from deploy.selftest.transfer import Sent, trips
+from learner.weights.policy_canary import folder_canary
 from rollout.engine.engine import Engine
 from rollout.weights.receiver import GpuReceiver, HostReceiver
 from services.records import Version
@@ -178,7 +179,8 @@ async def test_the_processes_of_a_parallel_engine_keep_a_part_each_and_gather_wh
     engine = ParallelEngine(tied_folder, Version(incarnation=0, step=0), config=sampler_config, dtype="float32")
     try:
         await engine.start()
-        await trips(engine, tmp_path, "float32", "nccl", rounds=1, incarnation=1, processes=2)
+        sent = Sent(model=tmp_path, canary=folder_canary(tmp_path, half=False))
+        await trips(engine, sent, "float32", "nccl", rounds=1, incarnation=1, processes=2)
         found = await sample(engine, 7)
     finally:
         await engine.close()
