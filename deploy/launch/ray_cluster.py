@@ -19,6 +19,8 @@ from typing import Any
 
 import psutil
 
+from deploy.launch.planning.machine import available_memory
+from deploy.launch.planning.model_memory import stored_bytes
 from deploy.launch.ray_address import check_ray, ray_address
 from deploy.members.private_ray import dead_part
 from services.config.tree import Config
@@ -43,6 +45,8 @@ _LOOPBACK = {
     "RAY_enable_metrics_collection": "0",
     "GLOO_SOCKET_IFNAME": "lo",
 }
+STORE_SHARE = 0.3
+"""Share of the free memory that Ray gives to its object store unless it is told a size."""
 _LONGEST_ROOT = 20
 """Longest root of temporary files, in characters. Ray's socket paths add 87, and the kernel accepts 107."""
 
@@ -57,7 +61,9 @@ def ray_cluster(config: Config, namespace: str, note: Callable[[str], object]) -
     os.environ.update({k: v for k, v in _QUIET.items() if k not in os.environ})
     options: dict[str, Any] = {
         "namespace": namespace, "log_to_driver": False, "configure_logging": False}
-    address = ray_address(config)
+    address, stored = ray_address(config), stored_bytes(config)
+    if address is None and stored > STORE_SHARE * available_memory():
+        options["object_store_memory"] = stored
     private = private_ray(start_s=config.ray.start_seconds, note=note, **options) if address is None else None
     with private or _existing(str(address), options, note):
         import ray

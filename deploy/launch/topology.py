@@ -17,13 +17,21 @@ from typing import Any
 from deploy.launch.discovery import Discovery
 from deploy.launch.planning.gpu_plan import shared_device, with_transfer
 from deploy.launch.planning.gpu_pool import pool_of
+from deploy.launch.planning.model_memory import check_object_store
 from deploy.launch.ray_address import ray_address
 from deploy.launch.ray_cluster import ray_cluster
 from deploy.members import private_ray
 from deploy.members.env_server import EnvServer
 from deploy.members.learner_gang import LearnerGang
 from deploy.members.placed_server import PlacedServer
-from deploy.members.placement import NODE_SHARE, ClusterPlace, ProcessPlace, bundle, on_roomiest_node
+from deploy.members.placement import (
+    NODE_SHARE,
+    ClusterPlace,
+    ProcessPlace,
+    bundle,
+    on_roomiest_node,
+    total_nodes,
+)
 from deploy.members.ray_actor import Actor
 from deploy.members.shared_gpus import GpuShare, SharedGpus
 from deploy.runs.folder import RunFolder
@@ -167,6 +175,8 @@ def _weights_actor(config: Config, namespace: str) -> tuple[Any, str]:
     from services.weights.actor import WeightsActor
 
     name, nodes = f"weights-{namespace}", config.placement.weights
+    check_object_store(config, [node.get("object_store_memory", 0.0) for node in total_nodes()
+                                if nodes is None or nodes in node])
     # Ray puts an actor without resources on any node, also on a head with little memory.
     options = {"resources": {nodes: NODE_SHARE}} if nodes else on_roomiest_node()
     return WeightsActor.options(name=name, num_cpus=0, **options).remote(), name

@@ -48,14 +48,14 @@ class VersionPart:
             if low < high:
                 own[low - begin : high - begin].copy_(bucket[low + shift : high + shift])
 
-    def sums(self) -> list[int]:
-        """Returns the checksum of each tensor's part."""
+    def sums(self) -> Tensor:
+        """Returns the checksum of each tensor's part, int64 [tensors]."""
         sums = [torch.zeros((), dtype=torch.int64, device=self.memory.device)]
         for entry, own in zip(self.manifest, self._own, strict=True):
             first = self._index * len(own) // ITEM_SIZES[entry.dtype]
             run = own.view(getattr(torch, entry.dtype))[: max(0, math.prod(entry.shape) - first)]
             sums.append(element_sum(run, first))
-        return torch.stack(sums)[1:].tolist()
+        return torch.stack(sums)[1:]
 
     def tensors(self, gather: Gather | None = None) -> Iterator[Tensor]:
         """Yields the entire tensors in the order of the manifest. With several parts a collective that needs `gather`.
@@ -119,7 +119,7 @@ class Inbox:
                 part.put(transfer.shares[shared_gpu], 0, imported(transfer.handles[shared_gpu], self._device))
             else:
                 self._receive(transfer, first, address, part)
-            self._state = RECEIVED, part.sums()
+            self._state = RECEIVED, part.sums().tolist()
         except Exception as error:
             self.close()
             self._state = f"{type(error).__name__}: {error}", []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from learner.credit.registry import estimator
@@ -15,6 +16,9 @@ from services.weights.headers import folder_parameters
 from services.weights.link import BUCKET
 from services.weights.registry import Way
 
+STORED = 3
+"""Most versions of the weights in Ray's object store: an old one, and a new one twice while it is handed over
+(services/weights/actor.py). An evaluation hands over a file, which is there once."""
 SCRATCH_VOCABULARY = 1024
 """Upper bound of the vocabulary of the tokenizer that the cold start trains."""
 TYPICAL_ROW = 0.25
@@ -67,6 +71,21 @@ def check_cache(config: Config) -> None:
 def sampler_bytes(config: Config, shape: Shape) -> int:
     """Returns the bytes of the sampler's weights."""
     return shape.parameters * (2 if config.model.dtype == "bfloat16" else 4)
+
+
+def stored_bytes(config: Config) -> int:
+    """Returns the bytes of the versions that may be in Ray's object store at once."""
+    return STORED * sampler_bytes(config, model_shape(config.model))
+
+
+def check_object_store(config: Config, stores: Sequence[float]) -> None:
+    """Raises UserError if the largest of Ray's object stores, in bytes, has no room for them: Ray would write them to
+    a disk and read them again."""
+    needed, largest = stored_bytes(config), max(stores, default=0.0)
+    if needed > largest:
+        raise UserError(f"Ray's largest object store has {largest / GIB:.1f} GiB, and the versions of the weights take "
+                        f"up to {needed / GIB:.1f} GiB in it", f"give the node of the weights actor more memory, or "
+                        f"start its Ray with --object-store-memory={needed}")
 
 
 def received_bytes(config: Config, shape: Shape, way: Way) -> float:

@@ -12,6 +12,7 @@ from deploy.launch.planning.gpu_plan import ADAPTER_RANK, gpu_plan
 from deploy.launch.planning.gpu_plan import describe as describe_gpus
 from deploy.launch.planning.gpu_pool import pool_of
 from deploy.launch.planning.model_memory import (
+    STORED,
     check_cache,
     model_shape,
     pack_tokens,
@@ -98,7 +99,8 @@ def make_plan(config: Config, *, learner: bool = True) -> Plan:
         run_dir=str(config.run_dir),
         model=origin(config.model.path) or str(config.model.path or "Qwen2 architecture, from scratch"),
         parameters=model_shape(config.model).parameters,
-        processes=(*_processes(config), *((_ranks(config),) if learner else ())),
+        processes=(*_processes(config, versions=STORED if learner else STORED - 1),
+                   *((_ranks(config),) if learner else ())),
         groups_per_step=config.learner.groups_per_step,
         episodes_per_step=episodes,
         rows_per_step=rows,
@@ -138,9 +140,9 @@ def _worker_gib(config: Config, weights: float) -> float:
     return 0.8 + config.rollout.kv_cache_gb + 3 * weights
 
 
-def _processes(config: Config) -> tuple[Process, ...]:
+def _processes(config: Config, *, versions: int) -> tuple[Process, ...]:
     """Returns the processes without the learner's ranks. Constant amounts of memory are rounded from small runs; the
-    rest follows the model."""
+    rest follows the model. `versions`: of the weights in Ray's object store."""
     rollout = config.rollout
     weights = sampler_bytes(config, model_shape(config.model)) / GIB
     local = [Process(name="controller", memory_gib=0.5, address="this process")]
@@ -155,7 +157,7 @@ def _processes(config: Config) -> tuple[Process, ...]:
                              address="127.0.0.1, a free port each"))
     return (
         *local,
-        Process(name="weights actor", memory_gib=0.2 + 2 * weights, address="Ray"),
+        Process(name="weights actor", memory_gib=0.2 + versions * weights, address="Ray"),
         Process(name="rollout worker", count=rollout.workers, cpus=rollout.cpus, gpus=rollout.reserved_gpus,
                 memory_gib=_worker_gib(config, weights), address="Ray"),
     )

@@ -5,11 +5,12 @@ import json
 import pytest
 
 from deploy.launch.planning import plan
-from deploy.launch.planning.model_memory import SCRATCH_VOCABULARY, model_shape
+from deploy.launch.planning.model_memory import SCRATCH_VOCABULARY, STORED, check_object_store, model_shape
 from deploy.runs.configs import load_config
 from services.config.tree import Config, ModelSection
 from services.errors import UserError
 from services.units import GIB
+from services.weights.actor import KEEP
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +49,19 @@ def test_a_critic_takes_memory_of_its_own():
                           if process.name == "learner rank")
                      for made in (config(), config("learner.credit.estimator=ppo")))
     assert (critic - plain) * GIB == pytest.approx(52 * model_shape(config().model).parameters)
+
+
+def test_the_object_store_has_to_hold_an_old_version_and_a_new_one_twice():
+    """With less room Ray would write versions to a disk."""
+    chosen = config("model.dtype=bfloat16")
+    size = 2 * model_shape(chosen.model).parameters
+    actor = next(process for process in plan.make_plan(chosen).processes if process.name == "weights actor")
+    assert actor.memory_gib == pytest.approx(0.2 + 3 * size / GIB)
+    assert STORED == KEEP + 1
+    check_object_store(chosen, [0.0, 3 * size])
+    with pytest.raises(UserError) as refused:
+        check_object_store(chosen, [0.0, 3 * size - 1])
+    assert str(refused.value).endswith(f"or start its Ray with --object-store-memory={3 * size}")
 
 
 def test_parameters_of_a_model_from_scratch_are_those_of_the_real_one():
