@@ -119,7 +119,7 @@ class LearnerRank:
     def _sender(self, learner: Any, actor: WeightsActorClient) -> WeightSender:
         from learner.weights.sender import GpuSender, HostSender
 
-        host, way = HostSender(learner.sender, actor.publish), self._config.transfer
+        host, way = HostSender(learner.sender, actor.publish, actor.wanted), self._config.transfer
         if way == "host":
             return host
         return GpuSender(learner.sender, host, actor.ask, way=way, seconds=self._config.weights.seconds)
@@ -146,10 +146,6 @@ class LearnerRank:
             if self._leaving.is_set():
                 raise Leaving
 
-        def check_and_keep() -> None:
-            check()
-            sender.keep(weights.wanted())
-
         def before_publish(replaced: Version, check: Callable[[], None]) -> None:
             started = time.monotonic()
             while config.evaluates(replaced.step) and store.evaluated() < replaced.step:
@@ -162,10 +158,9 @@ class LearnerRank:
         pulse = Pulse("learner-0", "learner")
         learner, turn = self._made(make, store, pulse, check)
         stack.enter_context(Beating(pulse, store.beat))
-        sender = self._sender(learner, weights)
         loop = TrainingLoop(
-            config=config, learner=learner, store=store, lease=lease, sender=sender,
-            before_publish=before_publish, check=check_and_keep, mirrored=self._mirrored(), gpu_turn=turn,
+            config=config, learner=learner, store=store, lease=lease, sender=self._sender(learner, weights),
+            before_publish=before_publish, check=check, mirrored=self._mirrored(), gpu_turn=turn,
             archive=stack.enter_context(EpisodeArchive(config.run_dir / "episodes", deadline_s=seconds)),
             checkpoints=Checkpoints(config.run_dir / "checkpoints", config.checkpoint.keep),
             observer=Observer(metrics=config.run_dir / "metrics.jsonl", pulse=pulse, patience_s=seconds))

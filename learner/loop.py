@@ -177,6 +177,7 @@ class TrainingLoop:
 
     def _check(self) -> None:
         self.check()
+        self.sender.keep()
         self.writing.check()
         if self.version.incarnation and time.monotonic() - self._looked >= LOOK_EVERY_S:
             self._looked, found = time.monotonic(), self.store.version()

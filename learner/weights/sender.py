@@ -66,10 +66,12 @@ class WeightsActorClient:
 
 
 class HostSender:
-    """Sends versions through host memory. `publish` hands one to the weights actor."""
+    """Sends versions through host memory. `publish` hands one to the weights actor. `wanted` returns a version that a
+    worker has asked for in vain."""
 
-    def __init__(self, ranks: RankSender, publish: Callable[[Version, Packed], None]) -> None:
-        self._ranks, self._publish = ranks, publish
+    def __init__(self, ranks: RankSender, publish: Callable[[Version, Packed], None],
+                 wanted: Callable[[], Version | None] = lambda: None) -> None:
+        self._ranks, self._publish, self._wanted = ranks, publish, wanted
         self._snapshot: Packed | None = None
         self._sent: tuple[Version, Packed] | None = None
 
@@ -96,10 +98,15 @@ class HostSender:
         copied.set_result(self._sent[1])
         return copied
 
-    def keep(self, wanted: Version | None) -> None:
-        """Publishes the version again that was sent last, if it is wanted: the weights actor died, and has lost it."""
+    def keep(self) -> Version | None:
+        """Publishes the version again that was sent last, if it is wanted: the weights actor died, and has lost it.
+
+        Returns the version that is wanted.
+        """
+        wanted = self._wanted()
         if self._sent is not None and wanted == self._sent[0]:
             self.publish(*self._sent)
+        return wanted
 
 
 class GpuSender:
@@ -146,9 +153,9 @@ class GpuSender:
             self._copied.add_done_callback(lambda copied: self._published(version, copied))
         return self._copied
 
-    def keep(self, wanted: Version | None) -> None:
+    def keep(self) -> None:
         """Publishes the version that was sent last in host memory, if it is wanted: for a worker that starts late."""
-        self._host.keep(wanted)
+        wanted = self._host.keep()
         if self._snapshot is not None and wanted == self._snapshot[0]:
             self.copy()
 

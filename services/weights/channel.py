@@ -78,8 +78,8 @@ class WeightSender(Protocol):
         """
         ...
 
-    def keep(self, wanted: Version | None) -> None:
-        """Sees to it that host memory gets the version that was sent last, if it is the one that is wanted."""
+    def keep(self) -> object:
+        """Sees to it that host memory gets the version that was sent last, if a worker has asked for it in vain."""
         ...
 
 

@@ -48,16 +48,16 @@ def test_a_killed_weights_actor_is_filled_again(weights, monkeypatch):
     client = WeightsActorClient(weights, seconds=DEADLINE_S, clock=lambda: now[0])
     packed = pack_tensors([("w", np.arange(4, dtype=np.float32))])
     ranks = SimpleNamespace(pack=lambda: packed)
-    sender, live = HostSender(ranks, client.publish), []
+    sender, live = HostSender(ranks, client.publish, client.wanted), []
     version = sender.snapshot(Version(incarnation=1, step=3))
 
     def fetch():
         now[0] += 10.0
-        sender.keep(client.wanted())
+        sender.keep()
         return ray.get(weights.fetch.options(max_task_retries=-1).remote(version), timeout=DEADLINE_S)
 
     assert fetch() is None
-    sender.keep(client.wanted())  # nothing is published yet: nothing to keep
+    sender.keep()  # nothing is published yet: nothing to keep
     sender.send(version, live.append)
     assert live == [version] == [ray.get(weights.latest.remote(), timeout=DEADLINE_S)]
     kill(weights)

@@ -75,7 +75,6 @@ def run(store, folder, model_path, gang, *, crash_at=None, leave_at=None, parks=
         published.append((version, packed))
 
     def check():
-        sender.keep(wanted())
         if leave_at and leave_at == f"waiting {published[-1][0].step}":
             raise Leaving
 
@@ -88,7 +87,7 @@ def run(store, folder, model_path, gang, *, crash_at=None, leave_at=None, parks=
     learner = Learner(config, model_path, gang)
     if parks:
         learner.park()
-    sender = HostSender(learner.sender, publish)
+    sender = HostSender(learner.sender, publish, wanted)
     if ask is not None:
         sender = GpuSender(learner.sender, sender, ask, way=config.transfer, seconds=config.weights.seconds)
     with EpisodeArchive(folder / "episodes") as archive:
