@@ -285,7 +285,7 @@ class Engine:
         if not np.isfinite(read + reread + written).all():
             raise EngineFault(f"version {version.short} samples with logprob {written}")
         return "" if canary is None else self._canaries.fault(
-            canary, Played(logprobs=read, written=written, read=reread))
+            version, canary, Played(logprobs=read, written=written, read=reread))
 
     @contextlib.asynccontextmanager
     async def _guard(self, doing: str, key: str, *, extended: bool = False) -> AsyncIterator[None]:

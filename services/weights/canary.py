@@ -17,6 +17,8 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from services.records import Version
+
 PROMPTS: list[list[int]] = [[32 + step * place % 61 for place in range(1, 13)] for step in (1, 3, 5, 7)]
 """Token ids from 33 to 92, in another order in each prompt. Any vocabulary has them, mostly for single characters, and
 any context has room for them. The first ids and ids spread over the vocabulary are less likely, and in bfloat16 their
@@ -56,20 +58,31 @@ class CanaryCheck:
 
     def __init__(self) -> None:
         self._first: float | None = None
-        self._last: tuple[Canary, Played] | None = None
+        self._last: tuple[Version, Canary, Played] | None = None
 
-    def fault(self, sent: Canary, played: Played) -> str:
-        """Returns what is wrong with `played` after an update to the version of `sent`; "" if nothing is."""
+    def fault(self, version: Version, sent: Canary, played: Played) -> str:
+        """Returns what is wrong with `played` after an update to `version`; "" if nothing is. `sent`: the learner's."""
         gaps = _gap(played.logprobs, sent.logprobs), _gap(played.written, played.read)
         bound = (max(FIRST * sent.rounding, FIRST_NATS) if self._first is None else
                  max(GROWTH * self._first, LATER * sent.rounding, LATER_NATS))
         for gap, whose in zip(gaps, ("the learner's", "those of its own answers"), strict=True):
             if not gap <= bound:  # nor if it is no number
                 return f"its logprobs differ from {whose} by {gap:.2g} nats a token, and rounding explains {bound:.2g}"
-        if self._last is not None and played.logprobs == self._last[1].logprobs and sent != self._last[0]:
+        if self._unchanged(version, sent, played):
             return "its logprobs are in every bit those of the version before"
-        self._first, self._last = max(gaps) if self._first is None else self._first, (sent, played)
+        self._first, self._last = max(gaps) if self._first is None else self._first, (version, sent, played)
         return ""
+
+    def _unchanged(self, version: Version, sent: Canary, played: Played) -> bool:
+        """Whether the learner's weights and logprobs have changed, and the sampler's logprobs have not.
+
+        A learner that was restarted may compute other bits with the same weights.
+        """
+        if self._last is None or version.incarnation != self._last[0].incarnation:
+            return False
+        before, learner, sampler = self._last
+        return (version.digest != before.digest and sent.logprobs != learner.logprobs
+                and played.logprobs == sampler.logprobs)
 
 
 def _gap(one: Sequence[float], two: Sequence[float]) -> float:

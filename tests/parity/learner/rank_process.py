@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 from learner_tiny import (
     CASES,
@@ -40,6 +41,7 @@ from learner.model import memory
 from learner.rank_group import STOP, RankGroup
 from learner.rows.packing import pack_rows
 from learner.trainer import Learner
+from learner.weights.policy_canary import folder_canary
 from services.config.sft import SftSection
 from services.process.rendezvous import Rendezvous
 
@@ -79,6 +81,8 @@ def lead(learner, out):
     learner.load(checkpoint)
     learner.train(make_groups(2, step=2))
     learner.export(out / "export")
+    off = np.subtract(learner.canary().logprobs, folder_canary(out / "export", half=False).logprobs)
+    assert np.abs(off).max() < 1e-4, "the canary is not that of the exported model"
 
 
 def parks_late(learner, out):
