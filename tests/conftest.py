@@ -24,6 +24,9 @@ VOCABULARY = 512
 EXAMPLES = Path(__file__).parents[1] / "examples"
 LAB = Path(__file__).parent / "lab"
 
+# As in a shell whose virtual environment is activated: its commands are printed without a path.
+os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+
 # A shell that starts the suite in the background has it ignore these signals, and what it starts would inherit that:
 # the tests that send them to their own processes would then wait for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -8,6 +8,7 @@ import keyword
 from pathlib import Path
 
 from services.errors import UserError
+from services.process.packages import program
 
 TEMPLATES = Path(__file__).parent / "new_env_template"
 """Folder with a template for each file of the new folder: its name plus `.txt`, with NAME for the environment."""
@@ -43,6 +44,8 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         raise UserError(f"{folder.absolute()} cannot be written: {error.strerror}",
                         "start in a folder of yours") from None
-    print(f"\nNext, in this folder:\n  pytest {name}\n  gagpo play {name}/train/00000000 --config {name}/config.yaml\n"
-          f"  gagpo train --config {name}/config.yaml --dry-run")
+    gagpo = program()
+    print(f"\nNext, in this folder:\n  pytest {name}\n"
+          f"  {gagpo} play {name}/train/00000000 --config {name}/config.yaml\n"
+          f"  {gagpo} train --config {name}/config.yaml --dry-run")
     return 0

@@ -9,6 +9,7 @@ import re
 import msgspec
 
 from deploy.runs.configs import light_config
+from deploy.runs.folder import go_on
 from deploy.runs.policies import find_run, run_path
 from deploy.runs.stage import read_stage
 from deploy.runs.wanted import WantedNumbers, numbers, read_wanted, write_wanted
@@ -44,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     for role in asked:
         if getattr(config.autoscale, role) is not None:
             raise UserError(f"autoscale.{role} chooses the number of {ROLES[role]} of this run",
-                            f"go on with other bounds: gagpo train --resume {folder.path} autoscale.{role}=[1,8]")
+                            f"go on with other bounds: {go_on(folder.path)} autoscale.{role}=[1,8]")
     now = msgspec.structs.replace(before, **asked)
     if asked:
         write_wanted(folder, now)

@@ -29,6 +29,7 @@ from deploy.runs.step_times import MeanStep, as_line, step_times
 from deploy.runs.verdict import next_commands, verdicts
 from services.amounts import number_of, rounded, span
 from services.controller.watched import STATES
+from services.process.packages import program
 from services.telemetry.evaluation_labels import on_curve, title_of
 from services.telemetry.heartbeat import BEAT_S, Beat
 
@@ -131,7 +132,7 @@ def _evaluations(rows: Sequence[Mapping[str, Any]], run_folder: str) -> list[str
              for index, row in enumerate(rows) if index in shown]
     return lines if len(shown) == len(rows) else [
         *lines, f"  shown: the first, the best and the last {LAST} of the curve; {len(rows) - len(shown)} more: "
-                f"gagpo explore {shlex.quote(run_folder)}"]
+                f"{program()} explore {shlex.quote(run_folder)}"]
 
 
 def _case(status: Mapping[str, Any]) -> str:

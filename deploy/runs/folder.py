@@ -24,6 +24,7 @@ from services.config.file import dump_config
 from services.config.tree import Config
 from services.errors import UserError
 from services.files import Damaged, follow_folder, is_draft, read_json, write_whole
+from services.process.packages import program
 from services.process.sole_lock import lock_alone
 
 FORMAT = 1
@@ -270,4 +271,4 @@ def standing(config: Config, *, resume: bool, games: str | None = None) -> tuple
 
 def go_on(run_dir: Path) -> str:
     """Returns the command that continues a run."""
-    return f"gagpo train --resume {shlex.quote(str(run_dir))}"
+    return f"{program()} train --resume {shlex.quote(str(run_dir))}"

@@ -10,6 +10,7 @@ from typing import Any
 
 from deploy.runs.comparison import compare
 from services.amounts import number_of
+from services.process.packages import program
 from services.statistics import paired_gain
 from services.telemetry.evaluation_labels import COLD, MORE, TRAINED, curve_of
 
@@ -101,14 +102,14 @@ def _curve(evaluations: Evaluations) -> Iterator[Verdict]:
 
 def next_commands(run: Path, evaluations: Evaluations) -> list[str]:
     """Returns useful commands after a run, with its real name and a task that it has played."""
-    name = shlex.quote(str(run))
+    gagpo, name = program(), shlex.quote(str(run))
     task = next(iter(evaluations[-1]["success_by_task"]), None) if evaluations else None
     commands: Mapping[str, str] = {
-        f"gagpo explore {name}": "find the step that lost an episode, in a browser",
-        f"gagpo report {name}": "draw the figures and tables again",
-        f"gagpo eval {name}": "measure the trained model on held-out games",
-        f"gagpo export {name} {shlex.quote(f'{run.resolve().name}-model')}": "write it as a Hugging Face folder",
-        **({f"gagpo play {shlex.quote(task)} --agent {name}": "watch it play"} if task else {}),
+        f"{gagpo} explore {name}": "find the step that lost an episode, in a browser",
+        f"{gagpo} report {name}": "draw the figures and tables again",
+        f"{gagpo} eval {name}": "measure the trained model on held-out games",
+        f"{gagpo} export {name} {shlex.quote(f'{run.resolve().name}-model')}": "write it as a Hugging Face folder",
+        **({f"{gagpo} play {shlex.quote(task)} --agent {name}": "watch it play"} if task else {}),
     }
     width = max((length for length in map(len, commands) if length <= ALIGNED), default=0)
     return [f"{command:<{width}}  # {what}" for command, what in commands.items()]

@@ -90,7 +90,7 @@ _Loader.add_implicit_resolver(
 def find_config(path: Path | str, shipped_in: Path | None = None) -> Path:
     """Returns the file `path`, or the config of that name in `shipped_in`, with or without its folder and `.yaml`.
 
-    Raises UserError if there is none. It names the most similar shipped config, or lists them all.
+    Raises UserError if there is none. It names the most similar shipped config, or the three that come nearest.
     """
     if Path(path).is_file():
         return Path(path)
@@ -107,7 +107,9 @@ def find_config(path: Path | str, shipped_in: Path | None = None) -> Path:
         raise UserError(f"{path} is a folder, not a config file", "give the path of a YAML file")
     beside = [str(file) for file in Path(path).parent.glob("*.y*ml")]
     near = difflib.get_close_matches(wanted, [*shipped, *(file.stem for file in shipped.values()), *beside], n=1)
-    names = f"give a path, or one of the shipped names: {', '.join(shipped) or 'none'}"
+    some = difflib.get_close_matches(Path(wanted).name, [*shipped], n=3, cutoff=0.0)
+    names = f"give the path of a YAML file, or a shipped name such as {', '.join(some)}" if some else \
+        "give the path of a YAML file"
     raise UserError(f"there is no config file {path}", f"did you mean {near[0]}?" if near else names)
 
 

@@ -18,6 +18,10 @@ OPEN_SECTION = "learner.credit."
 REMOVED = {"metrics.traces": "traces no longer exist: the log, the ledger and `gagpo audit` follow a ticket"}
 """Key that earlier versions had -> what takes its place. A file may still give it without a value (null), as the
 configs of their runs do."""
+FEW = 8
+"""Number of names up to which all are told."""
+NEAREST = 3
+"""Number of names that are told of more."""
 ALIKE = 0.6
 """Similarity (difflib's ratio) from which a key is taken for a misspelt one."""
 ALIKE_ELSEWHERE = 0.8
@@ -98,16 +102,17 @@ def check_nested(name: str, prefix: str, where: Path | str) -> None:
 
 
 def nearest(key: str) -> str:
-    """Returns advice: the keys that may be meant, or all keys of the section (else of the config) if there are none.
+    """Returns advice: the keys that may be meant, or the keys of the section (else of the config) if there are none.
 
-    These are the same name in other case, else the keys with exactly this last part, else the most similar key or
-    section. Keys of another section are told beside those of the given one: they may have nothing to do with it.
+    These are the same name in other case or with other separators, else the keys with exactly this last part or its
+    initials, else the most similar key or section. Keys of another section are told beside those of the given one:
+    they may have nothing to do with it. Of a section with many keys, the few that are most similar are told.
     """
     keys = list(config_keys())
     section = key.rpartition(".")[0]
     beside = [known.rpartition(".")[2] for known in keys if section and known.rpartition(".")[0] == section]
-    all_of = f"the keys of {section} are {', '.join(beside)}" if beside else \
-        f"the keys and sections are {', '.join(Config.model_fields)}"
+    all_of = _some_of(key, beside, f"keys of {section}") if beside else \
+        _some_of(key, list(Config.model_fields), "keys and sections")
     meant = _meant(key, keys, known_section=bool(beside))
     if not meant:
         return all_of
@@ -115,12 +120,29 @@ def nearest(key: str) -> str:
     return f"did you mean {' or '.join(meant)}?" + ("" if near else f" If not: {all_of}")
 
 
+def _some_of(key: str, names: list[str], what: str) -> str:
+    """Returns all names if they are few, else those that share a word with the last part of `key` or resemble it."""
+    if len(names) <= FEW:
+        return f"the {what} are {', '.join(names)}"
+    leaf = key.rpartition(".")[2]
+
+    def likeness(name: str) -> float:
+        return sum(word in name for word in leaf.split("_")) + difflib.SequenceMatcher(None, leaf, name).ratio()
+
+    some = sorted(names, key=likeness, reverse=True)[:NEAREST]
+    return f"the nearest of the {len(names)} {what} are {', '.join(some)}; all are in docs/reference/configuration.md"
+
+
 def _meant(key: str, keys: list[str], *, known_section: bool) -> list[str]:
     """Returns the keys or sections that a wrong key may mean. `known_section`: whether its section has keys."""
     sections = {known[:place] for known in keys for place, letter in enumerate(known) if letter == "."}
     section, _, leaf = key.rpartition(".")
     same = [known for known in (*keys, *sections) if known.lower() == key.lower()]
-    if same := same or [known for known in keys if known.rpartition(".")[2] == leaf]:
+    same = same or [known for known in keys if known.replace(".", "_") == key.replace(".", "_")]
+    same = same or [known for known in keys if known.rpartition(".")[2] == leaf]
+    initials = "".join(word[:1] for word in leaf.split("_")) if "_" in leaf else leaf
+    short = [known for known in keys if known.rpartition(".")[2] == initials]
+    if same := same or [known for known in short if known.rpartition(".")[0] == section] or short:
         return same
 
     def alike(one: str, other: str) -> float:

@@ -7,6 +7,9 @@ and a process would run half of one version and half of another. Every command c
 from __future__ import annotations
 
 import importlib.util
+import shlex
+import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -64,3 +67,16 @@ def check_one_installation() -> None:
             raise UserError(
                 f"package {package} comes from {place}, but services from {root}",
                 f"rename or remove {place / package}, or start from another folder")
+
+
+def program() -> str:
+    """Returns how the user's shell starts this installation's `gagpo`: its name if that is on the PATH, else a path.
+
+    `make train` runs it by its path, because nothing has put a virtual environment on the PATH.
+    """
+    script, named = Path(sys.executable).parent / "gagpo", shutil.which("gagpo")
+    if named is not None and (not script.exists() or Path(named).samefile(script)):
+        return "gagpo"
+    if not script.exists():
+        return f"{shlex.quote(sys.executable)} -m gagpo"
+    return shlex.quote(str(script.relative_to(Path.cwd()) if script.is_relative_to(Path.cwd()) else script))

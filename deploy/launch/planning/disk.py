@@ -6,7 +6,7 @@ import shutil
 
 from deploy.launch.planning.model_memory import model_shape, planned_training, sampler_bytes
 from services.config.tree import Config
-from services.units import GIB
+from services.units import in_gib
 
 
 def checkpoint_bytes(config: Config) -> int:
@@ -37,8 +37,8 @@ def short_of_disk(config: Config) -> list[str]:
     if place is None:
         return []
     kept = sum(file.stat().st_size for file in (config.run_dir / "checkpoints").rglob("*") if file.is_file())
-    needed, free = kept_bytes(config), shutil.disk_usage(place).free
-    if needed - kept <= free:
+    needed, disk = kept_bytes(config), shutil.disk_usage(place)
+    if needed - kept <= disk.free or not disk.total:  # one of the kernel, such as /proc, is no disk
         return []
-    return [f"checkpoints may take {needed / GIB:.1f} GiB, and {config.runs_dir} has {free / GIB:.1f} GiB free: choose "
+    return [f"checkpoints may take {in_gib(needed)}, and {config.runs_dir} has {in_gib(disk.free)} free: choose "
             f"another runs_dir, or lower checkpoint.keep={config.checkpoint.keep}"]

@@ -28,7 +28,7 @@ from learner.model.memory import (
 from rollout.engine.settings import ENGINE_GIB, kv_bytes
 from services.config.tree import Config
 from services.errors import UserError
-from services.units import GIB
+from services.units import GIB, in_gib
 from services.weights.link import BUCKET
 
 CONTEXT_GIB = 1.0
@@ -192,6 +192,11 @@ def gpus_needed(config: Config) -> int:
     return _sampler_gpus(config) + (config.learner.ranks if config.learner.gpus else 0)
 
 
+def _in_gib(size: float) -> str:
+    """Returns a size in GiB without its unit, or with MiB where it would be 0.0."""
+    return in_gib(size * GIB).removesuffix(" GiB")
+
+
 def describe(plan: GpuPlan) -> list[str]:
     """Returns the plan as text: one line for each kind of GPU, with its memory by purpose."""
     where = "unknown GPUs: set hardware to check that the run fits" if plan.pool is None else str(plan.pool)
@@ -199,7 +204,7 @@ def describe(plan: GpuPlan) -> list[str]:
     each = f"{plan.activations_per_token / 1e6:.2f} MB a token"
     lines = [f"GPU memory    {where.rstrip(',')}; activations {twice}, {each}"]
     for seat in plan.seats:
-        parts = ", ".join(f"{name} {size:.1f}" for name, size in seat.holds.items())
+        parts = ", ".join(f"{name} {_in_gib(size)}" for name, size in seat.holds.items())
         room = "" if plan.pool is None else f", {plan.pool.gib - seat.total:.1f} free"
         lines.append(f"  {seat.gpus:g} x {seat.name}: {seat.total:.1f} GiB{room} ({parts})")
     if plan.parked:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -75,4 +76,6 @@ def check_writable(folder: Path, name: str, fix: str) -> None:
     except OSError as error:
         if error.errno in FULL:
             raise
-        raise UserError(f"{name} cannot be written ({error.strerror}: {above})", fix) from None
+        # The kernel's own file systems answer as if the folder itself were missing.
+        why = "no folder can be made there" if error.errno == errno.ENOENT else error.strerror
+        raise UserError(f"{name} cannot be written ({why}: {above})", fix) from None

@@ -189,11 +189,21 @@ def test_a_broken_file_is_one_line(file: Path, text: str, expected: str):
     assert expected in message(file)
 
 
-def test_a_key_that_no_other_resembles_is_told_the_keys_of_its_section(file: Path):
-    assert message(file, "learner.learning_rate=1").startswith(
-        "unknown key learner.learning_rate in the command line; the keys of learner are ranks, fewest_ranks, ")
+def test_a_key_that_no_other_resembles_is_told_the_nearest_of_its_section(file: Path):
+    """It was told all of forty."""
+    assert message(file, "learner.batch_size=1") == (
+        "unknown key learner.batch_size in the command line; the nearest of the 21 keys of learner are minibatch_rows, "
+        "group_size, wait_s; all are in docs/reference/configuration.md")
     for key in ("zzzzzz", "zzzz.yyyy"):
-        assert f"unknown key {key} in the command line; the keys and sections are " in message(file, f"{key}=1")
+        assert f"unknown key {key} in the command line; the nearest of the 23 keys and sections are " in message(
+            file, f"{key}=1")
+
+
+def test_a_config_that_no_other_resembles_is_told_three_names():
+    with pytest.raises(UserError) as error:
+        find_config("my/alf.yaml")
+    assert error.value.fix == ("give the path of a YAML file, or a shipped name such as alfworld-7b, alfworld-32b, "
+                               "alfworld-tiny")
 
 
 def test_an_override_in_two_words_is_told_how_to_write_it(file: Path):

@@ -48,13 +48,16 @@ def test_the_config_of_an_earlier_run_may_name_a_removed_key_without_a_value(fil
     ("eval.games", "the keys of eval are every, "),  # it named env.name
     ("eval.batch", "the keys of eval are every, "),  # model.path
     ("eval.interval", "the keys of eval are every, "),  # model.intermediate
-    ("wandb.project", "the keys and sections are name, "),  # env.webshop.products
+    ("wandb.project", "the nearest of the 23 keys and sections are "),  # env.webshop.products
     ("learner.lora.r", "the keys of learner.lora are rank, "),  # learner.lr
     ("learner.lora.dropout", "the keys of learner.lora are rank, "),  # placement.rollout
     ("redis.port", "did you mean metrics.port? If not: the keys of redis are url, "),
-    ("env.wokers", "did you mean rollout.workers? If not: the keys of env are name, "),
+    ("env.wokers", "did you mean rollout.workers? If not: the nearest of the 16 keys of env are "),
     ("eval.sample", "did you mean eval.panel_samples?"),
     ("learner.steps", "did you mean steps?"),
+    ("learner.learning_rate", "did you mean learner.lr?"),
+    ("learning_rate", "did you mean sft.lr or learner.lr or learner.critic.lr?"),
+    ("learner.loss_ratio", "did you mean learner.loss.ratio?"),
     ("learner.clip_low", "did you mean learner.loss.clip_low?"),
     ("rolout.temprature", "did you mean rollout.temperature?"),
 ])

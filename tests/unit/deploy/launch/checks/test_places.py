@@ -50,3 +50,13 @@ def test_a_new_run_is_told_to_choose_another_folder_without_the_refused_one_as_a
     assert refusal(f"runs_dir={runs_of_another}", "name=b") == (
         f"runs_dir={runs_of_another} cannot be written (Permission denied: {runs_of_another}); set runs_dir to a "
         "folder that you may write to")
+
+
+def test_a_file_system_of_the_kernel_is_refused_for_what_it_is_without_a_word_about_its_room(
+        capsys: pytest.CaptureFixture[str]):
+    """mkdir in /proc says `No such file or directory`, and its disk has 0 bytes."""
+    with pytest.raises(UserError) as refused:
+        preflight.check(load_config("alfworld-tiny", ["runs_dir=/proc/x"]))
+    assert str(refused.value) == ("runs_dir=/proc/x cannot be written (no folder can be made there: /proc); set "
+                                  "runs_dir to a folder that you may write to")
+    assert capsys.readouterr().out == ""

@@ -10,6 +10,7 @@ from deploy.launch.planning import plan
 from deploy.launch.planning.disk import checkpoint_bytes, kept_bytes, short_of_disk
 from deploy.runs.configs import load_config
 from services.config.tree import Config
+from services.units import in_gib
 
 Usage = namedtuple("Usage", ("total", "used", "free"))
 PARAMETERS = 1_543_714_304
@@ -53,3 +54,8 @@ def test_too_small_a_disk_is_told_before_and_at_the_start(models, tmp_path, monk
 
 def test_a_folder_of_another_machine_is_not_judged(models):
     assert short_of_disk(config(models, Path("/not/here/runs"))) == []
+
+
+def test_a_size_below_a_twentieth_of_a_gib_is_told_in_mib():
+    assert [in_gib(size) for size in (0, 36_700_160, 53_687_091, 53_687_092, 3 << 30)] == [
+        "0 MiB", "35 MiB", "51 MiB", "0.1 GiB", "3.0 GiB"]
