@@ -83,10 +83,14 @@ def run(args: argparse.Namespace) -> int:
     if args.sweep:
         return _sweep(config, args)
     if args.dry_run:
-        games = preflight.check(config, planned=True, before=earlier(config) if resume else None,
-                                tell=tell).games
+        games = preflight.check(config, planned=True, before=earlier(config) if resume else None, tell=tell).games
         check_skip(config, args.skip_step)
-        print(json.dumps(plan.as_dict(config)) if args.json else plan.describe(config, resume=resume, games=games))
+        lacks = [f"{mistake.what}; {mistake.fix}" for mistake in preflight.lacks(config)]
+        if args.json:
+            print(json.dumps({**plan.as_dict(config), "lacks": lacks}))
+        else:
+            print("\n".join([plan.describe(config, resume=resume, games=games),
+                             *(f"this machine cannot start it: {line}" for line in lacks)]))
         return 0
     lines = start(config, resume=resume, skip_step=args.skip_step, quiet=args.json)
     print(json.dumps({"format": 1, "run": str(config.run_dir), "lines": lines}) if args.json else "\n".join(lines))

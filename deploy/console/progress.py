@@ -65,6 +65,13 @@ class ProgressView:
         self._started = clock()
         self._stage = "starting"
         self._stage_at = self._started
+        self._stages = [0, 0]
+        """Number of stages that have begun, and of all."""
+        self._final_games, self._control = 0, False
+        self._playing: tuple[str, float] = ("", 0.0)
+        """Label of the evaluation that is played, and when its first game could begin."""
+        self._game_s: float | None = None
+        """Seconds of a game, by the last evaluation."""
         self._step = 0
         self._last: dict[str, Any] = {}
         self._success: list[float] = []
@@ -91,8 +98,19 @@ class ProgressView:
     def stage(self, text: str) -> None:
         """Shows that a new stage of the run begins."""
         self._stage, self._stage_at, self._passing = text, self._clock(), ""
+        self._stages[0] += 1
         self._tell(text, "")
-        self._say(text)
+        self._say(self._of_all() + text)
+
+    def expect(self, stages: int, *, games: int = 0, control: bool = False) -> None:
+        """Takes the number of stages that are still to come, and the work after RL: the number of games that are
+        played, and whether the cold start is trained for as long as RL took."""
+        self._stages[1] = self._stages[0] + stages
+        self._final_games, self._control = games, control
+
+    def _of_all(self) -> str:
+        begun, all_of = self._stages
+        return f"stage {begun} of {all_of}: " if begun <= all_of else ""
 
     def resumed(self, step: int) -> None:
         """Shows the learner step from which the run continues."""
@@ -137,6 +155,8 @@ class ProgressView:
 
     def playing(self, label: str, done: int, total: int) -> None:
         """Shows how far an evaluation is, without a terminal every ten seconds. The result replaces the last line."""
+        if self._playing[0] != label:
+            self._playing = (label, self._clock())
         text, now = self._pace.at(title_of(label) + ":", done, total, "games"), self._clock()
         if self._live is not None or (done < total and now - self._said_at >= EVERY_S):
             self.passing(text)
@@ -164,12 +184,28 @@ class ProgressView:
         return (now - began) / (last - first) if last > first and now > began else None
 
     def _left(self) -> str:
+        """Returns the time that is left of RL, and to the end if more follows whose time can be told."""
         left, pace = self._steps - self._step, self._pace_of_steps()
-        return f"  about {span(left * pace)} of RL left" if left > 0 and pace else ""
+        if not pace:
+            return ""
+        after = self._after_rl(pace)
+        if left <= 0:
+            return f"  RL is done, about {span(after)} to the end" if after else ""
+        end = f", {span(left * pace + after)} to the end" if after else ""
+        return f"  about {span(left * pace)} of RL left{end}"
+
+    def _after_rl(self, pace: float) -> float | None:
+        """Returns the seconds of the work after RL; None if there is none or no game has been played yet."""
+        if self._final_games and self._game_s is None:
+            return None
+        return self._final_games * (self._game_s or 0.0) + (self._steps * pace if self._control else 0.0) or None
 
     def evaluation(self, summary: dict[str, Any]) -> None:
         """Shows one line of evaluations.jsonl."""
         self._passed()
+        label, began = self._playing
+        if label == summary["label"]:
+            self._game_s = (self._clock() - began) / max(1, summary["tasks"])
         self._evaluations.append((summary["step"], summary["success_rate"],
                                   summary["success_low"], summary["success_high"]))
         self._say(
@@ -188,7 +224,7 @@ class ProgressView:
     def render(self) -> Group:
         """Returns the live view."""
         elapsed = self._clock() - self._started
-        head = Text.assemble((self._title, "bold"), f"   {_clock(elapsed)}   {self._stage} "
+        head = Text.assemble((self._title, "bold"), f"   {_clock(elapsed)}   {self._of_all()}{self._stage} "
                              f"({span(self._clock() - self._stage_at)})")
         table = Table.grid(padding=(0, 2))
         pace = self._pace_of_steps()

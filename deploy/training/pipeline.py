@@ -87,6 +87,7 @@ class TrainingRun:
         self._settle()
         if self._durable.now() or (self.folder.cold_model / "sft.json").exists():
             self.progress.resumed(self._durable.now())
+        self._announce(cold_start=self.config.sft.enabled and not (self.folder.cold_model / "sft.json").exists())
         cold = self.cold_start()
         if not self.rl_is_done() or self.unplayed():
             self.folder.summary.unlink(missing_ok=True)
@@ -102,7 +103,17 @@ class TrainingRun:
             except RayLost as lost:
                 self.progress.note(f"{lost}; starting everything in a new one")
                 self._settle()
+                self._announce(cold_start=False)
                 life = replace(self, skip_step=None)
+
+    def _announce(self, *, cold_start: bool) -> None:
+        """Tells the view the stages that are to come, and the games and the training after RL."""
+        trains, unplayed = not self.rl_is_done(), self.unplayed()
+        control = MORE in unplayed and (trains or not (self.folder.more_model / "sft.json").exists())
+        # Two stages more: starting the processes, and loading the samplers.
+        runs = 2 + trains + len(unplayed) + control if trains or unplayed else 0
+        games = len(self.task_sets.heldout) * self.config.eval.panel_samples
+        self.progress.expect(cold_start + runs, games=games * sum(map(len, unplayed.values())), control=control)
 
     def _settle(self) -> None:
         """Drops the evaluations after the newest complete checkpoint, from which RL continues: their steps are taken

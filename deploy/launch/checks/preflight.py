@@ -100,6 +100,27 @@ def check_parts(config: Config, *, planned: bool = False, before: Config | None 
         reach.check_agents_tools(config, before, tell)
 
 
+def lacks(config: Config) -> list[UserError]:
+    """Returns what this machine lacks for a run that --dry-run planned for the GPUs that the config names.
+
+    It is empty for a config that names none, which is checked against this machine, and on a Ray cluster.
+    """
+    plan = make_plan(config)
+    if gpu_pool.named(config) is None or not plan.private_ray:
+        return []
+    try:
+        check_together(partial(_builds, config), partial(_machine, config, plan, learner=True))
+    except UserError as error:
+        return [error, *error.others]
+    return []
+
+
+def _builds(config: Config) -> None:
+    """Checks the GPUs of this machine, then the builds for them."""
+    check_gpus(config, gpu_pool.visible(), private=True)
+    check_builds(config)
+
+
 def _devices(config: Config, plan: Plan, *, here: bool) -> None:
     """Checks the GPUs that the config asks for. `here`: the run starts on this machine."""
     check_gpus(config, gpu_pool.pool_of(config), private=plan.private_ray)

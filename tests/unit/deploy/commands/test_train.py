@@ -1,14 +1,16 @@
 """How `gagpo train` finds its config, and what a dry run says about an existing folder."""
 
 import errno
+import json
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
 import pytest
 
 from deploy import cli
-from deploy.launch.planning import machine
+from deploy.launch.planning import gpu_pool, machine
 from deploy.launch.planning.task_sets import open_task_sets
 from deploy.runs.configs import load_config
 from deploy.runs.folder import open_run
@@ -17,6 +19,7 @@ from deploy.training.sweep import configs
 from learner.checkpoints.checkpoint import Checkpoints, Position
 from services.units import GIB
 
+TOKENIZER = Path(__file__).parents[3] / "integration/deploy/explorer/walk/model/tokenizer.json"
 RESUMED = pytest.mark.parametrize("given", ["runs/mine", "mine"])
 
 
@@ -229,3 +232,31 @@ def test_a_sweep_that_is_there_is_refused_before_anything_starts(capsys: pytest.
     out = capsys.readouterr().out
     assert "runs/swept/no-temporal holds a run, which would go on" in out
     assert "refused" not in out
+
+
+def test_a_dry_run_for_gpus_ends_with_what_this_machine_lacks(
+        model_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """The plan itself is for the GPUs that `hardware` names, so it passes."""
+    monkeypatch.setattr(gpu_pool, "visible", lambda: None)
+    monkeypatch.setattr(machine, "cpu_count", lambda: 1.0)
+    given = ["train", "--config", "alfworld-1.5b", f"model.path={model_folder}", "env.prompt=compact",
+             "rollout.max_prompt_tokens=400", "rollout.max_response_tokens=100", "--dry-run"]
+    assert cli.main(given) == 0
+    end = capsys.readouterr().out.partition("nothing was started\n")[2].splitlines()
+    assert [line.partition(", and ")[0] for line in end] == [
+        "this machine cannot start it: the plan asks for 1 GPU",
+        "this machine cannot start it: the plan reserves 2 CPUs",
+        "this machine cannot start it: rollout.threads=2", "this machine cannot start it: learner.threads=2"]
+    assert cli.main([*given, "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["lacks"]) == 4
+    assert cli.main(["train", "--config", "alfworld-tiny", "rollout.threads=1", "learner.threads=1", "learner.cpus=0",
+                     "--dry-run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["lacks"] == []
+
+
+@pytest.fixture
+def model_folder(tmp_path: Path, tiny_model) -> Path:
+    """Provides a whole folder of a tiny model."""
+    tiny_model(tied=True, seed=0).save_pretrained(tmp_path / "model")
+    shutil.copyfile(TOKENIZER, tmp_path / "model" / "tokenizer.json")
+    return tmp_path / "model"

@@ -158,6 +158,28 @@ def test_the_time_left_counts_from_the_end_of_the_first_step_with_all_that_lies_
     assert "3 / 6   10 s each  about 30 s of RL left" in out.file.getvalue()
 
 
+def test_stages_are_counted_and_what_follows_rl_is_in_the_time_to_the_end():
+    """Eight games take 16 s, so 20 more take 40. Steps take 10 s, so more cold start for as long as six take 60."""
+    out, clock = console(terminal=False), Clock()
+    progress = ProgressView("run", 6, console=out, clock=clock)
+    progress.expect(3, games=20, control=True)
+    progress.stage("reinforcement learning")
+    progress.step({**STEP, "step": 1})
+    progress.playing("step-000002", 0, 8)
+    clock.now = 10.0
+    progress.step({**STEP, "step": 2})
+    clock.now = 16.0
+    progress.evaluation(EVALUATION)
+    for clock.now, step in ((20.0, 3), (50.0, 6)):
+        progress.step({**STEP, "step": step})
+    progress.stage("held-out games, before (cold start)")
+    lines = [line for line in out.file.getvalue().splitlines() if "evaluation" not in line]
+    assert lines[0] == "[00:00] stage 1 of 3: reinforcement learning"
+    assert [line.partition(" s  ")[2].strip() for line in lines[1:-1]] == [
+        "", "about 40 s of RL left", "about 30 s of RL left, 2 min to the end", "RL is done, about 2 min to the end"]
+    assert lines[-1] == "[00:50] stage 2 of 3: held-out games, before (cold start)"
+
+
 def test_a_silent_wait_is_said_every_ten_seconds_with_its_time():
     out, clock = console(terminal=False), Clock()
     progress = ProgressView("run", 4, console=out, clock=clock)
