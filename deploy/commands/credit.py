@@ -162,15 +162,16 @@ def run(args: argparse.Namespace) -> int:
     if args.source == "verl":
         _needs_only_verl(options)
     groups = {"gagpo": read_groups, "verl": read_verl, "agents": read_agents, "chat": read_chat}[args.source](args.file)
-    for name, why in {**found_nothing(groups, options), **unread(options, given)}.items():
-        print(f"warning: --{name.replace('_', '-')} does nothing {why}", file=sys.stderr)
+    warnings = [f"--{name.replace('_', '-')} does nothing {why}"
+                for name, why in {**found_nothing(groups, options), **unread(options, given)}.items()]
     credits = credit_of(groups, options)
-    for doubt in find_doubts(groups, credits, options, agents=args.source == "agents"):
-        print(f"warning: {doubt}", file=sys.stderr)
+    warnings += find_doubts(groups, credits, options, agents=args.source == "agents")
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
     for number, (group, credit) in enumerate(zip(groups, credits, strict=True), start=1):
         if args.table and len(groups) > 1:
             print(f"{'' if number == 1 else chr(10)}group {number}{f': {_cell(group.id)}' if group.id else ''}")
-        print(_table(group, credit) if args.table else _json(group, credit))
+        print(_table(group, credit) if args.table else _json(group, credit, warnings))
     return 0
 
 
@@ -181,11 +182,13 @@ def _needs_only_verl(options: CreditSection) -> None:
             raise UserError(f"--{name}: logs of verl do not say {lacks}", f"leave --{name} out")
 
 
-def _json(group: LoggedGroup, credit: Credit) -> str:
+def _json(group: LoggedGroup, credit: Credit, warnings: Sequence[str]) -> str:
+    """Returns the line of a group. `warnings`: those about all groups, which each line has."""
     told = {"id": group.id, "actions": group.actions, "baselines": credit.baselines}
     return json.dumps({**{name: value for name, value in told.items() if value is not None},
                        **{name: getattr(credit, name)
-                          for name in ("returns", "values", "deltas", "raw_advantages", "advantages")}},
+                          for name in ("returns", "values", "deltas", "raw_advantages", "advantages")},
+                       "warnings": list(warnings)},
                       allow_nan=False)
 
 

@@ -24,7 +24,7 @@ def group(episodes):
 
 def test_json_has_the_fixed_form(monkeypatch, capsys):
     out = json.loads(run(monkeypatch, capsys, group(EX2)))
-    assert set(out) == {"returns", "values", "deltas", "raw_advantages", "advantages"}
+    assert set(out) == {"returns", "values", "deltas", "raw_advantages", "advantages", "warnings"}
     assert out["values"]["M"] == [5.0, 2]
     assert out["advantages"][0] == pytest.approx([1.0346, -0.2593, 1.3647], abs=5e-5)
     assert [len(row) for row in out["deltas"]] == [3, 4]
@@ -53,11 +53,13 @@ def test_an_option_that_does_nothing_is_told(monkeypatch, capsys, arguments, idl
     assert sorted(warnings) == sorted(f"warning: --{name} {why}" for name in idle)
 
 
-def test_an_option_of_another_state_key_is_told_as_such(monkeypatch, capsys):
+def test_an_option_of_another_state_key_is_told_as_such_to_people_and_to_programs(monkeypatch, capsys):
     args = parse(["credit", "--similarity", "0.9"])
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(group(EX2).encode())))
     assert args.run(args) == 0
-    first, second = capsys.readouterr().err.splitlines()
+    shown = capsys.readouterr()
+    first, second = shown.err.splitlines()
+    assert [f"warning: {text}" for text in json.loads(shown.out)["warnings"]] == [first, second]
     assert first == "warning: --similarity does nothing under the state key observation"
     assert second.startswith("warning: 43% of the steps are alone in their state")
 
@@ -274,7 +276,8 @@ def test_each_line_is_a_group_with_its_id_and_its_actions(monkeypatch, capsys):
     two = '{"episodes": [{"steps": [{"state": "S", "reward": 3}]}]}'
     first, second = map(json.loads, run(monkeypatch, capsys, f"{one}\n\n{two}\n").splitlines())
     assert (first["id"], first["actions"], first["returns"]) == ("a", [["go north"]], [[1.0]])
-    assert (set(second), second["returns"]) == ({"returns", "values", "deltas", "raw_advantages", "advantages"}, [[3]])
+    assert set(second) == {"returns", "values", "deltas", "raw_advantages", "advantages", "warnings"}
+    assert second["returns"] == [[3]]
     lines = run(monkeypatch, capsys, f"{one}\n{two}", "--table").splitlines()
     assert lines[0] == "group 1: a"
     assert lines[1].split()[2:4] == ["state", "action"]
