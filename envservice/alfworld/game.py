@@ -28,6 +28,10 @@ class UnknownGame(EnvFault):
     """The game is damaged, or this engine does not know its domain, grammar or goal."""
 
 
+class OldGame(UnknownGame):
+    """A game with the domain or the grammar of another version, as alfworld before 0.4 downloaded it."""
+
+
 _DOMAINS = {
     # Every official game file: clean at a sink basin or at a sink.
     "aa9f94c3b34d621a": frozenset({"sinkbasintype", "sinktype"}),
@@ -126,13 +130,13 @@ def _cleaners(domain: str) -> frozenset[str]:
     try:
         return _DOMAINS[_fingerprint(domain)]
     except KeyError:
-        raise UnknownGame("the game's PDDL domain is not the one of ALFWorld 0.4") from None
+        raise OldGame("the game's PDDL domain is not the one of ALFWorld 0.4") from None
 
 
 @lru_cache(maxsize=8)
 def _check_grammar(grammar: str) -> None:
     if _fingerprint(grammar) not in _GRAMMARS:
-        raise UnknownGame("the game's grammar is not the one of ALFWorld 0.4")
+        raise OldGame("the game's grammar is not the one of ALFWorld 0.4")
 
 
 def _task(grammar: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from envservice.alfworld.environment import AlfworldEnvironment, data_folder, holding, open_environment
+from envservice.alfworld.game import OldGame, UnknownGame, load_game
 from envservice.alfworld.lost_episodes import explain
 from envservice.alfworld.memory_prompt import AlfworldMemoryChatTemplate, AlfworldMemoryTemplate
 from envservice.alfworld.meta_prompt import AlfworldCompactMetaTemplate, AlfworldMetaTemplate
@@ -16,6 +17,7 @@ from envservice.alfworld.teacher import TEACHER
 from envservice.base import Environment
 from envservice.spec import EnvironmentSpec
 from services.config.tree import EnvSection
+from services.errors import UserError
 from services.findings import Finding, installed
 
 _PUBLISHED_STEPS = 50
@@ -36,9 +38,14 @@ def describe(env: EnvSection) -> str:
 
 
 def check(environment: Environment, task: str) -> None:
-    """Parses the game without an engine: the shipped engine keeps megabytes for every game that it opens."""
+    """Parses the game without an engine: the shipped engine keeps megabytes for every game that it opens. Raises
+    UserError for a game of an older alfworld."""
     assert isinstance(environment, AlfworldEnvironment)
-    environment.game(task)
+    try:
+        environment.game(task)
+    except OldGame as error:
+        raise UserError(f"game {task} is old: {error}",
+                        f"get the present games into an empty folder: {FETCH}") from error
 
 
 def findings() -> Iterator[Finding]:
@@ -55,10 +62,26 @@ def _games() -> Finding:
     if not folder:
         return Finding(check=VARIABLE, status="ok", detail="not set: generated games are used")
     root = Path(folder) / "json_2.1.1"
-    counts = {split: sum(1 for _ in (root / split).glob("*/*/game.tw-pddl")) for split in _SPLITS}
+    files = {split: sorted((root / split).glob("*/*/game.tw-pddl")) for split in _SPLITS}
+    counts = {split: len(paths) for split, paths in files.items()}
+    if old := [split for split, paths in files.items() if paths and _is_old(paths[0])]:
+        return Finding(check=VARIABLE, status="warning", detail=(
+            f"the games of {', '.join(old)} are from before alfworld 0.4, and no run can play them"),
+            fix=f"get the present games into an empty folder, and set {VARIABLE} to it: {FETCH}")
     return Finding(check=VARIABLE, status="ok" if counts["train"] else "error",
                    detail=", ".join(f"{split} {count}" for split, count in counts.items()),
                    fix="" if counts["train"] else f"{FETCH}, or unset {VARIABLE} for generated games")
+
+
+def _is_old(file: Path) -> bool:
+    """Returns whether a game is of an older alfworld. One that cannot be read at all is for the check before a run."""
+    try:
+        load_game(file.read_bytes())
+    except OldGame:
+        return True
+    except (UnknownGame, OSError):
+        return False
+    return False
 
 
 SPEC = EnvironmentSpec(

@@ -1,10 +1,12 @@
 """ALFWorld's answers to plan, doctor and preflight, and the games that a task id names."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from envservice.alfworld.spec import SPEC
+from envservice.alfworld.tasks import GeneratedGames
 from envservice.registry import open_holding
 from services.config.env import AlfworldSection, EnvSection
 from services.errors import EnvFault, UserError
@@ -19,6 +21,26 @@ def test_game_data_that_is_set_must_be_there(games: int, status: str, tmp_path: 
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
     found = next(iter(SPEC.findings()))
     assert (found.status, found.detail) == (status, f"train {games}, valid_seen 0, valid_unseen 0")
+
+
+@pytest.mark.parametrize("grammar", [True, False])
+def test_games_from_before_alfworld_0_4_are_told_with_how_to_get_the_present_ones(
+        grammar: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The doctor counted their files and said `ok`. Their domain and their grammar are others."""
+    games = GeneratedGames()
+    game = json.loads(games.content(games.tasks("train")[0]))
+    game["grammar" if grammar else "pddl_domain"] += "\n; put X in/on Y"
+    trial = tmp_path / "json_2.1.1" / "train" / "pick_and_place_simple-Mug-None-Shelf-1" / "trial_T1"
+    trial.mkdir(parents=True)
+    (trial / "game.tw-pddl").write_text(json.dumps(game | {"solvable": True}))
+    monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
+    found = next(iter(SPEC.findings()))
+    assert (found.status, found.detail) == (
+        "warning", "the games of train are from before alfworld 0.4, and no run can play them")
+    assert "alfworld-download" in found.fix
+    environment = SPEC.open(EnvSection(data=tmp_path))
+    with pytest.raises(UserError, match=r"trial_T1 is old: .*; get the present games .*alfworld-download"):
+        SPEC.check(environment, environment.tasks("train")[0])
 
 
 def test_the_plan_says_whose_games_which_types_and_which_engine(monkeypatch: pytest.MonkeyPatch):
