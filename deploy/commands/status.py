@@ -17,7 +17,7 @@ import msgspec
 
 from deploy.console.plain import answer_shares
 from deploy.console.printable import printable
-from deploy.runs.comparison import Kind, evaluation_kind
+from deploy.runs.comparison import Kind, evaluation_kind, stand_in_notes
 from deploy.runs.configs import light_config
 from deploy.runs.folder import RunFolder, go_on
 from deploy.runs.health import warnings
@@ -111,6 +111,7 @@ def summary(status: Mapping[str, Any]) -> list[str]:
     if status["doing"] and status["state"] == GOING_ON:
         lines.append(f"  {status['doing']}")
     lines += _evaluations(status["evaluations"], status["run"])
+    lines += [f"  {note}" for note in status["stand_ins"]]
     lines += [f"  warning: {text}" for text in status["warnings"]]
     lines += [f"  damaged: {text}" for text in status["damaged"]]
     lines += [f"  verdict: {text}" for text in status["verdicts"]]
@@ -127,8 +128,8 @@ def _evaluations(rows: Sequence[Mapping[str, Any]], run_folder: str) -> list[str
     for curve in kinds.values():
         shown |= {curve[0], max(curve, key=lambda index: rows[index]["success_rate"]), *curve[-LAST:]}
     lines = [f"  {title_of(row['label'])}, T={row['temperature']:g}: {row['success_rate']:.1%} "
-             f"[{row['success_low']:.1%}, {row['success_high']:.1%}] on {number_of(row['tasks'], 'game')}  "
-             f"{answer_shares(row)}".rstrip()
+             f"[{row['success_low']:.1%}, {row['success_high']:.1%}] on {number_of(row['tasks'], 'game')} of "
+             f"{row['split']}  {answer_shares(row)}".rstrip()
              for index, row in enumerate(rows) if index in shown]
     return lines if len(shown) == len(rows) else [
         *lines, f"  shown: the first, the best and the last {LAST} of the curve; {len(rows) - len(shown)} more: "
@@ -173,6 +174,7 @@ def read_status(folder: RunFolder, history: RunHistory) -> dict[str, Any]:
         "step_times": asdict(times) if (times := step_times(metrics)) else None,
         **{name: last.get(name) if last else None for name in SHARES},
         "evaluations": [{key: e[key] for key in shown} | {name: e.get(name) for name in SHARES} for e in evaluations],
+        "stand_ins": stand_in_notes(evaluations),
         "warnings": [one.text for one in warnings(
             metrics, evaluations, config.learner.credit, agents=config.agent.name is not None)],
         "damaged": history.damage,

@@ -10,7 +10,7 @@ from typing import Any
 
 from deploy.report.figures import FIGURES, moving_average
 from deploy.runs.comparison import evaluation_kind
-from services.amounts import rounded
+from services.amounts import number_of, rounded
 from services.telemetry.evaluation_labels import curve_of
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 420, 170, 44, 20, 8
@@ -76,10 +76,12 @@ def evaluation_chart(names: Sequence[str], evaluations: Sequence[Rows]) -> Chart
         curve = curve_of(rows)
         for j, (split, temperature) in enumerate(dict.fromkeys(map(evaluation_kind, curve))):
             same = [row for row in curve if evaluation_kind(row) == (split, temperature)]
-            lines.append(CurveLine(run=i, key=j, name=_label(names, i, f"{split} T={temperature:g}"),
+            lines.append(CurveLine(run=i, key=j, name=_label(names, i, f"{split} T={temperature:g}, "
+                                                                   f"{number_of(same[-1]['tasks'], 'game')}"),
                                    steps=[row["step"] for row in same], values=[row["success_rate"] for row in same]))
             bounds.append([(row["success_low"], row["success_high"]) for row in same])
-    return _chart("evaluation", "Success of evaluations, 95% interval", lines, bounds, smooth=False) if lines else None
+    title = "Success of evaluations while training, 95% interval"
+    return _chart("evaluation", title, lines, bounds, smooth=False) if lines else None
 
 
 def _label(names: Sequence[str], i: int, key: str) -> str:

@@ -27,7 +27,7 @@ from deploy.explorer.index import GroupEntry
 from deploy.explorer.lists import Choice, choose, matrix
 from deploy.explorer.runs import ExploredRun, Piece
 from deploy.explorer.verdict import heading, judge, sentences
-from deploy.runs.comparison import judged_by
+from deploy.runs.comparison import judged_by, stand_in_notes
 from deploy.runs.health import warnings
 from deploy.runs.verdict import verdicts
 from envservice.text.tool_calls import invalid_reason
@@ -78,6 +78,7 @@ def home(runs: Sequence[ExploredRun]) -> dict[str, Any]:
             "files": len({entry.file for entry in entries}), "last": run.metrics[-1] if run.metrics else None,
             "evaluation": trained_policy(run.evaluations),
             "verdicts": [one.text for one in verdicts(run.evaluations)],
+            "stand_ins": stand_in_notes(run.evaluations),
             "damage": run.damage,
             "warnings": [one.text for one in warnings(run.metrics, run.evaluations, run.credit, agents=run.by_agents)],
             "lost": any(entry.won < entry.episodes for entry in entries),
@@ -93,7 +94,7 @@ def trained_policy(evaluations: Sequence[dict[str, Any]]) -> dict[str, str] | No
     row = rows[0]
     return {"name": title_of(row["label"]),
             "text": f"{percent(row['success_rate'])} {interval(row['success_low'], row['success_high'])} of "
-                    f"{number_of(row['tasks'], 'task')}, T={row['temperature']:g}"}
+                    f"{number_of(row['tasks'], 'game')} of {row['split']}, T={row['temperature']:g}"}
 
 
 def groups(run: ExploredRun, choice: Choice) -> dict[str, Any]:

@@ -15,11 +15,10 @@ from deploy.report import advantages, lost_episodes, state_sizes, tables
 from deploy.report.costs import cost, costs
 from deploy.report.figures import FIGURES, PAPER, count_in_whole_steps, pyplot, save, write_figures
 from deploy.report.runs import Compared, ReportedRun, applicable, compare_runs, in_common, read_run, seed_ranges
-from deploy.runs.comparison import Comparison, Kind, compare, evaluation_kind
+from deploy.runs.comparison import Comparison, Kind, compare, evaluation_kind, stand_in_notes
 from deploy.runs.health import warnings
 from deploy.runs.history import RunHistory
 from deploy.runs.verdict import verdicts
-from envservice.registry import stands_in_for
 from services.amounts import number_of
 from services.files import write_whole
 from services.process.own_code import OwnCodeRefusedError
@@ -89,9 +88,8 @@ def _design(compared: Compared) -> tables.Design:
 
 def _labels(runs: Iterable[ReportedRun]) -> str:
     """Returns a label if results are on a variant, such as generated games."""
-    stand_ins = {run.env: name for run in runs if (name := stands_in_for(run.env))}
-    return "".join(f"<p class=label>Played on {html.escape(env)}: these results are not results on {name}.</p>"
-                   for env, name in stand_ins.items())
+    notes = dict.fromkeys(note for run in runs for note in stand_in_notes([{"env": run.env}]))
+    return "".join(f"<p class=label>{html.escape(note[0].upper() + note[1:])}.</p>" for note in notes)
 
 
 def _marked(texts: Iterable[str]) -> str:
@@ -229,10 +227,15 @@ def evaluation_lines(compared: Compared) -> list[EvaluationLine]:
         for row in (row for record in compared.records if record.arm == name for row in record.evaluations):
             if on_curve(row["label"]):
                 kinds.setdefault(evaluation_kind(row), {}).setdefault(row["step"], []).append(row)
-        lines += [EvaluationLine(title=f"{arm.title}, {split} T={t:g}" if len(kinds) > 1 else arm.title,
-                                 colour=arm.colour, points=[(step, *_interval(at[step])) for step in sorted(at)])
+        lines += [EvaluationLine(title=f"{arm.title}, {_games(at)} of {split}, T={t:g}", colour=arm.colour,
+                                 points=[(step, *_interval(at[step])) for step in sorted(at)])
                   for (split, t), at in kinds.items()]
     return lines
+
+
+def _games(at: Mapping[int, Sequence[Mapping[str, Any]]]) -> str:
+    """Returns the number of games of an arm's last evaluation."""
+    return number_of(at[max(at)][-1]["tasks"], "game")
 
 
 def _evaluations(path: Path, compared: Compared) -> Path:
@@ -243,7 +246,7 @@ def _evaluations(path: Path, compared: Compared) -> Path:
         steps, means, lows, highs = zip(*line.points, strict=True)
         axes.errorbar(steps, means, yerr=_errors(means, lows, highs), marker="o", capsize=3, color=line.colour,
                       label=line.title)
-    axes.set(title="Success of evaluations, 95% interval", xlabel="learner step", ylim=(0, 1))
+    axes.set(title="Success of evaluations while training, 95% interval", xlabel="learner step", ylim=(0, 1))
     count_in_whole_steps(axes)
     axes.legend(loc="best", fontsize=8, frameon=False)
     return save(plt, figure, path)

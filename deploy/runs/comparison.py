@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from envservice.registry import stands_in_for
 from services.amounts import number_of
 from services.statistics import paired_gain
 from services.telemetry.evaluation_labels import COLD, TITLES, TRAINED, curve_of
@@ -43,8 +44,11 @@ class Gain:
 
     @property
     def verdict(self) -> str:
-        """Returns `better` or `worse` if the interval excludes zero, else that no difference is shown."""
-        return "better" if self.low > 0 else "worse" if self.high < 0 else "no difference shown"
+        """Returns `better` or `worse` if the interval excludes zero, else that no difference is shown.
+
+        It is about the games of one run. Another seed may learn more or less.
+        """
+        return "better (one seed)" if self.low > 0 else "worse (one seed)" if self.high < 0 else "no difference shown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +57,14 @@ class Comparison:
 
     rows: tuple[PolicyResult, ...]
     gains: tuple[Gain, ...]
+
+
+def stand_in_notes(evaluations: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns a sentence for each environment of these evaluations that stands in for a published one, such as
+    generated games for ALFWorld's."""
+    played = dict.fromkeys(row["env"] for row in evaluations if row.get("env"))
+    return [f"played on {env}: these results are not results on {name}"
+            for env in played if (name := stands_in_for(env))]
 
 
 def heldout(evaluations: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

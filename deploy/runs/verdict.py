@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deploy.runs.comparison import compare
+from deploy.runs.comparison import after_rl, compare
+from envservice.registry import stands_in_for
 from services.amounts import number_of
 from services.process.packages import program
 from services.statistics import paired_gain
@@ -36,11 +37,15 @@ class Verdict:
     high: float
     more: float | None
     games: str
-    """The games that were played, for example `256 held-out games`."""
+    """The games that were played, for example `256 held-out games`, and what they are not: ones of a published
+    environment that they stand in for."""
 
     @property
     def text(self) -> str:
-        """Returns the sentence: `51% -> 70% at T=1, +19 points [12, 26]; more cold start 38% (256 held-out games)`."""
+        """Returns the sentence.
+
+        `51% -> 70% at T=1, +19 points [12, 26]; more cold start 38% (256 held-out games, one seed)`
+        """
         shown = "" if self.low > 0 or self.high < 0 else ", no difference shown"
         before, after, gain = (round(100 * each) for each in (self.before, self.after, self.gain))
         # 52.4 -> 52.6 would read 52% -> 53%, 0 points.
@@ -48,7 +53,7 @@ class Verdict:
         more = "" if self.more is None else f"; more cold start {self.more:.{digits}%}"
         return (f"{self.before:.{digits}%} -> {self.after:.{digits}%} at T={self.temperature:g}, "
                 f"{points(self.gain, digits)} points {interval(self.low, self.high, digits)}{shown}{more} "
-                f"({self.games})")
+                f"({self.games}, one seed)")
 
 
 def points(gain: float, digits: int = 0) -> str:
@@ -77,13 +82,21 @@ def _heldout(evaluations: Evaluations) -> Iterator[Verdict]:
     if comparison is None:
         return
     success = {(row.label, row.temperature): row for row in comparison.rows}
+    played = after_rl(evaluations)
     for gain in comparison.gains:
         if gain.over == COLD:
             before, after = success[COLD, gain.temperature], success[TRAINED, gain.temperature]
             more = success.get((MORE, gain.temperature))
             yield Verdict(temperature=gain.temperature, before=before.success, after=after.success, gain=gain.gain,
                           low=gain.low, high=gain.high, more=None if more is None else more.success,
-                          games=number_of(after.games, "held-out game"))
+                          games=_games(number_of(after.games, "held-out game"), played[0]))
+
+
+def _games(number: str, row: Mapping[str, Any]) -> str:
+    """Returns which games an evaluation played: `256 held-out games of alfworld-gen, not of alfworld`."""
+    env = row.get("env") or ""
+    published = stands_in_for(env)
+    return f"{number} of {env}, not of {published}" if published else number
 
 
 def _curve(evaluations: Evaluations) -> Iterator[Verdict]:
@@ -96,8 +109,8 @@ def _curve(evaluations: Evaluations) -> Iterator[Verdict]:
         gain, low, high = paired_gain(*({task: row["success_by_task"][task] for task in both} for row in (first, last)))
         yield Verdict(temperature=last["temperature"], before=first["success_rate"], after=last["success_rate"],
                       gain=gain, low=low, high=high, more=None,
-                      games=f"{number_of(last['tasks'], 'game')} of {last['split']}, "
-                            f"learner step {first['step']} to {last['step']}")
+                      games=_games(f"{number_of(last['tasks'], 'game')} of the split {last['split']}", last)
+                      + f", learner step {first['step']} to {last['step']}")
 
 
 def next_commands(run: Path, evaluations: Evaluations) -> list[str]:

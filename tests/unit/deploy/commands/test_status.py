@@ -35,7 +35,7 @@ STATUS = {
     "run": "runs/a", "state": "going on", "stage": "reinforcement learning", "stage_seconds": 75.0, "doing": "",
     "silent_seconds": 1.0, "ended": "", "step": 3, "steps": 30, "seconds_since_step": 4.2, "success_rate": 0.25,
     "version": "1.3", "staleness_mean": 0.5, "staleness_max": 1, "evaluations": [], "learner_ranks": 1,
-    "warnings": [], "damaged": [], "verdicts": [], "next": [], "step_times": None}
+    "stand_ins": [], "warnings": [], "damaged": [], "verdicts": [], "next": [], "step_times": None}
 
 
 def test_the_first_line_says_stage_step_version_and_staleness():
@@ -100,12 +100,15 @@ def test_a_clock_that_was_set_back_makes_no_time_negative(folder):
 def test_at_the_end_it_says_verdict_and_next_commands(folder):
     for label, won in (("panel-cold", 0.0), ("panel-trained", 1.0)):
         append_row(folder.evaluations, {"label": label, "step": 30, "temperature": 1.0, "success_rate": won, "tasks": 2,
-                                        "success_low": won, "success_high": won,
+                                        "split": "heldout", "success_low": won, "success_high": won,
+                                        "env": "alfworld-gen",
                                         "success_by_task": {"a": won, "b": won}})
     folder.summary.write_text("{}")
     found = summary(read_status(folder, RunHistory(folder)))
     assert found[0] == f"{folder.path}: finished, learner step 0 of 30"
-    assert "  verdict: 0% -> 100% at T=1, +100 points [-68, 100], no difference shown (2 held-out games)" in found
+    assert ("  verdict: 0% -> 100% at T=1, +100 points [-68, 100], no difference shown (2 held-out games of "
+            "alfworld-gen, not of alfworld, one seed)") in found
+    assert "  played on alfworld-gen: these results are not results on alfworld" in found
     assert any(line.startswith(f"    gagpo explore {folder.path} ") for line in found)
 
 
@@ -131,7 +134,7 @@ def test_the_shares_of_bad_answers_are_shown_of_the_last_step_and_of_each_evalua
     status = read_status(folder, RunHistory(folder))
     lines = summary(status)
     assert "success 0.0%  invalid 98.9%  inadmissible 0.0%  cut 92.6%" in lines[1]
-    assert lines[2].endswith("on 2 games  invalid 98.9%  inadmissible 0.0%")
+    assert lines[2].endswith("on 2 games of valid  invalid 98.9%  inadmissible 0.0%")
     assert [status["invalid_share"], status["evaluations"][0]["cut_share"]] == [0.989, 0.0]
 
 

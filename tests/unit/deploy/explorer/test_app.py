@@ -142,10 +142,11 @@ def test_the_first_page_says_how_thick_lines_are_smoothed(client):
 def test_evaluations_at_two_temperatures_are_two_lines():
     """A run that went on with another eval.temperature has no fall between them."""
     rows = [{"label": f"step-{step:06d}", "step": step, "split": "valid", "temperature": temperature,
-             "success_rate": 0.5, "success_low": 0.4, "success_high": 0.6}
+             "success_rate": 0.5, "success_low": 0.4, "success_high": 0.6, "tasks": 48}
             for step, temperature in ((0, 0.4), (5, 0.4), (10, 1.0), (15, 1.0))]
-    for names, runs, said in ((["a"], [rows], ["valid T=0.4", "valid T=1"]),
-                              (["a", "b"], [rows, rows[2:]], ["a valid T=0.4", "a valid T=1", "b valid T=1"])):
+    for names, runs, said in ((["a"], [rows], ["valid T=0.4, 48 games", "valid T=1, 48 games"]),
+                              (["a", "b"], [rows, rows[2:]], [
+                                  f"{name}, 48 games" for name in ("a valid T=0.4", "a valid T=1", "b valid T=1")])):
         chart = evaluation_chart(names, runs)
         assert chart is not None
         assert [line.name for line in chart.lines] == said

@@ -48,7 +48,7 @@ def test_a_key_that_few_steps_have_keeps_its_values():
 
 def test_the_band_of_one_evaluation_is_as_wide_as_its_line_and_as_high_as_its_interval():
     chart = evaluation_chart(["a"], [[{"label": "step-000000", "step": 0, "split": "valid", "temperature": 1.0,
-                                       "success_rate": 0.5, "success_low": 0.0, "success_high": 1.0}]])
+                                       "success_rate": 0.5, "success_low": 0.0, "success_high": 1.0, "tasks": 1}]])
     assert chart is not None
     line, = chart.lines
     corners = [tuple(map(float, point.split(","))) for point in line.band.split()]
@@ -58,7 +58,8 @@ def test_the_band_of_one_evaluation_is_as_wide_as_its_line_and_as_high_as_its_in
 
 def test_the_band_of_many_evaluations_has_as_few_points_as_their_line():
     evaluations = [{"label": f"step-{step:06d}", "step": step, "split": "valid", "temperature": 1.0,
-                    "success_rate": 0.5, "success_low": 0.4, "success_high": 0.6} for step in range(0, LONG, 20)]
+                    "success_rate": 0.5, "success_low": 0.4, "success_high": 0.6, "tasks": 9}
+                   for step in range(0, LONG, 20)]
     chart = evaluation_chart(["a"], [evaluations])
     assert chart is not None
     line, = chart.lines

@@ -224,19 +224,19 @@ def test_the_failed_episode_offered_first_is_of_the_latest_step_that_teaches(run
 
 
 def test_the_box_shows_the_trained_policy_and_not_the_control():
-    row = {"step": 5, "temperature": 1.0, "tasks": 10, "success_low": 0.1, "success_high": 0.9}
+    row = {"step": 5, "temperature": 1.0, "tasks": 10, "split": "valid", "success_low": 0.1, "success_high": 0.9}
     curve = [row | {"label": "step-000000", "step": 0, "success_rate": 0.2},
              row | {"label": "step-000005", "success_rate": 0.6}]
     final = [row | {"label": label, "success_rate": rate} for label, rate in (
         ("panel-cold", 0.3), ("panel-trained", 0.7), ("panel-more-cold-start", 0.4))]
     assert pages.trained_policy([]) is None
     assert pages.trained_policy(curve + final[:1]) == {
-        "name": "evaluation at step 5", "text": "60% [10%, 90%] of 10 tasks, T=1"}
+        "name": "evaluation at step 5", "text": "60% [10%, 90%] of 10 games of valid, T=1"}
     assert pages.trained_policy(curve + final) == {
-        "name": "held-out games, after RL", "text": "70% [10%, 90%] of 10 tasks, T=1"}
+        "name": "held-out games, after RL", "text": "70% [10%, 90%] of 10 games of valid, T=1"}
     later = row | {"label": "step-000010", "step": 10, "success_rate": 0.8}  # the run went on with more steps
     assert pages.trained_policy([*curve, *final, later]) == {
-        "name": "evaluation at step 10", "text": "80% [10%, 90%] of 10 tasks, T=1"}
+        "name": "evaluation at step 10", "text": "80% [10%, 90%] of 10 games of valid, T=1"}
 
 
 def test_states_are_named_by_the_action_that_led_there_and_layers_are_never_empty(run_folder):

@@ -258,8 +258,8 @@ def test_evaluations_at_two_temperatures_are_two_lines(run):
             "success_rate": 0.5, "success_low": 0.4, "success_high": 0.6, "success_by_task": {"a": 0.5}})
     lines = evaluation_lines(compare_runs([read_run(folder)]))
     assert [(line.title, line.points) for line in lines] == [
-        ("walk, heldout T=1", [(0, 0.0, 0.0, 0.0), (2, 0.5, 0.4, 0.6)]),
-        ("walk, heldout T=0.4", [(4, 0.5, 0.4, 0.6), (6, 0.5, 0.4, 0.6)])]
+        ("walk, 1 game of heldout, T=1", [(0, 0.0, 0.0, 0.0), (2, 0.5, 0.4, 0.6)]),
+        ("walk, 1 game of heldout, T=0.4", [(4, 0.5, 0.4, 0.6), (6, 0.5, 0.4, 0.6)])]
 
 
 def test_warnings_about_a_run_stand_below_its_verdict(run):

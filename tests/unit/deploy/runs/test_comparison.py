@@ -31,7 +31,7 @@ def test_the_gain_is_paired_by_game() -> None:
 
 
 @pytest.mark.parametrize(("before", "after", "count", "verdict"), [
-    (0.0, 1.0, 20, "better"), (1.0, 0.0, 20, "worse"), (0.0, 1.0, 1, "no difference shown"),
+    (0.0, 1.0, 20, "better (one seed)"), (1.0, 0.0, 20, "worse (one seed)"), (0.0, 1.0, 1, "no difference shown"),
     (1.0, 0.0, 3, "no difference shown")])
 def test_a_steady_difference_over_enough_games_is_told_either_way(
         before: float, after: float, count: int, verdict: str) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from deploy.runs.comparison import stand_in_notes
 from deploy.runs.verdict import interval, next_commands, points, verdicts
 from services.telemetry.evaluation_labels import COLD, MORE, TRAINED
 
@@ -23,14 +24,15 @@ def test_the_heldout_games_decide_and_more_cold_start_stands_beside() -> None:
     rows = [row("step-000000", "0"), row(COLD, "1" * 10 + "0" * 30), row(TRAINED, "1" * 30 + "0" * 10, step=9),
             row(MORE, "1" * 15 + "0" * 25, step=9)]
     (found,) = verdicts(rows)
-    assert found.text == "25% -> 75% at T=1, +50 points [34, 66]; more cold start 38% (40 held-out games)"
+    assert found.text == "25% -> 75% at T=1, +50 points [34, 66]; more cold start 38% (40 held-out games, one seed)"
 
 
 def test_a_narrow_interval_has_a_decimal_so_that_its_side_of_zero_is_seen() -> None:
     """961 and 966 of 978 games, of which 5 changed: 5/978 points, sample sd .0714, half-width .0045."""
     rows = [row(COLD, "1" * 961 + "0" * 17), row(TRAINED, "1" * 966 + "0" * 12), row(MORE, "1" * 970 + "0" * 8)]
     (found,) = verdicts(rows)
-    assert found.text == ("98.3% -> 98.8% at T=1, +0.5 points [0.1, 1.0]; more cold start 99.2% (978 held-out games)")
+    assert found.text == (
+        "98.3% -> 98.8% at T=1, +0.5 points [0.1, 1.0]; more cold start 99.2% (978 held-out games, one seed)")
 
 
 def test_whole_points_that_disagree_have_a_decimal() -> None:
@@ -40,6 +42,19 @@ def test_whole_points_that_disagree_have_a_decimal() -> None:
     assert found.text.startswith("51.9% -> 52.5% at T=1, +0.5 points [")
 
 
+def test_generated_games_are_not_taken_for_the_official_ones() -> None:
+    rows = [row(label, wins) | {"env": "alfworld-gen"} for label, wins in (
+        ("step-000000", "01"), ("step-000003", "11"), (COLD, "00"), (TRAINED, "11"))]
+    rows[1]["step"] = rows[-1]["step"] = 3
+    (found,) = verdicts(rows)
+    assert found.text.endswith(" (2 held-out games of alfworld-gen, not of alfworld, one seed)")
+    (found,) = verdicts(rows[:2])
+    assert found.text.endswith(
+        " (2 games of the split valid_seen of alfworld-gen, not of alfworld, learner step 0 to 3, one seed)")
+    assert stand_in_notes(rows) == ["played on alfworld-gen: these results are not results on alfworld"]
+    assert stand_in_notes([row(COLD, "1"), row(TRAINED, "1") | {"env": "alfworld"}]) == []
+
+
 def test_each_temperature_has_a_verdict_in_the_order_of_play() -> None:
     rows = [row(label, wins, temperature=t) for label, wins in ((COLD, "00"), (TRAINED, "11")) for t in (1.0, 0.4)]
     assert [one.temperature for one in verdicts(rows)] == [1.0, 0.4]
@@ -47,7 +62,7 @@ def test_each_temperature_has_a_verdict_in_the_order_of_play() -> None:
 
 def test_a_gain_whose_interval_holds_zero_shows_no_difference() -> None:
     (found,) = verdicts([row(COLD, "0100"), row(TRAINED, "1100")])
-    assert found.text == "25% -> 50% at T=1, +25 points [-55, 100], no difference shown (4 held-out games)"
+    assert found.text == "25% -> 50% at T=1, +25 points [-55, 100], no difference shown (4 held-out games, one seed)"
 
 
 def test_before_the_heldout_games_the_curve_stands_in() -> None:
@@ -55,7 +70,7 @@ def test_before_the_heldout_games_the_curve_stands_in() -> None:
             row(COLD, "0011"), row("step-000004", "1111", step=4, temperature=0.4)]
     (found,) = verdicts(rows)
     assert found.text == ("0% -> 100% at T=0.4, +100 points [-20, 100], no difference shown "
-                          "(4 games of valid_seen, learner step 0 to 4)")
+                          "(4 games of the split valid_seen, learner step 0 to 4, one seed)")
 
 
 def test_of_a_run_that_goes_on_with_more_steps_the_heldout_games_of_before_do_not_count() -> None:
@@ -63,7 +78,7 @@ def test_of_a_run_that_goes_on_with_more_steps_the_heldout_games_of_before_do_no
     rows = [row("step-000000", "0000", temperature=0.4), row(COLD, "0011"), row(TRAINED, "1111", step=4),
             row(MORE, "1111", step=4), row("step-000009", "0001", step=9, temperature=0.4)]
     (found,) = verdicts(rows)
-    assert found.text.endswith("(4 games of valid_seen, learner step 0 to 9)")
+    assert found.text.endswith("(4 games of the split valid_seen, learner step 0 to 9, one seed)")
     (again,) = verdicts([*rows, row(TRAINED, "0111", step=9)])
     assert again.text.startswith("50% -> 75% at T=1")
     assert again.more is None
