@@ -1,1 +1,2 @@
-"""Our step-level estimators inside other trainers: verl and SkyRL, by their registries of advantage estimators."""
+"""Our step-level estimators inside other trainers: verl and SkyRL, by their registries of advantage estimators, and
+TRL, by a subclass of its trainer."""

@@ -132,7 +132,7 @@ def advantage_function(name: str, given: dict[str, Any]) -> Advantages:
     option that needs what rows do not have.
     """
     options = credit_options({"estimator": name, **given})
-    _needs_only_rows(options)
+    refuse_unsaid(options, "rows", "the observation of StepUid")
     idle = unread(options, given)
 
     def advantages(token_level_rewards: Tensor, response_mask: Tensor, index: Sequence[str],
@@ -150,16 +150,18 @@ def advantage_function(name: str, given: dict[str, Any]) -> Advantages:
     return advantages
 
 
-def _needs_only_rows(options: CreditSection) -> None:
-    """Raises UserError for an option that would do nothing, because rows do not have what it reads."""
+def refuse_unsaid(options: CreditSection, source: str, place: str) -> None:
+    """Raises UserError for an option that would do nothing, because a trainer does not have what it reads.
+
+    `source`: what the trainer has in place of a run's episodes. `place`: where its user says what tells states apart.
+    """
     if getattr(estimator(options.estimator), "rewards_tags", False):
-        raise UserError(f"option estimator {options.estimator}: rows do not say which kind of reasoning they are",
+        raise UserError(f"option estimator {options.estimator}: {source} do not say which kind of reasoning they are",
                         "choose another one")
     if options.stay:
-        raise UserError("option stay: rows do not say which actions changed nothing",
-                        "give StepUid the observation of the turn before instead")
+        raise UserError(f"option stay: {source} do not say which actions changed nothing",
+                        f"repeat the text of the turn before in {place} instead")
     if getattr(options, "bootstrap", False):
-        raise UserError("option bootstrap: rows do not say in which state an episode was cut", "leave it false")
+        raise UserError(f"option bootstrap: {source} do not say in which state an episode was cut", "leave it false")
     if options.state_key == LISTED_KEY:
-        raise UserError(f"option state_key {LISTED_KEY}: rows have no admissible actions",
-                        "add them to the observation of StepUid")
+        raise UserError(f"option state_key {LISTED_KEY}: {source} have no admissible actions", f"add them to {place}")

@@ -23,6 +23,8 @@ EXTRAS: Mapping[str, str] = {
         "prometheus_client", "psutil", "pyarrow", "rapidfuzz", "ray", "redis", "regex", "rich", "safetensors",
         "starlette", "thefuzz", "tokenizers", "torch", "transformers", "uvicorn", "websockets", "zstandard"), "train"),
     "vllm": "cpu",
+    "trl": "trl",
+    "accelerate": "trl",
     "tensorboard": "tensorboard",
     "wandb": "wandb",
 }
