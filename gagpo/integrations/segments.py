@@ -39,7 +39,7 @@ class Sequenced:
     states: Sequence[str] | None = None
     """The environment's own text of the state before each step, [T] or more. It takes the observation's place."""
     logprobs: Sequence[float | None] | None = None
-    """Of each token of the completion, by the sampler. None: unknown."""
+    """The sampler's, of each token of the completion. None: unknown."""
 
 
 def segments(mask: Sequence[int]) -> list[Span]:

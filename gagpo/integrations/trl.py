@@ -41,7 +41,7 @@ from services.rewards import LARGEST_REWARD, within_reward_limit
 TRIED = "1.16"
 """The version of TRL whose private methods this module overrides."""
 METRICS = ("group_size_mean", "singleton_share", "active_share", "advantage_std")
-"""Values of learner.credit.types.statistics that TRL logs as `gagpo/NAME`."""
+"""Values of learner.credit.types.statistics that TRL logs as `credit/NAME`."""
 STATES = "credit_states"
 """Key of a `rollout_func`: the text before each step, [B][T]."""
 
@@ -145,7 +145,7 @@ class GagpoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]  # 
         if credits:
             found = statistics(credits)
             for name in METRICS:
-                self._metrics[mode][f"gagpo/{name}"].append(found[name])
+                self._metrics[mode][f"credit/{name}"].append(found[name])
         if mode == "train" and self._log_folder is not None and groups:
             self._log_folder.write(step, part, groups, credits)
         return output

@@ -252,7 +252,7 @@ def test_tools_without_an_environment_run(tmp_path: Path, given_answers: None, m
 
 
 def test_an_episode_without_a_reward_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Of the two episodes that are left each is compared with the other alone: 10 - 0 and 0 - 10."""
+    """The two episodes that are left are compared with each other alone: 10 - 0 and 0 - 10."""
     def some(won: list[bool], **_: Any) -> list[float | None]:
         return [10.0, None, 0.0, None]
 
