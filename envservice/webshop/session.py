@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from thefuzz import fuzz
+from rapidfuzz.fuzz import token_set_ratio
+from rapidfuzz.utils import default_process
 
 from envservice.base import Outcome
 from envservice.webshop import pages
@@ -42,6 +43,8 @@ _COLOR_LIST = """
     rust sand sapphire seashell silver skull slate steel stone stonewash sunflower tan taupe teal tiger turquoise
     violet walnut wheat white wine yellow
 """
+_LATIN_1 = dict.fromkeys(range(128, 256))
+"""The only characters beyond ASCII that the original's matching, thefuzz, removes."""
 COLORS = tuple(_COLOR_LIST.split())
 """The first of these colours that occurs in an option value is compared in place of the value."""
 
@@ -150,7 +153,13 @@ def _color(value: str | tuple[str, str]) -> str | tuple[str, str]:
 
 
 def _alike(one: str | tuple[str, str], other: str | tuple[str, str]) -> bool:
-    return fuzz.token_set_ratio(one, other) > MATCH_ABOVE
+    return similarity(one, other) > MATCH_ABOVE
+
+
+def similarity(one: str | tuple[str, str], other: str | tuple[str, str]) -> int:
+    """Returns the token set ratio, 0 to 100, as thefuzz computes it: of a pair its text as Python prints it."""
+    first, second = (default_process(str(value).translate(_LATIN_1)) for value in (one, other))
+    return round(token_set_ratio(first, second))
 
 
 SEARCH_ACTION = "search[<your query>]"

@@ -21,7 +21,7 @@ EXTRAS: Mapping[str, str] = {
     **dict.fromkeys((
         "blake3", "fastapi", "hiredis", "huggingface_hub", "ijson", "jinja2", "matplotlib", "packaging", "PIL",
         "prometheus_client", "psutil", "pyarrow", "rapidfuzz", "ray", "redis", "regex", "rich", "safetensors",
-        "starlette", "thefuzz", "tokenizers", "torch", "transformers", "uvicorn", "websockets", "zstandard"), "train"),
+        "starlette", "tokenizers", "torch", "transformers", "uvicorn", "websockets", "zstandard"), "train"),
     "vllm": "cpu",
     "trl": "trl",
     "accelerate": "trl",
