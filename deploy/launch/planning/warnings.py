@@ -5,6 +5,7 @@ start on answers that the prompt cannot read, and a run's code that changed."""
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 
 from deploy.launch.checks.chat_template import has_template
@@ -35,6 +36,8 @@ REASONING_TOKENS = 100
 """Tokens of a short thought of an instruct model. An estimate: the paper gives thought and action 512."""
 EXAMPLES = ("<think></think><action>go to countertop 1</action>", "<planning>go</planning><action>go to it</action>")
 """Shortest answers of the forms that our prompts ask for."""
+TAG = re.compile("<.*?>")
+"""A tag of an answer's form."""
 LARGE_CHECKPOINT = 1_000_000_000
 """Bytes of a checkpoint from which on its interval matters."""
 OFTEN = 5
@@ -126,11 +129,13 @@ def _raw_prompt(config: Config) -> list[str]:
 def _short_answers(config: Config) -> list[str]:
     """Returns a line if a published model's answers would be cut before they have the form that the prompt asks for.
 
-    A conversation asks for a thought. A cold start shows short ones.
+    A conversation asks for a thought. A cold start shows short ones. A template that takes an answer without its tags
+    asks for no form.
     """
     env, path, limit = config.env, config.model.path, config.rollout.max_response_tokens
     template = make_template(env)
-    example = next((text for text in EXAMPLES if template.parse(text).valid), None)
+    example = next((text for text in EXAMPLES if template.parse(text).valid
+                    and not template.parse(TAG.sub("", text)).valid), None)
     if path is None or not _large(config) or config.agent.name or example is None or not (path / TOKENIZER).exists():
         return []
     form = len(read_tokenizer(path / TOKENIZER).encode(example, add_special_tokens=False).ids)

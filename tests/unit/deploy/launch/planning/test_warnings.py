@@ -53,7 +53,8 @@ def test_raw_text_for_a_model_that_chats_is_told_unless_a_cold_start_shows_it(
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
     assert warnings(load_config("alfworld-tiny", given)) == ([
         f"env.prompt=memory is raw text without instructions, and {tmp_path} is a model with a chat template that has "
-        "never seen it: set env.prompt to one that chats (full, meta), or make a cold start first (sft.enabled=true)"]
+        "never seen it: set env.prompt to one that chats (full, memory-chat, meta), or make a cold start first "
+        "(sft.enabled=true)"]
         if warns else [])
 
 
@@ -69,6 +70,12 @@ def test_answers_too_short_for_the_form_of_the_prompt_are_told(
              "learner.lr=1e-5", "sft.lr=1e-5", "learner.gpus=1"]
     assert warned(*given, f"rollout.max_response_tokens={form + fits}") == []
     assert warned(*given, f"rollout.max_response_tokens={form + fits - 1}") == ["rollout.max_response_tokens"]
+
+
+def test_the_preset_of_an_instruct_model_has_no_warning(models: dict[str, Path]):
+    """Its prompt takes a bare number, so there is no form for which an answer could be too short."""
+    given = [f"model.path={models['135m']}", ROOM, ELSEWHERE]
+    assert warnings(load_config("instruct-cpu", given)) == []
 
 
 def test_large_checkpoints_at_each_step_are_told_with_the_bytes_that_they_write(models: dict[str, Path]):
