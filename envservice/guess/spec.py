@@ -19,7 +19,7 @@ from envservice.spec import Teacher
 
 NUMBERS, TRIES = 7, 3
 _ACTIONS = [str(number) for number in range(1, NUMBERS + 1)]
-_HINT = re.compile(r"My number is (higher|lower) than (\d+)\.")
+_HINT = re.compile(r"(\d+) is too (low|high)\.")
 _NUMBER = re.compile(r"[0-9]+")
 
 
@@ -29,21 +29,21 @@ class GuessingGame:
     def reset(self, *, seed: int) -> tuple[str, dict[str, Any]]:
         self._secret, self._tries = random.Random(seed).randint(1, NUMBERS), 0
         self._low, self._high = 1, NUMBERS
-        return f"I am thinking of a number from 1 to {NUMBERS}. You have {TRIES} tries.", self._info()
+        return f"Guess my number. Choose one of {', '.join(_ACTIONS)}.", self._info()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         self._tries += 1
         over = self._tries == TRIES
         if action not in _ACTIONS:
-            return f"That was no number from 1 to {NUMBERS}.", 0.0, over, False, self._info()
+            return "That was none of them.", 0.0, over, False, self._info()
         number = int(action)
         if number == self._secret:
             return "Right!", 1.0, True, False, self._info() | {"won": True}
         if number < self._secret:
-            self._low, hint = max(self._low, number + 1), "higher"
+            self._low, hint = max(self._low, number + 1), "low"
         else:
-            self._high, hint = min(self._high, number - 1), "lower"
-        return f"My number is {hint} than {number}.", 0.0, over, False, self._info()
+            self._high, hint = min(self._high, number - 1), "high"
+        return f"{number} is too {hint}.", 0.0, over, False, self._info()
 
     def _info(self) -> dict[str, Any]:
         """Names the state by the numbers that are left and the tries that are gone."""
@@ -51,8 +51,8 @@ class GuessingGame:
 
 
 class GuessTemplate:
-    """One message with the rules and the last `history` hints. An answer counts by the first number in it, because
-    models of this size surround it with words."""
+    """One message with the rules and the last `history` hints. An answer counts by the first number in it and ends with
+    its first sentence, because models of this size surround the number with words."""
 
     name, chat = "full", True
 
@@ -62,7 +62,7 @@ class GuessTemplate:
     def render(self, first: Outcome, turns: Sequence[Turn], now: Outcome) -> str:
         hints = [*(turn.observation for turn in turns[1:]), now.observation] if turns else []
         shown = hints[len(turns) - len(recent(turns, self.history)):]
-        return "\n".join([first.observation, *shown, "Answer with one number only, for example: 3"])
+        return "\n".join([first.observation, *shown, "Answer:"])
 
     def parse(self, text: str) -> ParsedAction:
         """An answer is valid if the first number in it is one of the game's."""
@@ -79,8 +79,8 @@ class Halver:
 
     def act(self, now: Outcome) -> str:
         if match := _HINT.fullmatch(now.observation):
-            number = int(match[2])
-            if match[1] == "higher":
+            number = int(match[1])
+            if match[2] == "low":
                 self._low = max(self._low, number + 1)
             else:
                 self._high = min(self._high, number - 1)
@@ -89,4 +89,4 @@ class Halver:
 
 _GAME = text_spec(GuessingGame, name="guess", version="1", max_steps=TRIES, sizes=(1000, 100, 300),
                   prompts={"full": GuessTemplate})
-SPEC = replace(_GAME, teacher=Teacher(player=lambda *_: Halver()), stops=(), says_unchanged=False)
+SPEC = replace(_GAME, teacher=Teacher(player=lambda *_: Halver()), stops=(".",), says_unchanged=False)
