@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from deploy.cli import main
+from deploy.runs.configs import load_config
 
 ROOT = Path(__file__).parents[4]
 GAGPO = (sys.executable, "-c", "from deploy.cli import main; raise SystemExit(main())")
@@ -43,6 +44,15 @@ def test_its_config_passes_a_dry_run(folder: Path):
     done = run(folder, *GAGPO, "train", "--config", "safe/config.yaml", "--dry-run")
     assert done.returncode == 0, done.stderr
     assert "safe.spec:SPEC" in done.stdout
+
+
+def test_its_config_names_keys_that_train_it_with_an_instruct_model(folder: Path):
+    """Only the keys are read here: the model lies in another package."""
+    comment = (folder / "safe" / "config.yaml").read_text().replace("\n#", "")
+    keys = re.findall(r"[\w.]+=\S+", comment.partition("gagpo train")[2])
+    assert len(keys) == 5
+    config = load_config("instruct-cpu", keys)
+    assert (config.env.name, config.name, config.sft.lr) == ("safe.spec:SPEC", "safe-instruct", 1e-5)
 
 
 def test_its_prompts_can_be_read(folder: Path):
