@@ -69,7 +69,9 @@ def run(args: argparse.Namespace) -> int:
     if (args.endpoint is None) == (args.model is None):
         raise UserError("no model is given" if args.model is None else "both a folder and --endpoint are given",
                         "give a folder or a run, or --policy and --endpoint")
+    began = time.monotonic()
     summary, file = _asked(args) if args.policy else _evaluated(args)
+    summary = {"seconds": time.monotonic() - began, **summary}
     if args.json:
         print(json.dumps({"format": 1, **summary}))
         return 0
@@ -127,10 +129,8 @@ def _asked(args: argparse.Namespace) -> tuple[dict[str, Any], Path]:
         async with asking as (asked, name):
             file = known or _place(ASKED / f"{args.policy}-{re.sub('[^A-Za-z0-9._-]+', '-', name)}.eval.jsonl")
             lines.note(f"playing {number_of(len(plan.tasks), 'game')} of {plan.split} by {args.policy} with {name}")
-            began = time.monotonic()
-            summary = await play(plan, asked, name, episodes_file(file),
-                                 lambda done, total: lines.at(args.policy, done, total, "games"), tell=lines.note)
-            return {**summary, "seconds": time.monotonic() - began}, file
+            return await play(plan, asked, name, episodes_file(file),
+                              lambda done, total: lines.at(args.policy, done, total, "games"), tell=lines.note), file
 
     with StatusLines(Console(stderr=True)) as lines:
         try:

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from deploy.console.plain import StatusLines
     from deploy.launch.scaling import Scaling
     from deploy.training.loading import Loading
-    from services.controller.controller import Hooks
+    from services.controller.controller import Controller, Hooks
     from services.controller.supervise import Supervisor
+    from services.controller.tickets import EvalRequest
     from services.store.store import Store
 
 
@@ -122,12 +123,17 @@ def _play(config: Config, model: Path, split: str | None, lines: StatusLines) ->
         request = EvalRequest(label="eval", version=version, split=chosen, tasks=tasks,
                               temperature=config.eval.temperature, seed=config.seed + 1,
                               max_steps=config.env.max_steps)
-        loaded: list[float] = []
-        loading.then(lambda: loaded.append(time.monotonic()))
-        (summary,) = controller.evaluate_now([request])
-        began, ended = loaded[0] if loaded else started, time.monotonic()
-    return {**summary, "env": environment.name, "engine": engine, "loading_seconds": began - started,
-            "seconds": ended - began}
+        summary = _timed(controller, request, loading, started)
+    return {**summary, "env": environment.name, "engine": engine}
+
+
+def _timed(controller: Controller, request: EvalRequest, loading: Loading, started: float) -> dict[str, Any]:
+    """Plays, and returns the summary with the seconds of loading, which began at `started`, and of playing."""
+    loaded: list[float] = []
+    loading.then(lambda: loaded.append(time.monotonic()))
+    (summary,) = controller.evaluate_now([request])
+    began, ended = loaded[0] if loaded else started, time.monotonic()
+    return {**summary, "loading_seconds": began - started, "seconds": ended - began}
 
 
 def run_of(folder: Path) -> str:
