@@ -22,6 +22,7 @@ def config(tmp_path: Path) -> Config:
 def test_a_finished_run_becomes_a_few_kilobytes(tmp_path: Path, config: Config):
     """Curves of 5 digits; of the evaluations, those after steps of RL, a digit per game."""
     run = tmp_path / "run"
+    run.mkdir()
     for step in (1, 2):
         row = dict.fromkeys(METRIC_KEYS, 1 / 3) | {"step": step, "seconds/wait": 2.5, "version": "1.1"}
         append_row(run / "metrics.jsonl", row | {"grad_norm": None if step == 2 else 123456.7})
