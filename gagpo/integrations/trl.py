@@ -33,7 +33,7 @@ from learner.credit.registry import estimator, options_of, unread
 from learner.credit.types import statistics
 from learner.rows.batch import assign_credit
 from services.config.credit import CreditSection
-from services.config.refusals import one_line
+from services.config.refusals import refusal
 from services.errors import UserError
 from services.records import Episode, Ticket, Version
 from services.rewards import LARGEST_REWARD, within_reward_limit
@@ -201,7 +201,7 @@ def read_options(given: Mapping[str, Any]) -> CreditSection:
     try:
         options = options_of(CreditSection(**given), "option ")
     except ValidationError as error:
-        raise one_line(error, "the options", "option ") from None
+        raise refusal(error, "the options", "option ") from None
     if estimator(options.estimator).needs_critic:
         raise UserError(f"option estimator {options.estimator}: it needs a critic, which GRPOTrainer does not have",
                         "choose another one")

@@ -20,6 +20,7 @@ EXPERIMENTS = {
     "loglinear": "lab.experiments.loglinear.experiment",
     "graph-credit": "lab.experiments.loglinear.experiment",
     "tabular": "lab.experiments.tabular.experiment",
+    "trl": "lab.experiments.trl.experiment",
 }
 """Name -> module with `run(args) -> int`, which is imported only when it runs."""
 READS = {
@@ -28,6 +29,7 @@ READS = {
     "loglinear": {"arms", "seeds", "report", "json", "parallel", "hours"},
     "graph-credit": {"arms", "seeds", "report", "json", "parallel", "hours"},
     "tabular": {"seeds", "report", "json"},
+    "trl": {"arms", "seeds", "report", "json"},
 }
 """Name -> the options that it reads, beside --out. Others are refused."""
 REPORT_READS = {"report", "json"}
@@ -45,7 +47,8 @@ def build_parser() -> argparse.ArgumentParser:
         "those of the log-linear policy, or with --runs those of the runs' first learner steps.\n"
         "loglinear: estimators and state keys with a log-linear policy on ALFWorld games, seconds per run.\n"
         "graph-credit: the same with the estimators of the group's graph, to choose the default.\n"
-        "tabular: estimators against the exact advantages of small mazes, and how fast a policy learns by them.",
+        "tabular: estimators against the exact advantages of small mazes, and how fast a policy learns by them.\n"
+        "trl: TRL's GRPO against TRL with our credit, on a tiny game of several turns.",
         epilog="examples:\n  python -m lab.experiments credit --parallel 2 --hours 4\n"
         "  python -m lab.experiments credit --confirm --parallel 2\n"
         "  python -m lab.experiments credit --report\n"

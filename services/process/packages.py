@@ -23,6 +23,7 @@ EXTRAS: Mapping[str, str] = {
         "prometheus_client", "psutil", "pyarrow", "rapidfuzz", "ray", "redis", "regex", "rich", "safetensors",
         "starlette", "tokenizers", "torch", "transformers", "uvicorn", "websockets", "zstandard"), "train"),
     "vllm": "cpu",
+    "gguf": "gguf",
     "trl": "trl",
     "accelerate": "trl",
     "tensorboard": "tensorboard",

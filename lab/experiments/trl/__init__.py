@@ -1,0 +1,1 @@
+"""TRL's GRPO against TRL with our credit."""
