@@ -31,6 +31,7 @@ from services.controller.tickets import TaskStream, TrainTickets
 from services.records import Episode, Manifest, PlayedTurn, Step, Ticket, Verdict, Version, VersionSpan
 from services.store.archive import EpisodeArchive
 from services.store.store import Claim, Store
+from services.weights.canary import Canary
 from services.weights.pack import Manifest as Layout
 from services.weights.pack import Packed
 
@@ -68,7 +69,8 @@ class SimulatedEngine(Engine):
     def __init__(self, settings: RolloutSection) -> None:
         super().__init__(Path(), Version(incarnation=-1, step=0), config=settings, dtype="float32")
 
-    async def update(self, version: Version, manifest: Layout, buffer: np.ndarray) -> None:  # noqa: ARG002
+    async def update(self, version: Version, manifest: Layout, buffer: np.ndarray,  # noqa: ARG002
+                     canary: Canary | None = None) -> None:  # noqa: ARG002
         """Takes the version at once."""
         self.version = version
 
