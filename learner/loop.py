@@ -83,7 +83,7 @@ class TrainingLoop:
     position: Position = field(default=Position(step=0, incarnation=0, next_group=0, trained=0))
     version: Version = field(default=Version(incarnation=0, step=0))
     canary: Canary | None = None
-    """What the learner computed with the weights of `version`."""
+    """The learner's results with the weights of `version`."""
     exported: Path | None = None
     """The newest model on disk; None before the first, when it is the learner's first model."""
     writing: Background = field(init=False)

@@ -30,7 +30,7 @@ class Sent:
     model: Path
     """Its folder."""
     canary: Canary | None = None
-    """What it computes by other code (folder_canary)."""
+    """Its results by Hugging Face's code (folder_canary)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,23 +34,23 @@ LATER, LATER_NATS = 1.0, 1e-4
 
 
 class Canary(msgspec.Struct, frozen=True, kw_only=True):
-    """What a version computes for PROMPTS: `Canary(logprobs=[-6.2, ...], rounding=0.08)`."""
+    """The results of a version for PROMPTS: `Canary(logprobs=[-6.2, ...], rounding=0.08)`."""
 
     logprobs: list[float]
-    """Of each prompt's tokens but the first, in nats, prompt by prompt."""
+    """Logprobs of each prompt's tokens but the first, in nats, prompt by prompt."""
     rounding: float
     """Mean difference in nats that rounding is expected to make, roughly."""
 
 
 class Played(msgspec.Struct, frozen=True, kw_only=True):
-    """What a sampler computes for PROMPTS, and for its own answers to them, in nats."""
+    """The results of a sampler for PROMPTS, and for its own answers to them, in nats."""
 
     logprobs: list[float]
     """As in Canary."""
     written: list[float]
-    """Of the tokens of the answers, as they were sampled one after another."""
+    """Logprobs of the tokens of the answers, as they were sampled one after another."""
     read: list[float]
-    """Of the same tokens, as parts of a prompt."""
+    """Logprobs of the same tokens, as parts of a prompt."""
 
 
 class CanaryCheck:

@@ -1,4 +1,4 @@
-"""What the learner computes for the canary's prompts is what Hugging Face computes with the published weights."""
+"""The learner computes for the canary's prompts what Hugging Face computes with the published weights."""
 
 import numpy as np
 import pytest

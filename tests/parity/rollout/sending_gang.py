@@ -38,7 +38,7 @@ def lead(learner, way, folder):
     manager.connect()
     registry = manager.registry()
     sent = []
-    """What went through host memory."""
+    """Versions that went through host memory."""
     host = HostSender(learner.sender, lambda version, _: sent.append(version))
     sender = GpuSender(learner.sender, host, lambda method, *rest: getattr(registry, method)(*rest), way=way, seconds=0)
     for line in sys.stdin:
