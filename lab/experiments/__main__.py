@@ -58,8 +58,7 @@ def build_parser() -> argparse.ArgumentParser:
         "  python -m lab.experiments tabular --seeds 100 --out mine",
     )
     parser.add_argument("name", choices=sorted(EXPERIMENTS), help="the experiment, as described above")
-    parser.add_argument("--out", type=Path, metavar="DIR",
-                        help="folder of the results (default: lab/experiments/NAME)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of results (default: lab/experiments/NAME)")
     parser.add_argument("--seeds", type=positive, metavar="N",
                         help="seeds of each arm; gradient: groups of each log-linear policy (default: as planned)")
     parser.add_argument("--report", action="store_true", help="only make the table and figures of existing runs")
