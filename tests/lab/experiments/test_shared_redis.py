@@ -14,7 +14,7 @@ from deploy.training.child_runs import Child
 from lab.experiments.credit.design import PlannedRun
 from lab.experiments.credit.progress import RunsProgress
 from lab.experiments.credit.runs import Runner, RunsFailed
-from services.config.secrets import redis_url as redis_url_of
+from services.config.redis import redis_url as redis_url_of
 from services.config.tree import Config
 from services.store.redis_server import private_redis
 from services.store.store import Store
