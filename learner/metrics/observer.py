@@ -5,22 +5,129 @@ The loop names its moments to an Observer (waiting, training, trained, published
 
 from __future__ import annotations
 
+import math
 import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 import msgspec
 
-from learner.collect import WAITS
-from learner.metrics.gauges import step_taken
-from learner.metrics.step_metrics import metrics_row
+from learner.collect import UNIFORM, WAITS
+from learner.credit.types import Credit
 from learner.rows.batch import Groups
+from learner.rows.judge import judge_metrics
 from learner.trainer import StepReport
-from services.records import Manifest, Version
+from services.records import Episode, Manifest, Tally, Version
 from services.telemetry.energy import EnergyMeter
 from services.telemetry.heartbeat import Pulse
 from services.telemetry.logs import get_logger
 from services.telemetry.metrics_file import check_metrics, drop_rows, keep_row
+from services.telemetry.overhead import counted
+
+GAUGES = {
+    "grad_norm": ("gagpo_learner_gradient_norm", {}), "clip_fraction": ("gagpo_learner_clipped_ratio", {}),
+    "ratio_mean": ("gagpo_learner_importance_ratio_mean", {}), "step": ("gagpo_learner_step", {}),
+    "success_rate": ("gagpo_train_success_ratio", {}), "episode_return": ("gagpo_train_episode_return", {}),
+    "episode_length": ("gagpo_train_episode_length_steps", {}),
+    **{f"loss/{part}": ("gagpo_learner_loss", {"part": part}) for part in ("policy", "value", "kl", "entropy")},
+    **{f"logprob_difference_{stat}": ("gagpo_learner_logprob_difference", {"stat": stat}) for stat in ("mean", "max")},
+    **{f"staleness_{stat}": ("gagpo_learner_staleness_steps", {"stat": stat}) for stat in ("mean", "max")},
+    **{f"{kind}_share": ("gagpo_train_steps_ratio", {"kind": kind}) for kind in ("invalid", "inadmissible", "cut")},
+    **{f"{part}_tokens_{stat}": ("gagpo_train_turn_tokens", {"part": part, "stat": stat})
+       for part in ("prompt", "response") for stat in ("mean", "max")},
+    "credit/singleton_share": ("gagpo_credit_singleton_ratio", {}),
+    "credit/active_share": ("gagpo_credit_active_ratio", {}),
+    "credit/flat_share": ("gagpo_credit_flat_groups_ratio", {}),
+    "credit/advantage_iqr": ("gagpo_credit_advantage_iqr", {}),
+    "credit/share_above_one": ("gagpo_credit_advantage_above_one_ratio", {}),
+}
+"""Key of metrics.jsonl -> the gauge that shows its last value, and its labels."""
+
+
+@counted("metrics")
+def step_taken(pulse: Pulse, row: Mapping[str, Any], credits: Sequence[Credit], utilization: float | None) -> None:
+    """Sets the meters of one learner step. `row` has all METRIC_KEYS; `utilization` is a share of the GPUs' FLOPs."""
+    meters = pulse.meters
+    for key, (name, labels) in GAUGES.items():
+        meters(name, **labels).set(row[key])
+    meters("gagpo_learner_steps_total").inc()
+    for kind in ("sampled", "trained"):
+        meters("gagpo_learner_tokens_total", kind=kind).inc(row[f"tokens_{kind}"])
+    for key, seconds in row.items():
+        if key.startswith("seconds/"):
+            meters("gagpo_learner_phase_seconds_total", phase=key.removeprefix("seconds/")).inc(seconds)
+    if utilization is not None:
+        meters("gagpo_learner_flop_utilization_ratio").set(utilization)
+    sizes = meters("gagpo_credit_state_group_size")
+    for credit in credits:
+        for size in Counter(chain.from_iterable(credit.states)).values():
+            for _ in range(size):
+                sizes.observe(size)
+    pulse.progressed()
+    pulse.holds(str(row["version"]))
+
+
+def metrics_row(version: Version | None, manifest: Manifest, groups: Sequence[Sequence[Episode]],
+                measured: Mapping[str, float], seconds: Mapping[str, float]) -> dict[str, Any]:
+    """Returns a row with all keys of services.telemetry.metrics_file.METRIC_KEYS.
+
+    `version`: published after the step. `measured`: the learner's metrics. `seconds`: the time of each phase of the
+    loop. All but the figures of _played are over the groups trained on: shares over their turns, ages in learner steps
+    at consumption.
+    """
+    episodes = [episode for group in groups for episode in group]
+    steps = [step for episode in episodes for step in episode.steps]
+    ages = [manifest.step - 1 - episode.oldest_step for episode in episodes]
+    return {
+        "step": manifest.step,
+        "version": version.short if version is not None else "",
+        "time": time.time(),
+        **_played(episodes, manifest),
+        "invalid_share": fmean(not step.valid for step in steps),
+        "inadmissible_share": fmean(not step.admissible for step in steps),
+        "cut_share": fmean(step.cut for step in steps),
+        **_lengths("prompt", [len(step.prompt_ids) for step in steps]),
+        **_lengths("response", [len(step.response_ids) for step in steps]),
+        "prefix_breaks": sum(step.broke for step in steps),
+        "staleness_mean": fmean(ages),
+        "staleness_max": max(ages),
+        "dropped_groups": sum(drop.group.startswith("train/") for drop in manifest.drops),
+        "reissued_episodes": sum(episode.attempt > 1 for episode in episodes),
+        "replays": sum(episode.replays for episode in episodes),
+        **judge_metrics(episodes),
+        **{f"seconds/{phase}": value for phase, value in seconds.items()},
+        **measured,
+    }
+
+
+def _lengths(part: str, tokens: Sequence[int]) -> dict[str, float]:
+    return {f"{part}_tokens_mean": fmean(tokens), f"{part}_tokens_max": max(tokens)}
+
+
+def _played(episodes: Sequence[Episode], manifest: Manifest) -> dict[str, float]:
+    """Returns the means and sums over the episodes trained on and those that dynamic sampling replaced.
+
+    Replaced groups are mostly won or lost as a whole. Without them the success would be that of the other games alone.
+    tokens_sampled counts judgements too. task_score is not a number if the environment has no score.
+    """
+    parts = [Tally.of(episodes), *(drop for drop in manifest.drops if drop.reason.startswith(UNIFORM))]
+    number, steps = sum(part.episodes for part in parts), sum(part.steps for part in parts)
+    scored = sum(part.scored for part in parts)
+    return {
+        "success_rate": sum(part.wins for part in parts) / number,
+        "episode_return": math.fsum(part.reward for part in parts) / number,
+        "task_score": math.fsum(part.score for part in parts) / scored if scored else math.nan,
+        "episode_length": steps / number,
+        "episodes": number,
+        "env_steps": steps,
+        "tokens_sampled": sum(part.tokens for part in parts),
+    }
+
 
 LEDGER = "ledger.jsonl"
 """File beside metrics.jsonl with one line for each learner step: its manifest."""

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from deploy.launch.checks.chat_template import has_template
-from deploy.launch.planning.disk import checkpoint_bytes, short_of_disk
-from deploy.launch.planning.idle_keys import idle_keys
-from deploy.launch.planning.model_memory import model_shape, pack_tokens
+from deploy.launch.planning.model_memory import model_shape, pack_tokens, planned_training, sampler_bytes
 from deploy.runs.folder import RunFolder
 from deploy.runs.own_code import code_of
 from envservice.base import PromptTemplate
@@ -20,9 +21,99 @@ from learner.cold_start.trajectories import read_trajectories
 from learner.credit.registry import estimator
 from services.amounts import number_of
 from services.chat import THINK
+from services.config.env import Section
+from services.config.file import as_yaml
 from services.config.tree import Config
 from services.process.own_code import as_user_error, file_of
+from services.units import in_gib
 from services.weights.headers import read_tokenizer
+
+
+def checkpoint_bytes(config: Config) -> int:
+    """Returns the bytes of one checkpoint: the trained weights and their two moments in float32, and an export."""
+    return _state_bytes(config) + sampler_bytes(config, model_shape(config.model))
+
+
+def _state_bytes(config: Config) -> int:
+    shape = model_shape(config.model)
+    training = planned_training(config, shape, None)
+    return 12 * ((training.adapters or shape.parameters) + (shape.parameters if training.critic else 0))
+
+
+def kept_bytes(config: Config) -> int:
+    """Returns the most bytes that all checkpoints of a run take at once: the newest ones, the best one, and the draft
+    of the next. Evaluated steps without a checkpoint add two exports: the best one, and the one that is evaluated. More
+    cold start on the learner's ranks adds two states."""
+    states = 2 if config.sft.enabled and config.eval.compare_cold_start and config.imitates_on_ranks else 0
+    alone = 2 if config.eval.every % config.checkpoint.every and not config.learner.lora.rank else 0
+    return ((config.checkpoint.keep + 2) * checkpoint_bytes(config) + states * _state_bytes(config)
+            + alone * sampler_bytes(config, model_shape(config.model)))
+
+
+def short_of_disk(config: Config) -> list[str]:
+    """Returns a line if the disk of runs_dir has no room for the checkpoints that are still to come. A runs_dir whose
+    parent is not here either is another machine's."""
+    place = next((folder for folder in (config.runs_dir, config.runs_dir.absolute().parent) if folder.is_dir()), None)
+    if place is None:
+        return []
+    kept = sum(file.stat().st_size for file in (config.run_dir / "checkpoints").rglob("*") if file.is_file())
+    needed, disk = kept_bytes(config), shutil.disk_usage(place)
+    if needed - kept <= disk.free or not disk.total:  # one of the kernel, such as /proc, is no disk
+        return []
+    return [f"checkpoints may take {in_gib(needed)}, and {config.runs_dir} has {in_gib(disk.free)} free: choose "
+            f"another runs_dir, or lower checkpoint.keep={config.checkpoint.keep}"]
+
+
+def idle_keys(config: Config) -> list[str]:
+    """Returns one line for each key that differs from its default and is ignored."""
+    reasons: dict[str, tuple[Any, str]] = {}
+    for key, value, why in (*_of_the_estimator(config), *_of_parts_that_are_off(config)):
+        reasons.setdefault(key, (value, why))
+    return [f"{key}={as_yaml(value)} does nothing {why}" for key, (value, why) in reasons.items()]
+
+
+def _of_the_estimator(config: Config) -> Iterator[tuple[str, Any, str]]:
+    from learner.credit.registry import estimator, unread
+
+    learner, name = config.learner, config.learner.credit.estimator
+    given = learner.credit.model_dump(mode="json")
+    for key, why in unread(learner.credit, given).items():
+        yield f"learner.credit.{key}", given[key], why
+    if learner.credit.stay and not find_spec(config.env.name).says_unchanged:
+        yield "learner.credit.stay", True, f"in {config.env.name}, which never says that an action changed nothing"
+    if not estimator(name).needs_critic:
+        for key, value in _changed(learner.critic).items():
+            yield f"learner.critic.{key}", value, f"under the estimator {name}"
+
+
+def _of_parts_that_are_off(config: Config) -> Iterator[tuple[str, Any, str]]:
+    learner, loss, epochs = config.learner, config.learner.loss, config.sft.epochs
+    on_policy = learner.staleness == 0 and loss.corrected_rows == "stale"
+    for name, section, keys, off, why in (
+        ("learner.loss", loss, ("correction", "is_cap"), on_policy, "at learner.staleness=0"),
+        ("learner.loss", loss, ("is_cap",), loss.correction != "decoupled",
+         f"under learner.loss.correction={loss.correction}"),
+        ("learner.loss", loss, ("power", "power_last"), loss.ratio == "token", "under learner.loss.ratio=token"),
+        ("learner.loss", loss, ("corrected_rows",), loss.correction == "none", "under learner.loss.correction=none"),
+        ("learner.judge", learner.judge, ("answers", "weight", "correction"), not learner.judge.questions,
+         "at learner.judge.questions=0"),
+        ("learner.lora", learner.lora, ("alpha", "targets"), not learner.lora.rank, "at learner.lora.rank=0"),
+        ("eval", config.eval, ("episodes",), config.eval.on_panel, "at eval.on_panel=true"),
+        ("eval", config.eval, ("panel_temperatures", "panel_samples", "compare_cold_start"), not config.eval.panel,
+         "at eval.panel=0"),
+        ("sft", config.sft, ("minutes",), epochs is not None, f"beside sft.epochs={epochs}"),
+        ("agent", config.agent, ("max_calls",), config.agent.name is None, "without agent.name"),
+    ):
+        for key, value in _changed(section).items():
+            if off and key in keys:
+                yield f"{name}.{key}", value, why
+
+
+def _changed(section: Section) -> dict[str, Any]:
+    """Returns the keys of a section that differ from their defaults, with their values."""
+    defaults = type(section)().model_dump(mode="json")
+    return {key: value for key, value in section.model_dump(mode="json").items() if value != defaults[key]}
+
 
 TOKENIZER = "tokenizer.json"
 LARGE_MODEL = 50_000_000

@@ -3,7 +3,7 @@
 import torch
 from learner_tiny import CASES, critic_weights, make_config, make_groups, weights
 
-from learner.model.host_adamw import HostAdamW
+from learner.model.trainee import HostAdamW
 from learner.trainer import Learner
 
 

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from rollout.actor import UNPUBLISHED
-from rollout.meter import Meter
+from rollout.worker import Meter
 from services.records import Episode, Ticket, Version
 from services.store.store import Claim
 from services.telemetry.heartbeat import decode

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from explorer_run import make_run
 
-from deploy.explorer.calculation import calculation
+from deploy.explorer.pages import calculation
 from deploy.explorer.runs import open_runs
 from learner.credit.returned_texts import legend_of
 

@@ -11,7 +11,7 @@ import pytest
 from ports import likely_port
 from waiting import wait_until
 
-from deploy.launch.load import LoadMeter
+from deploy.launch.scaling import LoadMeter
 from services.config.rollout import SupervisionSection
 from services.config.tree import Config
 from services.controller.supervise import Supervisor

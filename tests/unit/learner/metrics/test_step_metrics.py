@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from learner.metrics.step_metrics import metrics_row
+from learner.metrics.observer import metrics_row
 from services.records import Episode, Manifest, Step, Ticket, Version, VersionSpan
 from services.telemetry.metric_keys import METRIC_TEXTS
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from learner.model.host_adamw import MOMENTS, HostAdamW
+from learner.model.trainee import MOMENTS, HostAdamW
 
 
 def test_loaded_moments_never_pass_through_the_device():

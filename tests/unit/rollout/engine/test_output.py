@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from rollout.engine.output import EngineOutput
+from rollout.engine.engine import EngineOutput
 
 PRINTED = """\
 (EngineCore pid=9) INFO 11-22 00:07:27 [core.py:10] starting

@@ -123,7 +123,7 @@ def test_an_environment_that_cannot_describe_its_games_is_told_in_one_line(tmp_p
         "SPEC = replace(TOY, describe=lambda env: {}['missing'])\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(UserError, match=r"^describe of undescribed:SPEC failed \(KeyError: .*; fix undescribed"):
-        plan.describe(config("env.name=undescribed:SPEC"))
+        plan.describe(config("env.name=undescribed:SPEC", "env.prompt=full"))
 
 
 def test_the_dictionary_is_json_with_a_format():
