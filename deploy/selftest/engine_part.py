@@ -176,7 +176,7 @@ class _Trial:
         started = time.monotonic()
         samples = await _sample(engine, self.size, "rate")
         self.rate = sum(len(sample.ids) for sample in samples) / (time.monotonic() - started)
-        return []
+        return [Line(name="tokens a second", found=f"{self.rate:,.0f} with {self.size.requests} requests")]
 
     async def update(self, engine: Engine) -> list[Line]:
         two = await asyncio.to_thread(lambda: self.two)

@@ -31,12 +31,12 @@ def loop_part(size: Size, model: Path, folder: Path, tell: Callable[[str], objec
     tell("three steps of alfworld-1.5b")
     started = time.monotonic()
     keys = (f"model.path={model}", f"runs_dir={folder}", f"name={NAME}", *size.loop)
-    first = _train(folder, ["--config", "alfworld-1.5b", *keys])
+    first = train(folder, ["--config", "alfworld-1.5b", *keys])
     yield Line(name="whole loop", passed=first == "" and _steps(folder) == 3,
                found=first or f"3 steps in {time.monotonic() - started:.0f} s")
     if not first:
         tell("the run goes on to five steps")
-        second = _train(folder, ["--resume", str(folder / NAME), f"steps={LATER}"])
+        second = train(folder, ["--resume", str(folder / NAME), f"steps={LATER}"])
         done = _steps(folder)
         yield Line(name="goes on after its end", found=second or f"{done} steps",
                    passed=second == "" and done == LATER)
@@ -64,7 +64,7 @@ def _left(size: Size, before: set[int], used: float) -> Line:
         time.sleep(0.5)
 
 
-def _train(folder: Path, arguments: list[str]) -> str:
+def train(folder: Path, arguments: list[str]) -> str:
     """Runs `gagpo train`. Returns the last line that it printed if it failed, else nothing."""
     try:
         run_child("gagpo train", ["train", *arguments], log=folder / "train.log", deadline_s=LIMIT_S)

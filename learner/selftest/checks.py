@@ -83,7 +83,8 @@ class Checks:
         for tokens in self.scene.packs:
             learner = self.learner(tokens)
             yield from self._three_steps(f"{tokens} tokens a pack", learner, tokens, peaks,
-                                         aim=MFU if tokens == self.scene.packs[-1] else None)
+                                         aim=MFU if tokens == self.scene.packs[-1] and not
+                                         learner.layout.checkpointing else None)
             del learner
         learner = self.learner(self.scene.packs[-1], checkpointing=True)
         yield from self._three_steps(f"{self.scene.packs[-1]} tokens, checkpointed", learner, self.scene.packs[-1], {})
@@ -100,12 +101,13 @@ class Checks:
         self.gauge.wait()
         metrics, policy = reports[-1].metrics, learner.policy
         seconds = metrics["seconds/forward_backward"] + metrics["seconds/optimizer"]
-        flops = forward_flops(policy, self.rows(rows)) * passes(
+        trained = self.rows(rows)
+        flops = forward_flops(policy, trained) * passes(
             reference=True, critic=False, adapters=learner.config.learner.lora.rank > 0)
         mfu = flops / seconds / self.rate
         finite = all(report.metrics["grad_norm"] == report.metrics["grad_norm"] for report in reports)
         yield Line(name=f"{name}: speed", passed=None if aim is None or not self.gauge.cuda else mfu >= aim,
-                   found=f"{rows * self.scene.row / seconds:,.0f} tokens/s, {100 * mfu:.1f}% of the product's FLOPs",
+                   found=f"{len(trained.tokens) / seconds:,.0f} tokens/s, {100 * mfu:.1f}% of the product's FLOPs",
                    aim=f">= {100 * aim:.0f}%" if aim else "")
         yield Line(name=f"{name}: three steps", passed=finite, aim="finite gradients",
                    found=f"gradient norm {rounded(metrics['grad_norm'])}, "
@@ -115,7 +117,8 @@ class Checks:
             if not learner.layout.checkpointing:
                 peaks[tokens] = found
             planned = planned_bytes(learner)
-            yield Line(name=f"{name}: memory", found=f"{found / GIB:.1f} GiB", aim=f"plan {planned / GIB:.1f} GiB",
+            yield Line(name=f"{name}: memory", aim=f"plan {planned / GIB:.1f} GiB",
+                       found=f"{found / GIB:.1f} GiB, {self.gauge.reserved() / GIB:.1f} reserved",
                        passed=abs(found / planned - 1) <= PLAN)
 
     def numerics(self) -> Lines:

@@ -32,10 +32,12 @@ class Scene:
     square: int
     """Side of the square matrices whose product measures the device."""
     lora_rank: int = 16
+    spread: int = 0
+    """Standard deviation of the prompts' lengths, in tokens. No prompt is shorter than one token."""
 
     @property
     def row(self) -> int:
-        """Number of tokens of one row."""
+        """Number of tokens of one row, on average."""
         return self.prompt + self.response
 
 
@@ -74,8 +76,9 @@ def groups(scene: Scene, rows: int, *, seed: int = 0) -> list[list[Episode]]:
 
 def _episode(scene: Scene, rng: np.random.Generator, k: int, count: int) -> Episode:
     def step(last: bool) -> Step:
+        length = max(1, round(rng.normal(scene.prompt, scene.spread))) if scene.spread else scene.prompt
         prompt, response = (rng.integers(0, scene.model["vocab_size"], n, dtype=np.int32)
-                            for n in (scene.prompt, scene.response))
+                            for n in (length, scene.response))
         return Step(observation=str(rng.integers(1 << 30)), prompt_ids=prompt, response_ids=response,
                     logprobs=-rng.random(scene.response, dtype=np.float32),
                     spans=[VersionSpan(version=Version(incarnation=1, step=0), start=0, end=scene.response)],
@@ -136,6 +139,10 @@ class Gauge:
     def peak(self) -> int | None:
         """Returns the peak bytes of tensors since `fresh`; None on a CPU, which does not count them."""
         return torch.cuda.max_memory_allocated(self.device) if self.cuda else None
+
+    def reserved(self) -> int:
+        """Returns the peak bytes that torch's allocator has taken since `fresh`; 0 on a CPU."""
+        return torch.cuda.max_memory_reserved(self.device) if self.cuda else 0
 
     def matmul_rate(self, side: int) -> float:
         """Returns the FLOPs per second of a product of two random bfloat16 matrices."""

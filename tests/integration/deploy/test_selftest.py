@@ -30,7 +30,9 @@ def test_its_parts_pass_at_a_tiny_size(tmp_path: Path):
     lines = list(selftest.run_parts(("engine", "loop"), CPU, tmp_path, told.append))
     told_by_vllm = next(line for line in lines if line.name == "seconds of the start, as vLLM tells")
     assert re.fullmatch(r"these and the KV cache [\d.]+", told_by_vllm.found)
-    assert [(line.name, line.found) for line in lines if not line.passed and line is not told_by_vllm] == [
+    rate = next(line for line in lines if line.name == "tokens a second")
+    assert re.fullmatch(r"[\d,]+ with 8 requests", rate.found)
+    assert [(line.name, line.found) for line in lines if not line.passed and line not in (told_by_vllm, rate)] == [
         (PARALLEL, "needs three GPUs"), ("versions by CUDA IPC in a run", "0 sent, 0 failed")]
     assert [line.name for line in lines if line.passed] == [
         "engine starts on a shared GPU", "seeds repeat", "update in flight", "pause of an update",
