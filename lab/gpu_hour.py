@@ -98,7 +98,7 @@ def run_stage(name: str, job: Job, results: Results, left: float) -> None:
             process = subprocess.Popen(
                 ending_with_parent([*job.command, str(results.path.resolve()), folder]), stdin=subprocess.DEVNULL,
                 stdout=output, stderr=subprocess.STDOUT, start_new_session=True, cwd=ROOT,
-                env=os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"})
+                env=os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"})
         try:
             while process.poll() is None and time.monotonic() - started < min(job.limit_s, left):
                 results.show()
@@ -129,7 +129,8 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
         process.wait(GRACE_S)
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait(GRACE_S)
+    with suppress(subprocess.TimeoutExpired):  # a process that waits for a broken device cannot be killed
+        process.wait(GRACE_S)
 
 
 def main() -> int:

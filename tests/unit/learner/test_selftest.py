@@ -5,11 +5,14 @@ import re
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from learner.selftest.checks import same
+from learner.selftest.scene import TINY, groups
 from learner.selftest.table import Line, attempt
 
 ROOT = Path(__file__).parents[3]
@@ -77,6 +80,18 @@ def test_kernels_with_equal_results_and_other_gradients_are_not_the_same():
     assert (line.passed, line.found) == (False, "largest difference 0.025")
     found[1][0] = torch.nan
     assert same("kernels", found, expected, 0.02).passed is False
+
+
+def test_prompts_have_the_same_length_unless_the_scene_spreads_them():
+    def prompts(**sizes: int) -> list[int]:
+        (episodes,) = groups(replace(TINY, **sizes), 400)
+        return [len(step.prompt_ids) for episode in episodes for step in episode.steps]
+
+    assert prompts() == [TINY.prompt] * 400
+    spread = prompts(prompt=550, spread=150)
+    assert abs(np.mean(spread) - 550) < 4 * 150 / 400**0.5
+    assert 130 < np.std(spread) < 170
+    assert min(prompts(prompt=2, spread=150)) == 1
 
 
 def test_a_check_that_breaks_is_a_line_and_the_lines_before_it_stay():
