@@ -71,7 +71,7 @@ def main(arguments: list[str]) -> int:
     os.chdir(ROOT)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the tests end what they started
     files = sorted(str(file.relative_to(ROOT)) for file in (ROOT / "tests").rglob("test_*.py")
-                   if MARK in file.read_text())
+                   if MARK in file.read_text(encoding="utf-8"))
     table = Table()
     status = pytest.main(
         ["-p", "no:terminal", "-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib --strict-markers",

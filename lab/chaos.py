@@ -80,7 +80,7 @@ class DisturbedRun:
         self._servers.wait("environment")
         own = redis.replace(f":{urlsplit(redis).port}/", f":{self.links['redis'].port}/")
         (folder / "password").touch(mode=0o600)
-        (folder / "password").write_text(str(urlsplit(redis).password))
+        (folder / "password").write_text(str(urlsplit(redis).password), encoding="utf-8")
         self._environ = {name: value for name, value in os.environ.items()
                          if name not in ("ALFWORLD_DATA", "RAY_ADDRESS")} | {
             "PYTHONPATH": str(ROOT), "GAGPO_ENV_TOKEN": token}
@@ -102,7 +102,7 @@ class DisturbedRun:
         self._servers.check()
         if self.driver.poll() is not None:
             self.resumed += 1
-            last = self.log.read_text(errors="replace").splitlines()[-1:]
+            last = self.log.read_text(errors="replace", encoding="utf-8").splitlines()[-1:]
             print(f"     the run ended with status {self.driver.returncode}: {' '.join(last)[:300]}", flush=True)
             time.sleep(1)
             self._start(*(("--resume", str(self.folder)) if (self.folder / "run.json").exists() else self._first))
@@ -143,12 +143,12 @@ class DisturbedRun:
         """Ends the run; the status and the output of `gagpo audit`."""
         self.stop()
         done = subprocess.run([sys.executable, "-m", "deploy.cli", "audit", self.folder], cwd=ROOT, env=self._environ,
-                              capture_output=True, text=True, timeout=300, check=False)
+                              capture_output=True, encoding="utf-8", errors="replace", timeout=300, check=False)
         return done.returncode, done.stdout + done.stderr
 
     def tail(self) -> str:
         """The end of what the run printed."""
-        return "".join(self.log.read_text(errors="replace").splitlines(keepends=True)[-40:])
+        return "".join(self.log.read_text(errors="replace", encoding="utf-8").splitlines(keepends=True)[-40:])
 
     def stop(self) -> None:
         """Ends the run and the server, if they have not ended.

@@ -33,7 +33,7 @@ def serving(tree: Path) -> Iterator[Server]:
     environ = {name: value for name, value in os.environ.items() if name not in ("ALFWORLD_DATA", "GAGPO_ENV_TOKEN")}
     command = [sys.executable, "-m", "deploy.cli", "serve-env", "--config", "alfworld-tiny", "--port", "0"]
     with subprocess.Popen(command, cwd=tree, env=environ | {"PYTHONPATH": str(tree)}, stdout=subprocess.PIPE,
-                          stderr=subprocess.DEVNULL, text=True) as process:
+                          stderr=subprocess.DEVNULL, encoding="utf-8", errors="replace") as process:
         try:
             assert process.stdout is not None
             found = re.search(r" on (http\S+)", process.stdout.readline())

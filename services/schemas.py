@@ -42,4 +42,4 @@ def record_schemas() -> str:
 
 
 if __name__ == "__main__":
-    FILE.write_text(record_schemas())
+    FILE.write_text(record_schemas(), encoding="utf-8")

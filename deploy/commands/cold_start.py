@@ -53,4 +53,4 @@ def make_cold_start(config: Config, out: Path, *, continue_from: Path | None, as
             lines.note(f"warning: {line}")
         made = cold_start(config, out, minutes=config.sft.minutes, epochs=config.sft.epochs,
                          continue_from=continue_from, report=lines.note, passing=lines.passing)
-    print((made / "sft.json").read_text().strip() if as_json else f"model: {made}")
+    print((made / "sft.json").read_text(encoding="utf-8").strip() if as_json else f"model: {made}")

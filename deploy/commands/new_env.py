@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
         folder.mkdir()
         for template in sorted(TEMPLATES.glob("*.txt")):
             file = folder / template.name.removesuffix(".txt").replace("NAME", name)
-            file.write_text(template.read_text().replace("NAME", name))
+            file.write_text(template.read_text(encoding="utf-8").replace("NAME", name), encoding="utf-8")
             print(file)
     except OSError as error:
         raise UserError(f"{folder.absolute()} cannot be written: {error.strerror}",

@@ -193,7 +193,7 @@ def _sweep(config: Config, args: argparse.Namespace) -> int:
     if swept.finished:
         methods = paper_tables.write(config.run_dir, paper_tables.over_seeds(made, swept.finished))
         text = "\n".join([*sweep.as_text(swept.lines), *methods])
-        print((config.run_dir / "sweep.json").read_text().strip() if args.json else text)
+        print((config.run_dir / "sweep.json").read_text(encoding="utf-8").strip() if args.json else text)
     return max([0, *map(failed, swept.failures)])
 
 

@@ -43,7 +43,8 @@ def check_ray(address: str, *, health_s: float = HEALTH_S) -> None:
     # The check has its own process: Ray's client prints to stderr, retries for minutes and cannot be stopped.
     try:
         done = subprocess.run([sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address],
-                              capture_output=True, text=True, timeout=health_s, stdin=subprocess.DEVNULL, check=False)
+                              capture_output=True, encoding="utf-8", errors="replace", timeout=health_s,
+                              stdin=subprocess.DEVNULL, check=False)
     except subprocess.TimeoutExpired:
         raise _refusal(address, f"no answer within {health_s:.0f} s") from None
     if done.returncode:

@@ -100,7 +100,8 @@ def private_ray(*, start_s: float = 300.0, note: Callable[[str], object] = lambd
     `note` is told of each start that fails. Raises DeadlineExceeded if the cluster does not start within `start_s`.
     """
     with _private_folder() as folder:
-        os.environ.update(_LOOPBACK, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(folder / _TOKEN))
+        # PYTHONUTF8 is for the cluster's processes: their libraries read files in the locale's encoding.
+        os.environ.update(_LOOPBACK, PYTHONUTF8="1", RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(folder / _TOKEN))
         import ray  # Ray reads these variables once, at its import
 
         try:
@@ -209,7 +210,7 @@ def _private_folder() -> Iterator[Path]:
     try:
         (held.path / "tmp").mkdir()
         (held.path / _TOKEN).touch(mode=0o600)
-        (held.path / _TOKEN).write_text(_token())
+        (held.path / _TOKEN).write_text(_token(), encoding="utf-8")
         yield held.path
     finally:
         held.remove()

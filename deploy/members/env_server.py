@@ -70,7 +70,8 @@ class EnvServer:
     def start(self) -> None:
         """Starts the process, without waiting for it."""
         self._process = subprocess.Popen(self._command, env=self._environ, stdin=subprocess.DEVNULL,
-                                         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace")
+                                         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, encoding="utf-8",
+                                         errors="replace")
         assert self._process.stderr is not None
         self._stderr = _Stderr(self._process.stderr, self.name)
 

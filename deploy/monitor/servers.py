@@ -38,7 +38,7 @@ def prometheus_config(runs_dir: Path, *, ray: Path | None, token: Path | None) -
 
     `ray`: discovery file of the Ray head. None: Ray is not scraped. `token`: file with the environment servers' token.
     """
-    config = yaml.safe_load((SHIPPED / "prometheus.yml").read_text())
+    config = yaml.safe_load((SHIPPED / "prometheus.yml").read_text(encoding="utf-8"))
     config["rule_files"] = [str((SHIPPED / "rules.yml").absolute())]
     runs, head = config["scrape_configs"]
     runs["file_sd_configs"][0]["files"] = [str(targets_folder(runs_dir).absolute() / "*.json")]
@@ -65,12 +65,12 @@ def prometheus(runs_dir: Path, *, port: int, ray: Path | None = None) -> Iterato
     for folder in (targets_folder(runs_dir), home / "prometheus"):
         folder.mkdir(parents=True, exist_ok=True)
     # Two Prometheus corrupt their data in one folder, and Debian's takes no lock of its own.
-    with (home / "lock").open("w") as lock:
+    with (home / "lock").open("w", encoding="utf-8") as lock:
         lock_alone(lock, home, elsewhere="watch a folder on storage with flock",
                    taken=UserError(f"another gagpo monitor watches {runs_dir}", "use that one, or end it first"))
         token = _write_secret(home / "token", token_from(ENV_TOKEN_VARIABLE))
         config = home / "prometheus.yml"
-        config.write_text(prometheus_config(runs_dir, ray=ray, token=token))
+        config.write_text(prometheus_config(runs_dir, ray=ray, token=token), encoding="utf-8")
         command = [binary, f"--config.file={config}", f"--storage.tsdb.path={home / 'prometheus'}",
                    f"--web.listen-address={HOST}:{port}", "--log.level=warn"]
         with _child("Prometheus", command, home / "prometheus.log", ready=f"http://{HOST}:{port}/-/ready"):
@@ -122,7 +122,7 @@ def _write_secret(path: Path, token: str | None) -> Path | None:
     path.unlink(missing_ok=True)
     if token is None:
         return None
-    with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+    with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w", encoding="utf-8") as file:
         file.write(token)
     return path
 
@@ -140,7 +140,7 @@ def _child(name: str, command: Sequence[str], log: Path, *, ready: str,
         deadline = time.monotonic() + READY_S
         while not answers(ready):
             if process.poll() is not None:
-                lines = log.read_text(errors="replace").strip().splitlines()
+                lines = log.read_text(errors="replace", encoding="utf-8").strip().splitlines()
                 raise Fault(f"{name} ended with status {process.returncode}: {' '.join(lines[-2:])}")
             if time.monotonic() > deadline:
                 raise DeadlineExceeded(f"{name} was not ready within {READY_S:.0f} s; see {log}")

@@ -260,7 +260,7 @@ def _drop_added_tokens(file: Path, embeddings: int) -> None:
     """
     content = read_json(file, dict[str, Any])
     content["added_tokens"] = [token for token in content["added_tokens"] if token["id"] < embeddings]
-    file.write_text(json.dumps(content, ensure_ascii=False))
+    file.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
 
 
 def _undo_rotary_order(weights: Weights, config: Any) -> None:

@@ -68,7 +68,7 @@ def this_host() -> str:
     """
     words = [socket.gethostname()]
     with suppress(OSError):  # only Linux has these
-        words.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+        words.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip())
         words.append(str(Path("/proc/self/ns/pid").readlink()))
     return " ".join(words)
 

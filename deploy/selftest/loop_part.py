@@ -47,7 +47,7 @@ def loop_part(size: Size, model: Path, folder: Path, tell: Callable[[str], objec
 def by_ipc(size: Size, log: Path) -> Line:
     """Says how often the run's learner sent its weights from GPU to GPU. A round that fails ends no run: the workers
     take that version from host memory."""
-    events = Counter(json.loads(line)["event"] for line in log.read_text().splitlines())
+    events = Counter(json.loads(line)["event"] for line in log.read_text(encoding="utf-8").splitlines())
     sent, failed = events["transferred"], events["transfer failed"]
     return Line(name="versions by CUDA IPC in a run", found=f"{sent} sent, {failed} failed", aim="some, none failed",
                 passed=None if size.device == "cpu" else sent > 0 and not failed)

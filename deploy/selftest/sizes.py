@@ -73,6 +73,6 @@ def make_model(size: Size, folder: Path, *, seed: int = SEED) -> Path:
     config = Qwen2Config(**size.shape, bos_token_id=None, eos_token_id=end)
     model = Qwen2ForCausalLM(config).to(getattr(torch, size.dtype))
     model.save_pretrained(folder)
-    described = json.loads((folder / "config.json").read_text())
+    described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     assert described["vocab_size"] == size.shape["vocab_size"]
     return folder

@@ -109,7 +109,7 @@ class Child:
         """Returns the last lines of the child's log, without how to go on with it: that is its parent's to say."""
         if self._log is None or not self._log.exists():
             return []
-        said = self._log.read_text(errors="replace").strip().splitlines()
+        said = self._log.read_text(errors="replace", encoding="utf-8").strip().splitlines()
         return [line for line in said if not line.startswith(GO_ON)][-lines:]
 
 

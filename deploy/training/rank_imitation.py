@@ -171,6 +171,6 @@ def _watched(config: Config, gang: LearnerGang, progress: LastValue[dict[str, An
 def _read(progress: Path) -> dict[str, Any]:
     """Returns what rank 0 has written, {} before it has written anything."""
     try:
-        return json.loads(progress.read_text())
+        return json.loads(progress.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}

@@ -125,7 +125,7 @@ def open_or_build(folder: Path, digest: str, documents: Callable[[], Iterable[tu
 def _alone(folder: Path) -> Iterator[None]:
     folder.parent.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + WAIT_S
-    with folder.with_name(f".{folder.name}.lock").open("w") as lock:
+    with folder.with_name(f".{folder.name}.lock").open("w", encoding="utf-8") as lock:
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -143,7 +143,7 @@ def _write(documents: Iterable[tuple[str, str]], folder: Path, digest: str) -> N
         for document, text in documents:
             writer.add(document, text)
         meta = {**writer.finish(), "format": FORMAT, "digest": digest}
-    with (folder / META).open("w") as file:
+    with (folder / META).open("w", encoding="utf-8") as file:
         json.dump(meta, file)
         file.flush()
         os.fsync(file.fileno())

@@ -165,7 +165,7 @@ class Strings:
 
 def open_index(folder: Path, *, mapped: bool = True) -> Index:
     """Opens the index in a folder. Raises FileNotFoundError, and ValueError for an index of another format."""
-    meta = json.loads((folder / META).read_text())
+    meta = json.loads((folder / META).read_text(encoding="utf-8"))
     if meta["format"] != FORMAT:
         raise ValueError(f"{folder} has format {meta['format']}, not {FORMAT}")
     return Index(meta, {path.stem: _load(path, mapped) for path in folder.glob("*.npy")})

@@ -74,7 +74,7 @@ def main() -> None:
     print(f"{sum(one.won for one in fitting)} of {len(fitting)} paths that fit into {LONGEST} steps reach 100; "
           f"{len(played) - len(fitting)} are longer")
     if args.out is not None:
-        args.out.write_text(json.dumps({one.place.id: one.path for one in played}, indent=1) + "\n")
+        args.out.write_text(json.dumps({one.place.id: one.path for one in played}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -82,7 +82,8 @@ def find_java() -> str:
 def java_version(command: str) -> int | None:
     """Reads the main version, such as 8 in `1.8.0`. Returns None if there is none."""
     try:
-        done = subprocess.run([command, "-version"], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run([command, "-version"], capture_output=True, encoding="utf-8", errors="replace",
+                              timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     found = re.search(r'version "(?:1\.)?(\d+)', done.stderr)

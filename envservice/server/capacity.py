@@ -45,13 +45,13 @@ def sessions_bytes(env: EnvSection, *, memory: int | None = None) -> int:
 def memory_bytes(cgroups: Path = CGROUPS, own: str | None = None) -> int:
     """Returns the memory of this machine or container in bytes. `own` replaces the text of /proc/self/cgroup."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    groups = Path("/proc/self/cgroup").read_text() if own is None else own
+    groups = Path("/proc/self/cgroup").read_text(encoding="utf-8") if own is None else own
     return min([machine, *_limits(cgroups, groups)])
 
 
 def own_memory_bytes() -> int:
     """Returns the anonymous memory of this process in bytes. Excludes children and shared file mappings."""
-    for line in Path("/proc/self/status").read_text().splitlines():
+    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
     raise OSError("/proc/self/status has no RssAnon")
@@ -70,5 +70,7 @@ def _limits(cgroups: Path, own: str) -> Iterator[int]:
         root = cgroups / folder
         for group in (root / path.lstrip("/"), *(root / path.lstrip("/")).parents):
             limit = group / file
-            if group.is_relative_to(root) and limit.is_file() and (text := limit.read_text().strip()).isdecimal():
+            if not group.is_relative_to(root) or not limit.is_file():
+                continue
+            if (text := limit.read_text(encoding="utf-8").strip()).isdecimal():
                 yield int(text)

@@ -24,4 +24,4 @@ def document() -> str:
 
 
 if __name__ == "__main__":
-    FROZEN.write_text(document())
+    FROZEN.write_text(document(), encoding="utf-8")

@@ -66,7 +66,7 @@ def _archive(folder: Path) -> Path:
     config = Config(name=folder.name, runs_dir=folder.parent, steps=FILES)
     folder.mkdir()
     dump_config(config, folder / "config.yaml")
-    (folder / "run.json").write_text(json.dumps({"format": 1}))
+    (folder / "run.json").write_text(json.dumps({"format": 1}), encoding="utf-8")
     rng = np.random.default_rng(0)
     groups = [[_episode(rng, f"train/{g:08d}", k) for k in range(SIZE)] for g in range(GROUPS)]
     credits = assign_credit(groups, config.learner.credit)

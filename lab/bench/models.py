@@ -170,7 +170,7 @@ def main(names: Sequence[str]) -> None:
                 rows.append(table_row(family, Path(folder)))
             print(rows[-1], end="", flush=True)
     if not names:
-        before = PAGE.read_text().partition(HEAD)[0]
+        before = PAGE.read_text(encoding="utf-8").partition(HEAD)[0]
         write_whole(PAGE, before + HEAD + "".join(rows))
 
 

@@ -99,7 +99,7 @@ def _tree() -> dict[Any, dict[str, float]]:
 def _status(targets: Path) -> dict[str, dict[str, float]]:
     """Returns process name -> the CPU seconds that it reports; {} if the run has just ended."""
     try:
-        address = json.loads(targets.read_text())[0]["targets"][0]
+        address = json.loads(targets.read_text(encoding="utf-8"))[0]["targets"][0]
         with urllib.request.urlopen(f"http://{address}/status", timeout=READ_S) as reply:
             return {worker: beat["cost"] for worker, beat in json.load(reply).items() if beat["cost"]}
     except OSError:

@@ -39,7 +39,8 @@ def served(arguments: Sequence[str], *, without: Sequence[str] = ()) -> Iterator
     with tempfile.TemporaryDirectory(prefix="gagpo-bench-") as folder:
         command = [sys.executable, "-m", "deploy.cli", "serve-env", "--port", "0",
                    "--exit-with-parent", str(os.getpid()), "--run-folder", folder, *arguments]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) as process:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, encoding="utf-8", errors="replace",
+                              env=environ) as process:
             try:
                 assert process.stdout is not None
                 ready = _READY.search(process.stdout.readline())

@@ -51,8 +51,8 @@ def write_export(folder: Path, tensors: Mapping[str, Tensor], *, like: Path, dty
         for path in like.glob(pattern):
             shutil.copyfile(path, folder / path.name)
     if (like / GENERATION).exists():
-        (folder / GENERATION).write_text(json.dumps(special_tokens(like), indent=2) + "\n")
-    architecture = json.loads((like / "config.json").read_text())
+        (folder / GENERATION).write_text(json.dumps(special_tokens(like), indent=2) + "\n", encoding="utf-8")
+    architecture = json.loads((like / "config.json").read_text(encoding="utf-8"))
     architecture.pop("torch_dtype", None)
     architecture["dtype"] = dtype
     sync_tree(folder)

@@ -40,4 +40,4 @@ def write_adapter(state: Path, out: Path, section: LoraSection, *, base: str) ->
     config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "r": section.rank,
               "lora_alpha": alpha, "lora_dropout": 0.0, "target_modules": sorted(layers), "bias": "none",
               "use_rslora": False, "fan_in_fan_out": False, "inference_mode": True}
-    (out / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (out / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

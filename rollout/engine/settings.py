@@ -66,11 +66,12 @@ def environment(config: RolloutSection) -> dict[str, str]:
 def engine_environment(folder: Path) -> dict[str, str]:
     """Returns the environment of the engine's process: this one's, with temporary files in `folder`.
 
-    vLLM leaves some of them behind. The guard finds the engine's processes by TMPDIR.
+    vLLM leaves some of them behind. The guard finds the engine's processes by TMPDIR. PYTHONUTF8: vLLM and torch read
+    files of their own in the locale's encoding.
     """
     preloaded = [*filter(None, [os.environ.get("LD_PRELOAD")]), *_openmp()]
     return os.environ | {"TMPDIR": str(folder), "VLLM_RPC_BASE_PATH": str(folder), "LD_PRELOAD": ":".join(preloaded),
-                         "PYTHONPATH": os.pathsep.join(sys.path)}
+                         "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONUTF8": "1"}
 
 
 def _openmp() -> list[str]:
@@ -162,7 +163,7 @@ def gpu_bytes(config: RolloutSection) -> int:
 
 def check_shape(path: Path) -> None:
     """Raises UserError if vLLM on a CPU has no attention for the heads of the model in `path`."""
-    model = json.loads((path / "config.json").read_text())
+    model = json.loads((path / "config.json").read_text(encoding="utf-8"))
     heads = model.get("num_attention_heads")
     size = model.get("head_dim") or (model["hidden_size"] // heads if heads and "hidden_size" in model else None)
     if size is not None and size not in CPU_HEAD_SIZES:

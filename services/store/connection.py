@@ -116,7 +116,7 @@ class NotReady(StoreFault):
 @cache
 def _source(name: str) -> str:
     folder = Path(__file__).parent
-    return (folder / "prelude.lua").read_text() + (folder / f"{name}.lua").read_text()
+    return (folder / "prelude.lua").read_text(encoding="utf-8") + (folder / f"{name}.lua").read_text(encoding="utf-8")
 
 
 def connect(url: str, timeout_s: float, ca_file: Path | None = None) -> Any:

@@ -89,7 +89,8 @@ def find_redis() -> Path:
 
 def redis_version(binary: Path) -> tuple[str, tuple[int, ...]]:
     """Returns the product, `redis` or `valkey`, and its version; (0, 0) if the binary does not print it."""
-    text = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
+    text = subprocess.run([binary, "--version"], capture_output=True, encoding="utf-8", errors="replace",
+                          timeout=10, check=False).stdout
     found = re.search(r"v=(\d+)\.(\d+)(?:\.(\d+))?", text)
     product = "valkey" if "valkey" in text.lower() else "redis"
     return product, tuple(int(part or 0) for part in found.groups()) if found else (0, 0)

@@ -48,7 +48,8 @@ class EnergyMeter:
         found: dict[str, tuple[float, float]] = {}
         for zone in self._packages:
             try:
-                joules, most = (int((zone / name).read_text()) / 1e6 for name in ("energy_uj", "max_energy_range_uj"))
+                joules, most = (int((zone / name).read_text(encoding="utf-8")) / 1e6
+                                for name in ("energy_uj", "max_energy_range_uj"))
             except (OSError, ValueError):  # only root may read it, or the driver knows no value
                 continue
             found[zone.name] = joules, most
@@ -57,7 +58,7 @@ class EnergyMeter:
 
 def _name(zone: Path) -> str:
     try:
-        return (zone / "name").read_text().strip()
+        return (zone / "name").read_text(encoding="utf-8").strip()
     except OSError:
         return ""
 

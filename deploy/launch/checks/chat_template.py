@@ -43,7 +43,7 @@ def check_template(config: Config) -> None:
     asked = {"template": template_of(folder, settings or {}), "settings": settings or {}, "folder": str(where),
              "model": config.model.model_dump(mode="json")}
     checked = subprocess.run([sys.executable, "-m", "deploy.launch.checks.chat_template"], input=json.dumps(asked),
-                             capture_output=True, text=True, check=False)
+                             capture_output=True, encoding="utf-8", errors="replace", check=False)
     if checked.returncode == -signal.SIGXCPU:
         raise UserError(f"the chat template of {where} has not written one message after {SECONDS} s",
                         "look at its loops, or set model.chat_template to another one")
@@ -66,7 +66,7 @@ def main() -> None:
     used = resource.getrusage(resource.RUSAGE_SELF)
     seconds = int(used.ru_utime + used.ru_stime) + SECONDS
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
-    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    size = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + BYTES, size + BYTES))
     refused = None
     try:

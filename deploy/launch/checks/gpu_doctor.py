@@ -86,8 +86,9 @@ def compiler() -> Finding:
         return Finding(check="compiler", status="error", detail="no C compiler, and vLLM's kernels (Triton) need one",
                        fix=fix)
     try:
-        done = subprocess.run([found, "-E", f"-I{sysconfig.get_paths()['include']}", "-x", "c", "-"], text=True,
-                              input="#include <Python.h>\n", capture_output=True, timeout=ASK_S, check=False)
+        done = subprocess.run([found, "-E", f"-I{sysconfig.get_paths()['include']}", "-x", "c", "-"],
+                              input="#include <Python.h>\n", capture_output=True, encoding="utf-8", errors="replace",
+                              timeout=ASK_S, check=False)
         wrong = next((line for line in done.stderr.splitlines() if "error" in line), "")
     except (OSError, subprocess.TimeoutExpired) as error:
         wrong = str(error)
@@ -125,7 +126,7 @@ def peers() -> Finding:
     """Checks that every GPU can read the memory of every other GPU directly."""
     try:
         said = subprocess.run([shutil.which("nvidia-smi") or "nvidia-smi", "topo", "-p2p", "r"], capture_output=True,
-                              text=True, timeout=ASK_S, check=False).stdout
+                              encoding="utf-8", errors="replace", timeout=ASK_S, check=False).stdout
     except subprocess.TimeoutExpired:
         said = ""
     rows = [line.split() for line in said.splitlines() if _ROW.match(line)]

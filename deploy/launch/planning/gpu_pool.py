@@ -93,7 +93,7 @@ def _query(what: str) -> list[str]:
         return []
     try:
         done = subprocess.run(["nvidia-smi", what, "--format=csv,noheader,nounits"],
-                              capture_output=True, text=True, timeout=ASK_S, check=False)
+                              capture_output=True, encoding="utf-8", errors="replace", timeout=ASK_S, check=False)
     except subprocess.TimeoutExpired:
         return []
     return [line.strip() for line in done.stdout.splitlines() if line.strip()] if done.returncode == 0 else []

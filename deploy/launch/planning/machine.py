@@ -61,7 +61,7 @@ def port_is_free(port: int, host: str = "127.0.0.1") -> bool:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text().strip()
+        return path.read_text(encoding="utf-8").strip()
     except OSError:
         return ""
 

@@ -54,7 +54,7 @@ def prepare(config: Config, task_sets: TaskSets, out: Path, progress: RunsProgre
     """Returns experiment.json, which it makes if needed. Raises UserError if it belongs to another experiment."""
     file, model = out / COMMON, out / COLD_START
     if file.exists():
-        common = json.loads(file.read_text())
+        common = json.loads(file.read_text(encoding="utf-8"))
         same_settings(common["settings"], config, where=str(file))
         if common["games"] != task_sets.games:
             raise UserError(f"{file} belongs to {common['games']}, but the games now are {task_sets.games}",

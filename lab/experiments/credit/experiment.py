@@ -174,7 +174,7 @@ def _report(out: Path, *, as_json: bool) -> int:
         return _report_starts(out, starts, as_json=as_json)
     if not records:
         raise UserError(f"{out} holds no finished run", "run the experiment without --report")
-    common = json.loads((out / COMMON).read_text()) if (out / COMMON).exists() else {}
+    common = json.loads((out / COMMON).read_text(encoding="utf-8")) if (out / COMMON).exists() else {}
     lines = as_lines(records, _cold(common))
     write_whole(out / "table.md", "\n".join(lines) + "\n")
     parts = parts_of(records)

@@ -37,7 +37,7 @@ from services.process.sole_lock import lock_alone
 def only_one(folder: Path) -> Iterator[None]:
     """Locks `folder` until the block or the process ends. Raises UserError if another experiment uses it."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "experiment.lock").open("w") as lock:
+    with (folder / "experiment.lock").open("w", encoding="utf-8") as lock:
         lock_alone(lock, folder, elsewhere="set runs_dir to storage with flock", taken=UserError(
             f"another experiment makes its runs in {folder}", "wait for it, or set runs_dir"))
         yield

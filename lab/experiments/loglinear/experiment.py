@@ -149,7 +149,8 @@ class LoglinearRun:
 def read_runs(file: Path) -> list[LoglinearRun]:
     """Returns the finished runs, each once, or [] without a file. Raises UserError for a line that is not a run."""
     try:
-        found = [LoglinearRun(**json.loads(line)) for line in file.read_text().splitlines()] if file.exists() else []
+        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+        found = [LoglinearRun(**json.loads(line)) for line in lines]
     except (json.JSONDecodeError, TypeError) as error:
         raise UserError(f"{file} has a line that is not a run ({error})", "delete that line") from None
     return list({(one.arm, one.seed, one.start, one.rate): one for one in found}.values())

@@ -194,7 +194,7 @@ def run(args: argparse.Namespace) -> int:
         args.out.mkdir(parents=True, exist_ok=True)
         result = measure(args.seeds or SEEDS, os.cpu_count() or 1, lambda line: print(line, file=sys.stderr))
         write_whole(file, json.dumps(result) + "\n")
-    result = json.loads(file.read_text())
+    result = json.loads(file.read_text(encoding="utf-8"))
     lines = as_lines(result)
     write_whole(args.out / "tabular.md", "\n".join(["```text", *lines, "```"]) + "\n")
     draw(result, args.out / "tabular.png")

@@ -130,7 +130,7 @@ def _reached(reached: list[bool], **_: Any) -> list[float]:
 
 def tabulate(folder: Path) -> dict[str, Any]:
     """Returns success by arm and the paired difference of the arms, each as mean, low and high (95%, over seeds)."""
-    records = [json.loads(file.read_text()) for file in sorted(folder.glob("*-seed*.json"))]
+    records = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("*-seed*.json"))]
     if not records:
         raise UserError(f"{folder} has no records", "run the experiment first, without --report")
     ends: dict[str, dict[int, float]] = {}

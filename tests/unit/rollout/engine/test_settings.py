@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from rollout.engine.settings import engine_arguments, environment, kv_bytes
+from rollout.engine.settings import engine_arguments, engine_environment, environment, kv_bytes
 from services.config.rollout import COLDEST, RolloutSection
 from services.errors import UserError
 from services.units import GIB
@@ -115,3 +116,15 @@ def test_a_share_without_room_for_a_cache_is_refused():
 def test_settings_that_no_engine_can_serve_are_refused_with_the_fix(keys: dict[str, Any], fix: str):
     with pytest.raises(ValidationError, match=fix):
         RolloutSection(**keys)
+
+
+def test_libraries_in_the_engine_read_utf_8_whatever_the_locale(tmp_path, monkeypatch):
+    """torch's compiler reads templates without naming an encoding when vLLM imports it."""
+    template = tmp_path / "template"
+    template.write_text("→", encoding="utf-8")
+    for name, value in {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}.items():
+        monkeypatch.setenv(name, value)
+    program = "import sys; print(ascii(open(sys.argv[1]).read()))"
+    read = [subprocess.run([sys.executable, "-c", program, template], env=environ, capture_output=True, timeout=60,
+                           check=False).stdout for environ in (dict(os.environ), engine_environment(tmp_path))]
+    assert read == [b"", b"'\\u2192'\n"]
