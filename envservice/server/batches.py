@@ -8,13 +8,15 @@ not thread-safe. In both cases one thread at a time enters the store, as the sto
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Generic, TypeVar
+from types import UnionType
+from typing import Annotated, Any, Generic, TypeVar, Union, get_args, get_origin
 
 import msgspec
 from pydantic import BaseModel, FailFast, Field, TypeAdapter, ValidationError
@@ -26,7 +28,9 @@ from envservice.wire.schemas import MAX_BATCH, CloseRequest, ResetRequest, StepR
 from services.files import NOT_JSON
 
 BOUNDS = (Field(max_length=MAX_BATCH), FailFast())
-"""The bounds of a request's list. Validation stops at the first error, so that hostile requests cost little."""
+"""The bounds of a request's list. Validation stops at the first invalid element."""
+_PLACE = re.compile(r" - at `\$\.?(.+)`$")
+_NAME = re.compile(r"field `([^`]*)`")
 STOPPING_S = 1.0
 """Seconds after which a client of a stopping server asks again: another server answers then, or this one anew."""
 INLINE_S = 0.02
@@ -55,18 +59,29 @@ class Verb(Generic[Element]):
         self.name = name
         self._one = TypeAdapter(one)
         self._many = many
+        shape = _struct_of(one)
+        self._shape = msgspec.json.Decoder(shape)
+        self._shapes = msgspec.json.Decoder(list[shape])
         self.call = call
 
     def decode(self, body: bytes) -> list[Element | Problem]:
-        """Returns the elements, a Problem for each invalid one. Raises Problem if the body is no list or too long."""
+        """Returns the elements, a Problem for each invalid one. Raises Problem if the body is no list or too long.
+
+        Shapes are checked first, up to the first error. Pydantic builds an error for each wrong value and each unknown
+        field of an element: ten seconds for 4 MiB of them.
+        """
         try:
+            self._shapes.decode(body)
             return list(self._many.validate_json(body))
-        except ValidationError:
+        except (*NOT_JSON, ValidationError):
             return [self._decode_one(raw) for raw in _split(body)]
 
     def _decode_one(self, raw: bytes) -> Element | Problem:
         try:
+            self._shape.decode(raw)
             return self._one.validate_json(raw)
+        except NOT_JSON as error:
+            return _malformed(str(error))
         except ValidationError as error:
             first = error.errors(include_url=False, include_context=False, include_input=False)[0]
             field = ".".join(map(str, first["loc"]))
@@ -178,6 +193,30 @@ def _release(problem: Problem) -> None:
             traceback.clear_frames(error.__traceback__)
             members = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
             chain += [error.__cause__, error.__context__, *members]
+
+
+def _struct_of(model: type[BaseModel]) -> type[msgspec.Struct]:
+    """Returns the model's fields and their types, without the bounds of their values."""
+    fields = [(name, _shape_of(field.annotation), *(() if field.is_required() else (field.default,)))
+              for name, field in model.model_fields.items()]
+    return msgspec.defstruct(model.__name__, fields, kw_only=True, forbid_unknown_fields=True)
+
+
+def _shape_of(annotation: Any) -> Any:
+    if isinstance(annotation, type):
+        return _struct_of(annotation) if issubclass(annotation, BaseModel) else annotation
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _shape_of(arguments[0])
+    shapes = tuple(_shape_of(each) for each in arguments)
+    return Union[shapes] if origin in (Union, UnionType) else origin[shapes]  # noqa: UP007 - of any number
+
+
+def _malformed(message: str) -> Problem:
+    """Returns the problem of an element that msgspec refuses, and the field that its message names: `actions.1`."""
+    place, name = _PLACE.search(message), _NAME.search(message)
+    parts = [*(re.findall(r"\w+", place[1]) if place else ()), *([name[1]] if name else ())]
+    return Problem("malformed", message, field=".".join(parts) or None)
 
 
 def _split(body: bytes) -> list[bytes]:
