@@ -123,6 +123,8 @@ KEEP_ALIVE_S = 75
 MAX_REQUESTS = 1024
 """Most requests in work. Fewer if the process may open few descriptors."""
 MIN_REQUESTS = 8
+DESCRIPTORS = 16384
+"""Descriptors that a server's process may open, if its hard limit allows them. A shell's soft limit is often 1024."""
 STOP_S = 2
 """Seconds to wait for open requests when an endpoint in a thread ends."""
 LATE_S = 0.5
@@ -177,7 +179,11 @@ def _taken(address: tuple[str, int], error: OSError) -> UserError:
 
 
 def server_config(app: ASGIApp, *, local_only: bool, **options: Any) -> uvicorn.Config:
-    """Returns the uvicorn config of a server of `app`. `local_only`: see admission.py; `options` are uvicorn's."""
+    """Returns the uvicorn config of a server of `app`. `local_only`: see Admission; `options` are uvicorn's.
+
+    Raises this process's limit of descriptors: each connection holds one, and without a free one it is reset.
+    """
+    _raise_descriptor_limit()
     for name in LOGGERS:
         logger = logging.getLogger(name)
         if not any(isinstance(one, BoundedLog) for one in logger.filters):
@@ -218,6 +224,13 @@ def _parser() -> type[asyncio.Protocol] | Literal["h11"]:
                 self.send_400_response("The head is too large.")
 
     return BoundedHeads
+
+
+def _raise_descriptor_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _request_limit() -> int:

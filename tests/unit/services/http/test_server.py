@@ -6,6 +6,9 @@ import errno
 import logging
 import re
 import socket
+import subprocess
+import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -80,6 +83,31 @@ def test_a_reserved_address_refuses_connections_until_its_server_listens():
         socket.create_connection(first.getsockname(), 60).close()
         with pytest.raises(UserError, match=f"listen on 127.0.0.1:{first.getsockname()[1]}: .* in use; choose another"):
             listen(second)
+
+
+FEW_DESCRIPTORS = """
+import resource, sys
+from starlette.responses import PlainTextResponse
+from services.http.server import bind, serving_in_thread
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+listener = bind("127.0.0.1", 0)
+with serving_in_thread(PlainTextResponse("in"), listener, local_only=True, name="server"):
+    print(listener.getsockname()[1], flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.attack
+def test_more_connections_than_the_soft_limit_of_descriptors_are_answered():
+    with subprocess.Popen([sys.executable, "-c", FEW_DESCRIPTORS], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          text=True) as process, ExitStack() as idle:
+        address = ("127.0.0.1", int(process.stdout.readline()))
+        for _ in range(100):
+            idle.enter_context(socket.create_connection(address, 60))
+        with socket.create_connection(address, 60) as client:
+            client.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            assert client.recv(100).startswith(b"HTTP/1.1 200")
+        process.stdin.close()
 
 
 @pytest.mark.attack
