@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
+from typing import NamedTuple
 
 from services.controller.member import End
 from services.errors import UserError, described
+from services.process.addresses import is_local
 
 MEMORY_KEYS = {"rollout": "rollout.kv_cache_gb", "learner": "learner.token_budget", "environment": "env.memory_gb"}
 """The config key that lowers the memory of each role."""
 _FULL = "running low on memory"
 _SIZES = re.compile(r"was (\S+) used / (\S+) limit")
-_BIGGEST = re.compile(r"memory users:.*?\n(\d+)\s+([\d.]+)\s+([^\n]+)", re.DOTALL)
+_LARGEST = re.compile(r"memory users:.*?\n(\d+)\s+([\d.]+)\s+([^\n]+)", re.DOTALL)
+_NODE = re.compile(r"\(IP: ([^,\s]+)")
+_WORKER = re.compile(r"\bpid=(\d+), actual memory used=")
+"""A worker that Ray could have killed on that machine."""
 
 
 def of_exit(code: int, last_words: str, role: str) -> End:
@@ -41,11 +47,48 @@ def of_actor(error: Exception, role: str) -> End:
 
 
 def _for_want_of_memory(text: str, role: str) -> str:
-    sizes, biggest = _SIZES.search(text), _BIGGEST.search(text)
+    sizes, largest = _SIZES.search(text), _LARGEST.search(text)
+    owner = _owner(int(largest[1]), text) if largest else _KILLED
+    held = f"; most is held by process {largest[1]}{owner.says} with {largest[2]} GB: {_short(largest[3])}" \
+        if largest else ""
     return ("killed by Ray because its machine ran out of memory"
-            + (f" ({sizes[1]} of {sizes[2]} used)" if sizes else "")
-            + (f"; most is held by process {biggest[1]} with {biggest[2]} GB: {_short(biggest[3])}" if biggest else "")
-            + f"; {MEMORY_KEYS[role]} lowers its memory")
+            + (f" ({sizes[1]} of {sizes[2]} used)" if sizes else "") + held
+            + (f"; {MEMORY_KEYS[role]} lowers its memory" if owner.ours else "; free that memory first"))
+
+
+class _Owner(NamedTuple):
+    """Whether a process is one of this run, and how to say so after its number."""
+
+    ours: bool
+    says: str
+
+
+_KILLED = _Owner(True, "")
+
+
+def _owner(process: int, text: str) -> _Owner:
+    """Returns whose process it is. `text`: Ray's message, which lists its own workers.
+
+    All workers of a private Ray are of this run. Children of workers, such as engines, are not in the list, and end
+    with the worker that was killed.
+    """
+    node = _NODE.search(text)
+    private = node is not None and is_local(node[1])
+    if str(process) in _WORKER.findall(text):
+        return _Owner(True, " of this run" if private else ", a worker of this Ray cluster,")
+    if not private:
+        return _Owner(False, f" of {node[1] if node else 'that machine'}, no worker of this Ray cluster,")
+    import psutil
+
+    try:
+        family = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
+    except psutil.NoSuchProcess:  # one ended while it was looked at
+        family = {os.getpid()}
+    if process in family:
+        return _Owner(True, " of this run")
+    if not psutil.pid_exists(process):
+        return _Owner(True, ", which has ended,")
+    return _Owner(False, ", which is not of this run,")
 
 
 def _short(command: str) -> str:

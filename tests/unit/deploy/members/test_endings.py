@@ -1,5 +1,8 @@
 """How a process ended, in one line, and whether it said so itself."""
 
+import os
+import subprocess
+
 import pytest
 from ray.exceptions import ActorDiedError, OutOfMemoryError
 
@@ -8,24 +11,50 @@ from services.errors import EngineFault, UserError
 
 FULL = """\
 1 worker(s) were killed due to the node running low on memory. \
-Memory on the node (IP: 10.0.0.7, ID: ab) was 15.2GB used / 16.0GB limit (0.950000)
+Memory on the node (IP: {node}, ID: ab) was 15.2GB used / 16.0GB limit (0.950000)
 OOM kill reason: the node's memory is above the threshold
 Object store memory usage: [- objects spillable: 0]
 Ray killed 1 worker(s) based on the killing policy
-To see more information about memory usage on this node, use `ray logs raylet.out -ip 10.0.0.7`
+Considered workers: [
+(LearnerRank, pid=4711, actual memory used=9.51GB, worker ID=ab)
+]
+To see more information about memory usage on this node, use `ray logs raylet.out -ip {node}`
 Top 10 memory users: PID\tMEM(GB)\tCOMMAND
-4711\t9.51\tpython -c hoard everything that there is on this machine and then some more
+{process}\t9.51\tpython -c hoard everything that there is on this machine and then some more
 12\t0.40\tray::LearnerRank
 """
+KEY = "learner.token_budget lowers its memory"
+FREE = "free that memory first"
 
 
-def test_a_kill_for_want_of_memory_says_who_held_it_and_which_key_lowers_ours():
-    end = of_actor(OutOfMemoryError(FULL), "learner")
+def ending(process: int, node: str = "127.0.0.1") -> str:
+    end = of_actor(OutOfMemoryError(FULL.format(process=process, node=node)), "learner")
     assert end.killed
-    assert end.reason == (
-        "killed by Ray because its machine ran out of memory (15.2GB of 16.0GB used); most is held by process 4711 "
-        "with 9.51 GB: python -c hoard everything that there is on this machine ...; "
-        "learner.token_budget lowers its memory")
+    return end.reason
+
+
+def expected(process: int, owner: str, advice: str) -> str:
+    return (f"killed by Ray because its machine ran out of memory (15.2GB of 16.0GB used); most is held by process "
+            f"{process}{owner} with 9.51 GB: python -c hoard everything that there is on this machine ...; {advice}")
+
+
+def test_a_kill_for_want_of_memory_names_a_key_of_ours_if_this_run_holds_most():
+    assert ending(4711) == expected(4711, " of this run", KEY), "a worker of the private Ray"
+    assert ending(os.getpid()) == expected(os.getpid(), " of this run", KEY)
+    with subprocess.Popen(["sleep", "60"]) as child:
+        assert ending(child.pid) == expected(child.pid, " of this run", KEY)
+        child.kill()
+    assert ending(child.pid) == expected(child.pid, ", which has ended,", KEY), "as an engine ends with its worker"
+
+
+def test_a_kill_for_want_of_memory_names_no_key_if_another_process_holds_most():
+    assert ending(os.getppid()) == expected(os.getppid(), ", which is not of this run,", FREE)
+
+
+def test_on_a_cluster_only_its_workers_are_taken_for_processes_of_the_run():
+    assert ending(4711, "10.0.0.7") == expected(4711, ", a worker of this Ray cluster,", KEY)
+    assert ending(os.getpid(), "10.0.0.7") == expected(
+        os.getpid(), " of 10.0.0.7, no worker of this Ray cluster,", FREE), "its number is that of another machine"
 
 
 def test_a_child_that_was_killed_said_nothing_itself():
