@@ -47,8 +47,9 @@ def test_every_check_passes_at_a_tiny_size():
                  "save, with a step beside it", "candidates", "a step under the profiler",
                  "states to host memory, second turn"):
         assert any(line.startswith(f"-    {name}") for line in lines), name
-    ours = {re.split(r"[\[<>=]", one)[0].replace("-", "_") for one in
-            tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    ours = {re.split(r"[\[<>=]", one)[0].replace("-", "_")
+            for one in project["dependencies"] + project["optional-dependencies"]["train"]}
     assert ours & set(lines[-1].split()[1:]) - THEIRS == SMALL
     asked = (ROOT / "lab/records/performance.md").read_text().partition("Besides torch")[2].partition("So it runs")[0]
     assert all(f"`{name}`" in asked for name in SMALL)

@@ -57,7 +57,8 @@ def closure(lines: list[str]) -> set[str]:
 
 
 def test_there_is_an_image_of_every_family_that_comes_with_the_package():
-    assert set(FAMILIES) == set(BUILT_IN)
+    """The guessing game is for a first run on one machine, which starts its own servers."""
+    assert set(FAMILIES) == set(BUILT_IN) - {"guess"}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
