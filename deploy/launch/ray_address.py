@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import subprocess
@@ -10,6 +11,8 @@ import sys
 from services.config.tree import Config
 from services.errors import UserError
 
+LOOPBACK = "127.0.0.1"
+"""Address of a private Ray. Ray knows no IPv6 alone: it would try to start for ray.start_seconds."""
 CONNECT_S = 5.0
 HEALTH_S = 60.0
 """Importing Ray takes most of this time on a busy machine. A wrong address is mostly found by the connection before."""
@@ -26,6 +29,17 @@ def check_marks(config: Config) -> None:
         if nodes is not None:
             raise UserError(f"placement.{role}={nodes} marks nodes of a Ray cluster, and this run starts its own",
                             f"set ray.address or $RAY_ADDRESS, or placement.{role}=null")
+
+
+def check_loopback() -> None:
+    """Raises UserError on a machine without 127.0.0.1, where a private Ray and the servers of its run listen."""
+    try:
+        socket.create_server((LOOPBACK, 0)).close()
+    except OSError as error:
+        if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+            raise
+        raise UserError(f"this machine has no {LOOPBACK} ({os.strerror(error.errno)}), where a run's own Ray listens",
+                        f"add it (`ip addr add {LOOPBACK}/8 dev lo`), or set ray.address to a cluster") from None
 
 
 def check_ray(address: str, *, health_s: float = HEALTH_S) -> None:

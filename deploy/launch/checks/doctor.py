@@ -14,6 +14,7 @@ from pathlib import Path
 from deploy.launch.checks import gpu_doctor
 from deploy.launch.planning import machine
 from deploy.launch.planning.gpu_pool import smi
+from deploy.launch.ray_address import LOOPBACK, check_loopback
 from envservice.registry import BUILT_IN, find_spec
 from services.errors import UserError
 from services.findings import Finding, Status, installed
@@ -158,7 +159,12 @@ def _enough(check: str, good: bool, detail: str, fix: str, worst: Status) -> Fin
 
 
 def ports() -> Iterator[Finding]:
-    """Checks the ports of servers that are started by hand. Runs find free ports by themselves."""
+    """Checks 127.0.0.1, and the ports of servers that are started by hand. Runs find free ports by themselves."""
+    try:
+        check_loopback()
+    except UserError as error:
+        yield Finding(check=LOOPBACK, status="error", detail=error.what, fix=error.fix)
+        return
     for port, owner in PORTS.items():
         free = machine.port_is_free(port)
         yield Finding(check=f"port {port}", status="ok" if free else "warning",

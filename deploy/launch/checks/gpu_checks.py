@@ -13,7 +13,7 @@ from deploy.launch.planning import gpu_pool, machine
 from deploy.launch.planning.gpu_plan import check_memory, gpus_needed
 from deploy.launch.planning.gpu_pool import GpuPool
 from deploy.launch.planning.model_memory import model_shape
-from deploy.launch.ray_address import check_marks, check_ray, ray_address
+from deploy.launch.ray_address import check_loopback, check_marks, check_ray, ray_address
 from learner.model.memory import Shape
 from services.config.tree import CPU, Config, WeightsSection
 from services.errors import UserError
@@ -86,6 +86,7 @@ def check_ranks(config: Config) -> None:
     if address is not None:
         check_ray(address)
         return
+    check_loopback()
     check_marks(config)
     _torch(config)
     asked, cpus = config.learner.ranks * config.learner.cpus, machine.cpu_count()

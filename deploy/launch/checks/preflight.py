@@ -23,7 +23,7 @@ from deploy.launch.planning.model_memory import check_cache
 from deploy.launch.planning.plan import Plan, host_memory_fix, make_plan
 from deploy.launch.planning.task_sets import TaskSets
 from deploy.launch.planning.warnings import warnings
-from deploy.launch.ray_address import check_marks, check_ray, ray_address
+from deploy.launch.ray_address import LOOPBACK, check_loopback, check_marks, check_ray, ray_address
 from deploy.runs import sinks
 from deploy.runs.folder import is_run
 from envservice.registry import BUILT_IN, check_settings, find_spec, find_teacher, make_template
@@ -125,6 +125,7 @@ def _devices(config: Config, plan: Plan, *, here: bool) -> None:
     """Checks the GPUs that the config asks for. `here`: the run starts on this machine."""
     check_gpus(config, gpu_pool.pool_of(config), private=plan.private_ray)
     if here:
+        check_loopback()
         check_marks(config)
         check_builds(config)
 
@@ -187,7 +188,8 @@ def _places(config: Config, *, elsewhere: bool) -> Iterator[UserError]:
         machine.check_writable(config.run_dir, f"runs_dir={config.runs_dir}",
                                "set runs_dir to a folder that you may write to")
     port, host = config.metrics.port, config.metrics.host
-    if not elsewhere and not machine.port_is_free(0, host):
+    named = host != LOOPBACK or ray_address(config) is not None  # check_loopback reports one that is missing
+    if named and not elsewhere and not machine.port_is_free(0, host):
         yield UserError(f"metrics.host={host} is no address of this machine", "give one of its own, or leave it out")
     if port and not machine.port_is_free(port, host):
         yield UserError(f"metrics.port={port} is in use on {host}", "choose another, or metrics.port=0 for a free one")

@@ -1,10 +1,12 @@
 """Addresses at which no Ray answers, each refused in one line and in time."""
 
 import socket
+import subprocess
+import sys
 
 import pytest
 
-from deploy.launch.ray_address import check_ray, ray_address
+from deploy.launch.ray_address import check_loopback, check_ray, ray_address
 from services.config.tree import Config
 from services.errors import UserError
 
@@ -35,3 +37,20 @@ def test_the_config_goes_before_the_environment(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("RAY_ADDRESS", "b:1")
     assert ray_address(config) == "b:1"
     assert ray_address(Config.model_validate({"name": "a", "steps": 1, "ray": {"address": "c:1"}})) == "c:1"
+
+
+def test_a_machine_with_127_0_0_1_can_have_a_private_ray():
+    check_loopback()
+
+
+@pytest.mark.skipif(subprocess.run(["unshare", "-n", "true"], capture_output=True, check=False).returncode != 0,
+                    reason="it may not make a network namespace")
+def test_a_machine_of_ipv6_alone_is_refused_in_one_line():
+    """Ray would try to start for five minutes."""
+    alone = "ip link set lo up && ip addr del 127.0.0.1/8 dev lo && exec \"$@\""
+    program = "from deploy.launch.ray_address import check_loopback; check_loopback()"
+    done = subprocess.run(["unshare", "-n", "sh", "-c", alone, "sh", sys.executable, "-c", program],
+                          capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr.splitlines()[-1] == (
+        "services.errors.UserError: this machine has no 127.0.0.1 (Cannot assign requested address), where a run's own "
+        "Ray listens; add it (`ip addr add 127.0.0.1/8 dev lo`), or set ray.address to a cluster")
