@@ -11,7 +11,7 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
 from envservice.text.tool_calls import ToolCall, given_arguments
-from rollout.agents.refusals import CONSTRAINED, ENTIRE, RENDERED, TEXT_ALONE, FieldRules
+from rollout.agents.refusals import CONSTRAINED, ENTIRE, RENDERED, TEXT_ALONE, FieldRules, ListOf
 from rollout.agents.session import ChatAnswer
 from services.chat import Message
 from services.files import NOT_JSON
@@ -75,8 +75,8 @@ class ChatMessage(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     role: str
-    content: str | list[_Part] | None = None
-    tool_calls: list[_Call] | None = None
+    content: str | ListOf[_Part] | None = None
+    tool_calls: ListOf[_Call] | None = None
 
     @property
     def parts(self) -> list[_Part]:
@@ -89,16 +89,16 @@ class ChatRequest(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: ListOf[ChatMessage] = Field(min_length=1)
     model: str = "policy"
-    tools: list[dict[str, Any]] | None = None
+    tools: ListOf[dict[str, Any]] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = True
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     n: int | None = Field(default=1, ge=1)
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: str | ListOf[str] | None = None
+    stop_token_ids: ListOf[int] | None = None
     include_stop_str_in_output: bool | None = False
     stream: bool | None = False
     stream_options: dict[str, Any] | None = None

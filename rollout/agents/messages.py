@@ -25,7 +25,7 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from rollout.agents.completions import SAMPLING, ChatRequest, calls_of
-from rollout.agents.refusals import CONSTRAINED, ENTIRE, RENDERED, TEXT_ALONE, FieldRules, Refused
+from rollout.agents.refusals import CONSTRAINED, ENTIRE, RENDERED, TEXT_ALONE, FieldRules, ListOf, Refused
 from rollout.agents.session import ChatAnswer
 from rollout.agents.thoughts import Thought, split_thought
 
@@ -96,7 +96,7 @@ def _type(block: Any) -> str:
 
 class _ToolResult(_Block):
     tool_use_id: str
-    content: str | list[Annotated[Annotated[_Text, Tag("text")] | Annotated[_Block, Tag("other")], Discriminator(
+    content: str | ListOf[Annotated[Annotated[_Text, Tag("text")] | Annotated[_Block, Tag("other")], Discriminator(
         lambda block: "text" if _type(block) == "text" else "other")]] | None = None
     is_error: bool | None = None
 
@@ -114,7 +114,7 @@ _AnyBlock = Annotated[
 
 class _Message(BaseModel):
     role: Literal["user", "assistant", "system"]
-    content: str | list[_AnyBlock]
+    content: str | ListOf[_AnyBlock]
 
     def chat(self) -> list[dict[str, Any]]:
         """Returns the messages that it is in a chat completion: results of tools are messages of their own there."""
@@ -177,10 +177,10 @@ class CountRequest(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    messages: list[_Message] = Field(min_length=1)
+    messages: ListOf[_Message] = Field(min_length=1)
     model: str = "policy"
-    system: str | list[_Text] | None = None
-    tools: list[_Tool] | None = None
+    system: str | ListOf[_Text] | None = None
+    tools: ListOf[_Tool] | None = None
     tool_choice: _ToolChoice | None = None
     thinking: _ThinkingConfig | None = None
     output_config: dict[str, Any] | None = None
@@ -201,7 +201,7 @@ class MessagesRequest(CountRequest):
     """The fields of a request that are used. The temperature is always the run's."""
 
     max_tokens: int = Field(ge=1)
-    stop_sequences: list[str] | None = None
+    stop_sequences: ListOf[str] | None = None
     stream: bool | None = False
 
     def chat(self, longest: int) -> ChatRequest:

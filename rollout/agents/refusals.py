@@ -8,8 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
+from pydantic import Field
+
+T = TypeVar("T")
+ListOf = Annotated[list[T], Field(fail_fast=True)]
+"""A list of a request. Pydantic stops at its first wrong element: it would build an error for each one."""
 CONSTRAINED = "answers are not constrained: a policy would not be what is trained"
 ENTIRE = "each answer is a whole message: leave it out"
 RENDERED = "it is the run's: set model.chat_template_kwargs in its config"

@@ -28,7 +28,7 @@ from rollout.agents.completions import (
     templated,
     written_arguments,
 )
-from rollout.agents.refusals import CONSTRAINED, RENDERED, TEXT_ALONE, FieldRules, Refused
+from rollout.agents.refusals import CONSTRAINED, RENDERED, TEXT_ALONE, FieldRules, ListOf, Refused
 from rollout.agents.session import ChatAnswer, StoredAnswers
 from rollout.agents.thoughts import Thought, split_thought
 from services.chat import Message
@@ -74,11 +74,11 @@ class _Item(BaseModel):
 
 class _MessageItem(_Item):
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[_Part]
+    content: str | ListOf[_Part]
 
 
 class _Reasoning(_Item):
-    content: list[_Part] | None = None
+    content: ListOf[_Part] | None = None
     encrypted_content: str | None = None
     status: str | None = None
 
@@ -103,7 +103,7 @@ class _Call(_Item):
 
 class _Output(_Item):
     call_id: str
-    output: str | list[_Part]
+    output: str | ListOf[_Part]
 
 
 class _Reference(_Item):
@@ -157,17 +157,17 @@ class ResponsesRequest(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    input: str | list[_AnyItem] = ""
+    input: str | ListOf[_AnyItem] = ""
     model: str = "policy"
     instructions: str | None = None
     previous_response_id: str | None = None
-    tools: list[_Tool] | None = None
+    tools: ListOf[_Tool] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = True
     max_output_tokens: int | None = Field(default=None, ge=1)
     reasoning: dict[str, Any] | None = None
     text: dict[str, Any] | None = None
-    include: list[str] | None = None
+    include: ListOf[str] | None = None
     store: bool | None = True
     stream: bool | None = False
 

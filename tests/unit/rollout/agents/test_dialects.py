@@ -14,6 +14,7 @@ import pytest
 from byte_tokenizer import byte_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
 from scripted_engine import ScriptedEngine
 
 from envservice.text.plain_prompts import PLAIN
@@ -487,3 +488,23 @@ async def test_a_stream_has_the_events_of_its_dialect_in_their_order(episode):
         "created", "in_progress", *(name.format("reasoning_text") for name in item),
         *(name.format("output_text") for name in item), "output_item.added", "function_call_arguments.delta",
         "function_call_arguments.done", "output_item.done", "completed"]
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(("model", "body"), [
+    (ChatRequest, {"messages": [None] * 1000}),
+    (ChatRequest, {"messages": [{"role": "user", "content": [None] * 1000}]}),
+    (ChatRequest, {"messages": [{"role": "assistant", "tool_calls": [None] * 1000}]}),
+    (ChatRequest, {"messages": [{"role": "user"}], "stop_token_ids": [None] * 1000}),
+    (ChatRequest, {"messages": [{"role": "user"}], "stop": [None] * 1000}),
+    (MessagesRequest, {"max_tokens": 1, "messages": [None] * 1000}),
+    (MessagesRequest, {"max_tokens": 1, "messages": [{"role": "user", "content": [None] * 1000}]}),
+    (MessagesRequest, {"max_tokens": 1, "messages": [{"role": "user", "content": [
+        {"type": "tool_result", "tool_use_id": "x", "content": [None] * 1000}]}]}),
+    (ResponsesRequest, {"input": [None] * 1000}),
+    (ResponsesRequest, {"input": [{"type": "message", "role": "user", "content": [None] * 1000}]})])
+def test_a_list_is_refused_at_its_first_wrong_element(model: type[BaseModel], body: dict):
+    """The event loop validates requests. A body of 4 MiB has room for 800,000 wrong elements."""
+    with pytest.raises(ValidationError) as refused:
+        model.model_validate(body)
+    assert refused.value.error_count() <= 3, "each field that may be a text has an error for that, too"
