@@ -114,7 +114,7 @@ def run_stage(name: str, job: Job, results: Results, left: float) -> None:
     elif status is None:
         line = Line(name="cut short", found="the time of all stages is over")
     elif status:
-        last = log.read_text(errors="replace").strip().splitlines()[-1:]
+        last = log.read_text(errors="replace", encoding="utf-8").strip().splitlines()[-1:]
         line = Line(name="ends without a fault", found=f"status {status}: {''.join(last)[:200]}", passed=False)
     else:
         return

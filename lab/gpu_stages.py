@@ -247,7 +247,7 @@ def record(results: Path, stage: str, line: Line, seconds: float) -> None:
     verdict = {True: "pass", False: "FAIL", None: "-"}[line.passed]
     text = json.dumps({"stage": stage, "claim": line.name, "figure": line.found, "aim": line.aim, "verdict": verdict,
                        "seconds": round(seconds, 1)})
-    with results.open("a") as file:
+    with results.open("a", encoding="utf-8") as file:
         file.write(text + "\n")
 
 
