@@ -19,6 +19,7 @@ from ray.exceptions import GetTimeoutError, RayActorError
 
 from learner.weights.rank_sender import RankSender, Snapshot
 from services.errors import DeadlineExceeded
+from services.process.threads import started
 from services.records import Version
 from services.telemetry.logs import get_logger
 from services.weights.pack import Packed
@@ -149,8 +150,8 @@ class GpuSender:
             return self._host.copy()
         if self._copied is None:
             version, _ = self._snapshot
-            self._copied = self._ranks.copy(version.digest)
-            self._copied.add_done_callback(lambda copied: self._published(version, copied))
+            copied = self._copied = self._ranks.copy(version.digest)
+            started(lambda: self._published(version, copied), "publish")  # a callback may run in this thread
         return self._copied
 
     def keep(self) -> None:
