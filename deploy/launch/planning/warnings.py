@@ -224,10 +224,13 @@ def _short_answers(config: Config) -> list[str]:
     asks for no form.
     """
     env, path, limit = config.env, config.model.path, config.rollout.max_response_tokens
+    if path is None or not _large(config) or config.agent.name or not (path / TOKENIZER).exists():
+        return []
     template = make_template(env)
-    example = next((text for text in EXAMPLES if template.parse(text).valid
-                    and not template.parse(TAG.sub("", text)).valid), None)
-    if path is None or not _large(config) or config.agent.name or example is None or not (path / TOKENIZER).exists():
+    with as_user_error(f"env.prompt={env.prompt} failed to parse an answer", "read any text in `parse`"):
+        example = next((text for text in EXAMPLES if template.parse(text).valid
+                        and not template.parse(TAG.sub("", text)).valid), None)
+    if example is None:
         return []
     form = len(read_tokenizer(path / TOKENIZER).encode(example, add_special_tokens=False).ids)
     needed = form + (REASONING_TOKENS if template.chat and not config.sft.enabled else 0)

@@ -54,7 +54,8 @@ def damaged(data: bytes) -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("file", FILES, ids=str)
-def test_a_damaged_file_of_a_run_is_one_line(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_damaged_file_of_a_run_is_a_line_for_each_mistake(
+        file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     run = tmp_path / "walk"
     shutil.copytree(WALK, run)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -62,7 +63,10 @@ def test_a_damaged_file_of_a_run_is_one_line(file: Path, tmp_path: Path, capsys:
         (run / file).write_bytes(data)
         status = main(["status", str(run)])
         said = capsys.readouterr().err
-        assert (status, said.count("\n")) in ((0, 0), (1, 0), (2, 1)), said  # 1: lines were left out, which stdout says
+        lines = said.splitlines()  # 1: lines were left out, which stdout says
+        assert status in (0, 1, 2)
+        assert bool(lines) == (status == 2), said
+        assert all(line.startswith("error: ") for line in lines), said  # one for each mistake of a config
         assert "Traceback" not in said
         try:
             client = TestClient(create_app(open_runs([run]), token=None), base_url="http://127.0.0.1")

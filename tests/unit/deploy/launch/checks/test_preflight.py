@@ -89,9 +89,9 @@ def test_sessions_that_do_not_fit_into_memory_are_not_counted():
 @pytest.mark.parametrize(("gib", "overrides", "change"), [
     (19, (), "learner.token_budget=2048"),
     (17, (), "learner.checkpointing=true"),
-    (15, (), "learner.checkpointing=true and learner.token_budget=504"),
-    (12, (), "learner.lora.rank=16 and learner.checkpointing=true"),
-    (10, (), "learner.lora.rank=16, learner.checkpointing=true and learner.token_budget=504"),
+    (16, (), "learner.checkpointing=true and learner.token_budget=504"),
+    (13, (), "learner.lora.rank=16 and learner.checkpointing=true"),
+    (11, (), "learner.lora.rank=16, learner.checkpointing=true and learner.token_budget=504"),
     (19, ("rollout.kv_cache_gb=6", "learner.token_budget=1024"), "rollout.kv_cache_gb=3"),
 ])
 def test_a_refusal_of_memory_names_the_first_change_with_which_the_plan_fits(
