@@ -32,7 +32,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
      "CWD/empty.json); name a folder that you may write to with --out"),
     (experiments, ["gradient", "--out", "runs", "--runs", "mine", "mine"], "a run is given twice; name each run once"),
     (bench, ["soak", "--sessions", "x=3"], "there is no environment 'x'; set env.name to one of alfworld, webshop, "
-     "search, scienceworld, or to module:attribute of your own"),
+     "search, scienceworld, guess, or to module:attribute of your own"),
 ])
 def test_a_mistake_is_one_line(main: Main, arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]):
     assert main(arguments) == 2
