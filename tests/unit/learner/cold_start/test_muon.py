@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from learner.cold_start.sft import Muon, orthogonalize
+from learner.cold_start.muon import Muon, orthogonalize
 
 SHAPES = [(8, 8), (20, 8), (8, 20), (8, 8)]
 
