@@ -42,9 +42,8 @@ if TYPE_CHECKING:
 
 # How the numbers of a step come about: the estimator explains them, from the numbers of the archive.
 #
-# A line is shown only if it gives the archive's number again. A line of a number that the archive does not have,
-# such as
-# AdaStep's weight, is shown with the line after it, which uses it. What the archive does not hold (the state that an
+# A line is shown only if it gives the archive's number again. A line of a number that the archive does not have, such
+# as AdaStep's weight, is shown with the line after it, which uses it. What the archive does not hold (the state that an
 # episode was cut off in, other groups of the learner step) costs a line in this way, so no page shows a sum that is not
 # the run's.
 

@@ -27,9 +27,8 @@ from services.errors import UserError
 #     L2   types that were never trained on (env.alfworld.unseen_types), in unseen rooms
 #
 # These are the levels of RLVMR's code (digitalhuman, agent_system/environments/env_manager.py and
-# config_tw_*_ood.yaml),
-# on which GCD reports too: L0 and L1 train on all types, L2 without cool and two. That code trains on all games of
-# train and has no games to choose a checkpoint by; here some are held back for that.
+# config_tw_*_ood.yaml), on which GCD reports too: L0 and L1 train on all types, L2 without cool and two. That code
+# trains on all games of train and has no games to choose a checkpoint by; here some are held back for that.
 
 TRAIN, VALID = "levels_train", "levels_valid"
 LEVELS = ("L0", "L1", "L2")

@@ -28,8 +28,7 @@ from envservice.webshop.products import Product, option_value
 #     score = r_type * (attributes found + options found + [price fits]) / (attributes + options + 1)
 #
 # The fuzzy match is kept on purpose, with its mistakes: `large` matches `x-large`, and `pack of 12` matches `pack of
-# 2`,
-# so a purchase with a wrong option can score 1.0. `strict` asks for the exact value instead.
+# 2`, so a purchase with a wrong option can score 1.0. `strict` asks for the exact value instead.
 
 MATCH_ABOVE = 85
 """Texts count as equal if their token set ratio is above this."""

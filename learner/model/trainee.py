@@ -25,9 +25,8 @@ from services.errors import LearnerFault
 # AdamW whose moments lie in host memory.
 #
 # Moments take 8 of the 16 bytes of a trained parameter. Here they come to the device for one parameter at a time. Each
-# update moves 16 bytes per parameter over the bus: about 2 s for 7B on PCIe 5, while the passes of such an update
-# take a
-# minute.
+# update moves 16 bytes per parameter over the bus: about 2 s for 7B on PCIe 5, while the passes of such an update take
+# a minute.
 #
 # FSDP's CPU offload is not used, because it would move the weights too, at every pass, and run the update on the CPU.
 

@@ -199,6 +199,11 @@ def chunks(whole: dict[str, Any], request: ChatRequest) -> Iterator[str]:
     yield "data: [DONE]\n\n"
 
 
+def function_tool(**shown: Any) -> dict[str, Any]:
+    """Returns a tool in the form of chat completions, with those of the fields that are set."""
+    return {"type": "function", "function": {name: one for name, one in shown.items() if one is not None}}
+
+
 def calls_of(answer: ChatAnswer, *, parallel: bool | None) -> list[tuple[str, ToolCall]]:
     """Returns the calls of an answer with their ids. Without `parallel` those after the first are left out, as vLLM
     does; None counts as true."""

@@ -24,7 +24,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
-from rollout.agents.completions import SAMPLING, ChatRequest, calls_of
+from rollout.agents.completions import SAMPLING, ChatRequest, calls_of, function_tool
 from rollout.agents.refusals import CONSTRAINED, ENTIRE, RENDERED, TEXT_ALONE, FieldRules, ListOf, Refused
 from rollout.agents.session import ChatAnswer
 from rollout.agents.thoughts import Thought, split_thought
@@ -152,9 +152,8 @@ class _Tool(BaseModel):
             raise Refused(400, f"the tool {self.name:.60} is of type {self.type}, which the policy does not know: "
                           "describe it by an input_schema, and call it yourself")
         _TOOL_RULES.check({name: value for name, value in (self.model_extra or {}).items() if name != "input_examples"})
-        shown = {"name": self.name, "description": self.description, "parameters": self.input_schema,
-                 "strict": self.strict, "input_examples": (self.model_extra or {}).get("input_examples")}
-        return {"type": "function", "function": {name: one for name, one in shown.items() if one is not None}}
+        return function_tool(name=self.name, description=self.description, parameters=self.input_schema,
+                             strict=self.strict, input_examples=(self.model_extra or {}).get("input_examples"))
 
 
 class _ToolChoice(BaseModel):

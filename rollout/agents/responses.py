@@ -25,6 +25,7 @@ from rollout.agents.completions import (
     ChatRequest,
     answer_message,
     calls_of,
+    function_tool,
     templated,
     written_arguments,
 )
@@ -147,9 +148,8 @@ class _Tool(BaseModel):
             raise Refused(400, f"a tool is of type {self.type:.60}, which the policy does not know: describe it as a "
                           "function, and call it yourself")
         _TOOL_RULES.check(self.model_extra)
-        shown = {"name": self.name, "description": self.description, "parameters": self.parameters,
-                 "strict": self.strict}
-        return {"type": "function", "function": {name: one for name, one in shown.items() if one is not None}}
+        return function_tool(name=self.name, description=self.description, parameters=self.parameters,
+                             strict=self.strict)
 
 
 class ResponsesRequest(BaseModel):

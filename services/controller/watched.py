@@ -13,8 +13,8 @@ from services.controller.member import End, Member
 #
 # The learner's ranks need many places together, rollout workers one each. If all workers asked first, Ray would spread
 # them over all nodes, and the ranks would get what is left of each. After the loss of a node, the lost workers would
-# take
-# the places that the ranks have just left. If all ranks asked first, there might be no place left for a single worker.
+# take the places that the ranks have just left. If all ranks asked first, there might be no place left for a single
+# worker.
 
 def is_first(one: Watched, among: Iterable[Watched]) -> bool:
     """Whether no other member of its role has a place or asks for one."""

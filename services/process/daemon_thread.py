@@ -1,4 +1,4 @@
-"""One thread for calls that may hang."""
+"""Threads for calls that may hang. None keeps its process alive."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from functools import partial
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class DaemonThread(Executor):
@@ -41,3 +43,11 @@ class DaemonThread(Executor):
                 future.set_exception(error)
             else:
                 future.set_result(result)
+
+
+def started(work: Callable[[], T], name: str) -> Future[T]:
+    """Begins `work` in a thread of its own. Returns its result, or what it raises."""
+    thread = DaemonThread(name)
+    future = thread.submit(work)
+    thread.shutdown()
+    return future

@@ -18,7 +18,7 @@ from deploy.runs.own_code import code_of
 from envservice.base import PromptTemplate
 from envservice.registry import find_spec, make_template
 from learner.cold_start.trajectories import read_trajectories
-from learner.credit.registry import estimator
+from learner.credit.registry import estimator, unread
 from services.amounts import number_of
 from services.chat import THINK
 from services.config.env import Section
@@ -73,8 +73,6 @@ def idle_keys(config: Config) -> list[str]:
 
 
 def _of_the_estimator(config: Config) -> Iterator[tuple[str, Any, str]]:
-    from learner.credit.registry import estimator, unread
-
     learner, name = config.learner, config.learner.credit.estimator
     given = learner.credit.model_dump(mode="json")
     for key, why in unread(learner.credit, given).items():
