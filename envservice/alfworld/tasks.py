@@ -107,8 +107,14 @@ class OfficialGames:
         self.training_splits: tuple[str, str, str] = ("train", "valid_seen", "valid_unseen") if all_games else \
             ("train_kept", "valid_seen", "heldout")
         self._root = data / "json_2.1.1"
-        if not self._root.is_dir():
-            raise UserError(f"there are no ALFWorld games in {data}: no folder {self._root}", DOWNLOAD)
+        try:
+            if not self._root.is_dir():
+                raise UserError(f"there are no ALFWorld games in {data}: no folder {self._root}", DOWNLOAD)
+            os.listdir(self._root)
+        except OSError as error:
+            raise UserError(
+                f"the ALFWorld games in {data} cannot be read ({error.strerror}: {error.filename})",
+                "make them readable for this user, or set ALFWORLD_DATA or env.data to another folder") from error
         self._lists: dict[str, tuple[str, ...]] = {}
         self._known: set[str] = set()
 

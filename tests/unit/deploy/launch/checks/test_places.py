@@ -18,10 +18,11 @@ NOBODY = 65534
 
 
 @pytest.fixture
-def runs_of_another() -> Iterator[Path]:
+def runs_of_another(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Provides the runs of root, which others may read, to somebody who has no rights of his own."""
     if os.geteuid() != 0:
         pytest.skip("only root can become another user")
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)  # games that only root may read would be one more mistake
     with tempfile.TemporaryDirectory() as folder:  # pytest's own may be entered by its user alone
         Path(folder).chmod(0o755)
         yield Path(folder)
@@ -50,6 +51,19 @@ def test_a_new_run_is_told_to_choose_another_folder_without_the_refused_one_as_a
     assert refusal(f"runs_dir={runs_of_another}", "name=b") == (
         f"runs_dir={runs_of_another} cannot be written (Permission denied: {runs_of_another}); set runs_dir to a "
         "folder that you may write to")
+
+
+def test_games_that_this_user_may_not_read_are_a_mistake_of_their_own(
+        runs_of_another: Path, monkeypatch: pytest.MonkeyPatch):
+    games = runs_of_another / "games"
+    (games / "json_2.1.1").mkdir(parents=True)
+    games.chmod(0o700)
+    monkeypatch.setenv("ALFWORLD_DATA", str(games))
+    assert refusal(f"runs_dir={runs_of_another}", "name=b").splitlines() == [
+        f"runs_dir={runs_of_another} cannot be written (Permission denied: {runs_of_another}); set runs_dir to a "
+        "folder that you may write to",
+        f"the ALFWorld games in {games} cannot be read (Permission denied: {games}/json_2.1.1); make them readable "
+        "for this user, or set ALFWORLD_DATA or env.data to another folder"]
 
 
 def test_a_file_system_of_the_kernel_is_refused_for_what_it_is_without_a_word_about_its_room(
