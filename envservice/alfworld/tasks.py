@@ -108,9 +108,9 @@ class OfficialGames:
             ("train_kept", "valid_seen", "heldout")
         self._root = data / "json_2.1.1"
         try:
-            if not self._root.is_dir():
-                raise UserError(f"there are no ALFWorld games in {data}: no folder {self._root}", DOWNLOAD)
-            os.listdir(self._root)
+            list(self._root.iterdir())
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise UserError(f"there are no ALFWorld games in {data}: no folder {self._root}", DOWNLOAD) from error
         except OSError as error:
             raise UserError(
                 f"the ALFWorld games in {data} cannot be read ({error.strerror}: {error.filename})",
