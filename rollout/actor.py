@@ -189,18 +189,18 @@ class RolloutHost:
         if not folder:
             return None
         exported = await asyncio.to_thread(pack_folder, Path(folder), self._config.model.dtype)
-        found = await asyncio.to_thread(digest_like, version.digest, exported.manifest, exported.buffer)
-        return exported if found == version.digest else None
+        digest = await asyncio.to_thread(digest_like, version.digest, exported.manifest, exported.buffer)
+        return exported if digest == version.digest else None
 
     async def _published(self, version: Version) -> Packed | None:
-        found = await self._ask("fetch", version)
-        if found is None:  # or the actor was lost with its node and is being created again, empty: the export is used
+        export = await self._ask("fetch", version)
+        if export is None:  # or the actor was lost with its node and is being created again, empty: the export is used
             return None
         try:
-            buffer = await found.refs[0]
+            buffer = await export.refs[0]
         except RayError:
             return None
-        return Packed(manifest=found.manifest, buffer=buffer, digest=version.digest)
+        return Packed(manifest=export.manifest, buffer=buffer, digest=version.digest)
 
 
 RolloutActor = ray.remote(max_restarts=0)(RolloutHost)

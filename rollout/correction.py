@@ -61,5 +61,5 @@ class Corrector:
             prompt, temperature=ticket.temperature, seed=seed_for(ticket.seed, "correction"),
             max_tokens=self.limits.response_tokens, stop_token_ids=self.text.stop_ids,
             stop_texts=self.text.stop_texts, request_id=f"{ticket.id}/correction")
-        if said := self.text.said(sample.ids)[1]:
-            await self.keep(said)
+        if summary := self.text.said(sample.ids)[1]:
+            await self.keep(summary)

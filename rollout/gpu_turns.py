@@ -44,8 +44,8 @@ class GpuTurns:
         """Gives the GPU up, if it is held."""
         await asyncio.to_thread(self._lease.give)
 
-    async def turn(self, engine: Sleeper, told: Callable[[], object]) -> None:
-        """If the learner wants the GPU: sleeps, gives it, and wakes up once it is back. `told` is called
+    async def turn(self, engine: Sleeper, on_wait: Callable[[], object]) -> None:
+        """If the learner wants the GPU: sleeps, gives it, and wakes up once it is back. `on_wait` is called
         once the engine sleeps.
 
         Raises LeaseLost if the GPU was lost while the engine filled it.
@@ -54,6 +54,6 @@ class GpuTurns:
         if await asyncio.to_thread(self._lease.wanted):
             await engine.sleep()
             await self.give()
-            told()
+            on_wait()
             await self.take()
             await engine.wake()

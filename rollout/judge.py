@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 def labels(steps: Sequence[Step], *, won: bool) -> dict[int, bool]:
     """Returns turn -> whether its action was good, for the turns that have a label."""
     last = {step.observation: turn for turn, step in enumerate(steps)}
-    found = {turn: False for turn, step in enumerate(steps) if last[step.observation] > turn}
-    return found | ({len(steps) - 1: True} if won and steps else {})
+    good = {turn: False for turn, step in enumerate(steps) if last[step.observation] > turn}
+    return good | ({len(steps) - 1: True} if won and steps else {})
 
 
-def chosen(found: Mapping[int, bool], *, questions: int, seed: int) -> list[int]:
+def chosen(labelled: Mapping[int, bool], *, questions: int, seed: int) -> list[int]:
     """Returns the turns to ask about: all good ones, and at most `questions` bad ones, drawn by the seed."""
-    bad = [turn for turn, good in found.items() if not good]
+    bad = [turn for turn, good in labelled.items() if not good]
     drawn = random.Random(seed).sample(bad, min(questions, len(bad)))
-    return sorted([*drawn, *(turn for turn, good in found.items() if good)])
+    return sorted([*drawn, *(turn for turn, good in labelled.items() if good)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,15 +61,15 @@ class Judge:
         """
         if ticket.kind != "train":
             return []
-        found = labels(steps, won=won)
+        good = labels(steps, won=won)
         asked: list[JudgedAction] = []
-        for turn in chosen(found, questions=self.settings.questions, seed=seed_for(ticket.seed, "judge")):
+        for turn in chosen(good, questions=self.settings.questions, seed=seed_for(ticket.seed, "judge")):
             prompt = self.text.question(seen[0], turns[:turn], seen[turn], steps[turn].action, ticket.correction)
             if len(prompt) <= self.limits.prompt_tokens:
                 answers = await asyncio.gather(*(
-                    self._answer(ticket, turn, prompt, number=number, good=found[turn])
+                    self._answer(ticket, turn, prompt, number=number, good=good[turn])
                     for number in range(self.settings.answers)))
-                asked.append(JudgedAction(turn=turn, good=found[turn], answers=answers))
+                asked.append(JudgedAction(turn=turn, good=good[turn], answers=answers))
         if self.corrector is not None:
             await self.corrector.add(ticket, steps, asked)
         return asked
@@ -79,7 +79,7 @@ class Judge:
             prompt, temperature=ticket.temperature, seed=seed_for(ticket.seed, "judge", turn, number),
             max_tokens=self.limits.response_tokens, stop_token_ids=self.text.stop_ids,
             stop_texts=self.text.stop_texts, request_id=f"{ticket.id}/judge/{turn}/{number}")
-        said = self.text.verdict(sample.ids)
+        verdict = self.text.verdict(sample.ids)
         return Step(observation="", prompt_ids=np.array(prompt, dtype=np.int32), response_ids=sample.ids,
-                    logprobs=sample.logprobs, spans=sample.spans, action=said, valid=bool(said), admissible=True,
-                    reward=float(said == verdict_of(good)), cut=sample.finished == "length")
+                    logprobs=sample.logprobs, spans=sample.spans, action=verdict, valid=bool(verdict), admissible=True,
+                    reward=float(verdict == verdict_of(good)), cut=sample.finished == "length")

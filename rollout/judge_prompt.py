@@ -41,9 +41,9 @@ def shown_answer(verdict: Verdict, *, chat: bool, stops: Sequence[str]) -> str:
 
 def read_verdict(text: str, *, stops: Sequence[str]) -> Verdict:
     """Reads an answer: the one word between its thought and its end, with or without an opening tag before it."""
-    said = text.partition(_end(stops))[0].rpartition(THINK_END)[2]
-    found = _VERDICT.fullmatch(said.lstrip())
-    return found[1].lower() if found else ""
+    answer = text.partition(_end(stops))[0].rpartition(THINK_END)[2]
+    match = _VERDICT.fullmatch(answer.lstrip())
+    return match[1].lower() if match else ""
 
 
 def mistakes_question(critiques: Sequence[tuple[str, str]], *, chat: bool, stops: Sequence[str]) -> str:
@@ -67,11 +67,11 @@ def corrected(prompt: str, correction: str, *, chat: bool) -> str:
 def read_said(text: str, *, stops: Sequence[str]) -> tuple[str, str]:
     """Returns the thought of an answer, and what it says after it without tags, each as one line."""
     whole = text.partition(_end(stops))[0]
-    thought, closed, said = whole.rpartition(THINK_END)
-    said = _OPENING.sub("", said if closed else whole)
-    if THINK in said:  # the answer was cut in its thought
-        thought, said = said, ""
-    return " ".join(thought.strip().removeprefix(THINK).split()), " ".join(said.split())
+    thought, closed, answer = whole.rpartition(THINK_END)
+    answer = _OPENING.sub("", answer if closed else whole)
+    if THINK in answer:  # the answer was cut in its thought
+        thought, answer = answer, ""
+    return " ".join(thought.strip().removeprefix(THINK).split()), " ".join(answer.split())
 
 
 def _tagged(verdict: Verdict, stops: Sequence[str]) -> str:

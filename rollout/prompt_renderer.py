@@ -62,10 +62,10 @@ class PromptRenderer:
         object.__setattr__(self, "stop_ids", end.stop_ids)
         object.__setattr__(self, "stop_texts", end.stop_texts)
         object.__setattr__(self, "opening", chat.opening() if self.template.chat else "")
-        known = self.tokenizer.get_vocab()
-        object.__setattr__(self, "longest_token", max(map(len, known)))
+        vocabulary = self.tokenizer.get_vocab()
+        object.__setattr__(self, "longest_token", max(map(len, vocabulary)))
         object.__setattr__(self, "_beyond", {} if self.vocabulary is None else {
-            number: token for token, number in known.items() if number >= self.vocabulary})
+            number: token for token, number in vocabulary.items() if number >= self.vocabulary})
         object.__setattr__(self, "_first", first_tokens(self.tokenizer))
         object.__setattr__(self, "_hidden", _hidden_ids(self.tokenizer, tags))
 
@@ -100,8 +100,8 @@ class PromptRenderer:
         model, or at one that somebody added to the tokenizer alone.
         """
         ids = tokens(self.tokenizer, text)
-        if self._beyond and (found := self._beyond.keys() & ids):
-            raise TokenUnknown(f"the prompt holds {self._beyond[min(found)]}, a token of the tokenizer beyond the "
+        if self._beyond and (beyond := self._beyond.keys() & ids):
+            raise TokenUnknown(f"the prompt holds {self._beyond[min(beyond)]}, a token of the tokenizer beyond the "
                                f"{self.vocabulary} that the model knows: resize its embeddings, or keep the token out")
         return ids
 

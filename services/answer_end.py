@@ -46,13 +46,13 @@ def answer_end(tokenizer: Any, chat: ChatFormat | None, *, stops: Sequence[str] 
     there is no end at all.
     """
     vocabulary = tokenizer.get_vocab()
-    known = [end for end in (tokenizer.eos_token_id, *ends) if end is not None]
-    taught = (chat.end(known) if chat is not None else ()) or tuple(known[:1])
+    named = [end for end in (tokenizer.eos_token_id, *ends) if end is not None]
+    taught = (chat.end(named) if chat is not None else ()) or tuple(named[:1])
     tags = tuple(stop for stop in stops if stop in vocabulary)
     if not taught:
         raise UserError("the tokenizer has no end-of-text token, and no chat template that writes an end",
                         "name its eos_token in tokenizer_config.json")
-    return AnswerEnd(taught=taught, stop_ids=tuple(sorted({*known, taught[-1], *(vocabulary[tag] for tag in tags)})),
+    return AnswerEnd(taught=taught, stop_ids=tuple(sorted({*named, taught[-1], *(vocabulary[tag] for tag in tags)})),
                      tags=tags, stop_texts=tuple(stop for stop in stops if stop not in vocabulary))
 
 

@@ -59,24 +59,25 @@ class ChatFormat:
                 raise ChatRefused(f"tool {number} has no function.name: write {{'type': 'function', 'function': "
                                   "{'name': ..., 'description': ..., 'parameters': ...}}")
         control = self._control_tokens()
-        told, tools = [cut(message, control) for message in messages], cut(tools, control)
-        if self.system is not None and (not told or told[0]["role"] != "system"):
-            told.insert(0, {"role": "system", "content": self.system})
-        written = self._written(told, tools, answering=answering)
-        self._check_messages(told, tools)
+        conversation, tools = [cut(message, control) for message in messages], cut(tools, control)
+        if self.system is not None and (not conversation or conversation[0]["role"] != "system"):
+            conversation.insert(0, {"role": "system", "content": self.system})
+        written = self._written(conversation, tools, answering=answering)
+        self._check_messages(conversation, tools)
         names: list[str] = [tool["function"]["name"] for tool in tools or ()]
         if hidden := [name for name in names if name not in written]:
             raise ChatRefused(f"it leaves out the tools {', '.join(hidden)}: describe them in your prompt, "
                               "or set model.chat_template to a template that shows them")
         return written
 
-    def _written(self, told: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, *, answering: bool) -> str:
+    def _written(self, conversation: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, *,
+                 answering: bool) -> str:
         from jinja2 import TemplateSyntaxError
 
         try:
             return str(self.tokenizer.apply_chat_template(
-                list(told), tools=list(tools) if tools else None, tokenize=False, add_generation_prompt=answering,
-                **self.arguments))
+                list(conversation), tools=list(tools) if tools else None, tokenize=False,
+                add_generation_prompt=answering, **self.arguments))
         except TemplateSyntaxError as error:
             raise ChatRefused(f"line {error.lineno} is no Jinja: {error.message}") from error
         except Exception as error:  # a template is a program of others: it may divide by zero or fill the memory
@@ -92,25 +93,25 @@ class ChatFormat:
             self._control.append(control_tokens(self.tokenizer, self.tags, written))
         return self._control[0]
 
-    def _check_messages(self, told: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> None:
+    def _check_messages(self, conversation: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> None:
         """Raises ChatRefused for a message that leaves no trace: Phi's template drops calls and results of tools.
 
         Every template writes what users say, and leaving out old thoughts of the assistant is the right of any.
         """
-        looked = {place: _MARK.format(place) for place, message in enumerate(told) if _called(message) or (
+        looked = {place: _MARK.format(place) for place, message in enumerate(conversation) if _called(message) or (
                   message["role"] not in ("user", "assistant") and isinstance(message.get("content"), str))}
-        places = {found for place, found in enumerate(_places(told, tools)) if place in looked}
+        places = {key for place, key in enumerate(_places(conversation, tools)) if place in looked}
         if places <= self._complete:
             return
         marked = self._written([_marked(message, looked[place]) if place in looked else message
-                                for place, message in enumerate(told)], tools, answering=False)
+                                for place, message in enumerate(conversation)], tools, answering=False)
         for place, mark in looked.items():
-            if mark not in marked and _called(told[place]):
+            if mark not in marked and _called(conversation[place]):
                 raise ChatRefused(f"it leaves out the calls of tools in message {place + 1}: write them in its "
                                   "content, or set model.chat_template to a template that shows them")
             if mark not in marked:
-                raise ChatRefused(f"it leaves out message {place + 1}, of the role {told[place]['role']}: say it in a "
-                                  "user's message, or set model.chat_template to a template that shows it")
+                raise ChatRefused(f"it leaves out message {place + 1}, of the role {conversation[place]['role']}: say "
+                                  "it in a user's message, or set model.chat_template to a template that shows it")
         self._complete.update(places)
 
     def prompt(self, text: str) -> str:
@@ -127,9 +128,9 @@ class ChatFormat:
         begins = self.prompt(question).rpartition(question)[2]  # a system prompt before it may name the tag
         return begins[begins.index(THINK):] if THINK in begins else ""
 
-    def end(self, known: Collection[int]) -> tuple[int, ...]:
+    def end(self, named: Collection[int]) -> tuple[int, ...]:
         """Returns the tokens that the template writes behind an answer, up to the one that ends it, or () if it writes
-        none. `known`: the ends that the tokenizer and the model name.
+        none. `named`: the ends that the tokenizer and the model name.
 
         The end is what stands behind every answer, the last one and one in the history. Phi writes its end of text
         behind the last `<|end|>` alone. Where the two share no token the last answer counts: GPT-OSS ends it by
@@ -138,7 +139,7 @@ class ChatFormat:
         if not self.tokenizer.chat_template:
             return ()
         special = {i for i, token in self.tokenizer.added_tokens_decoder.items()
-                   if token.special and token.content not in self.tags} | set(known)
+                   if token.special and token.content not in self.tags} | set(named)
         try:
             last, followed = self._behind_answer(), self._behind_answer({"role": "user", "content": "x"})
         except ChatRefused:  # such a template cannot be used, and check_chat says so where it is
@@ -147,7 +148,7 @@ class ChatFormat:
                       min(len(last), len(followed)))
         if places := [place for place in range(shared) if last[place] in special]:
             return tuple(last[: places[-1] + 1])
-        return tuple([i for i in last if i in special][:1] or [i for i in followed[:1] if i in known])
+        return tuple([i for i in last if i in special][:1] or [i for i in followed[:1] if i in named])
 
     def _behind_answer(self, *following: Message) -> list[int]:
         """Returns the tokens that the template writes behind an answer, with these messages after it."""
@@ -162,19 +163,19 @@ def _called(message: Message) -> bool | None:
     return bool(message.get("tool_calls")) if message["role"] == "assistant" else None
 
 
-def _places(told: Sequence[Message], tools: object) -> list[tuple[object, ...]]:
+def _places(conversation: Sequence[Message], tools: object) -> list[tuple[object, ...]]:
     """Returns for each message what decides whether a template writes it: its neighbours, whether its role comes
     before and after, whether a question follows, and the last message. Mistral's leaves the system message out if the
     last is no question. Whole orders of roles would be without number: an agent with tools makes new ones for ever."""
-    kinds = [(message["role"], _called(message), not message.get("content")) for message in told]
+    kinds = [(message["role"], _called(message), not message.get("content")) for message in conversation]
     last = {role: place for place, (role, *_) in enumerate(kinds)}
-    earlier, found = set[object](), list[tuple[object, ...]]()
+    earlier, keys = set[object](), list[tuple[object, ...]]()
     for place, (before, kind, after) in enumerate(zip([None, *kinds], kinds, [*kinds[1:], None], strict=False)):
         role = kind[0]
-        found.append((bool(tools), before, kind, after, role in earlier, place < last[role],
+        keys.append((bool(tools), before, kind, after, role in earlier, place < last[role],
                       place < last.get("user", -1), kinds[-1]))
         earlier.add(role)
-    return found
+    return keys
 
 
 def _marked(message: Message, mark: str) -> Message:

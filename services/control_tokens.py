@@ -26,11 +26,12 @@ def control_tokens(tokenizer: Any, tags: Collection[str], written: Iterable[int]
     They are its special tokens, and those of `written` (the tokens of a conversation in its template) that look like
     marks: the marks of DeepSeek's turns are not special. `tags` are no control tokens: prompts name them.
     """
-    known = tokenizer.added_tokens_decoder
-    found = {token.content for token in known.values() if token.special}
-    found |= {known[i].content for i in written if i in known and known[i].content[0] + known[i].content[-1] in _MARKS}
+    added = tokenizer.added_tokens_decoder
+    control = {token.content for token in added.values() if token.special}
+    control |= {added[i].content for i in written
+                if i in added and added[i].content[0] + added[i].content[-1] in _MARKS}
     # A longer token comes first, as in the tokenizer. One character cannot be cut.
-    chosen = sorted((text for text in found - set(tags) if len(text) > 1), key=len, reverse=True)
+    chosen = sorted((text for text in control - set(tags) if len(text) > 1), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, chosen))) if chosen else None
 
 
@@ -45,8 +46,8 @@ def cut(value: Any, control: re.Pattern[str] | None) -> Any:
     return [cut(part, control) for part in cast("list[Any]", value)] if isinstance(value, list | tuple) else value
 
 
-def _in_two(found: re.Match[str]) -> str:
-    return f"{found[0][0]}{CUT}{found[0][1:]}"
+def _in_two(match: re.Match[str]) -> str:
+    return f"{match[0][0]}{CUT}{match[0][1:]}"
 
 
 def tokens(tokenizer: Any, text: str) -> list[int]:

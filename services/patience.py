@@ -25,16 +25,16 @@ def patiently(call: Callable[[], T], *, seconds: float, away: Callable[[Exceptio
 
     Raises the error itself if `away` does not hold, or once `seconds` have passed. `tell` is called at most once.
     """
-    began, pause, told = time.monotonic(), first_pause_s, False
+    began, pause, logged = time.monotonic(), first_pause_s, False
     while True:
         try:
             return call()
         except Exception as error:
             if not away(error) or time.monotonic() - began >= seconds:
                 raise
-            if pause >= TELL_S and not told:
+            if pause >= TELL_S and not logged:
                 tell(error)
-                told = True
+                logged = True
         time.sleep(pause)
         pause = min(2 * pause, longest_pause_s)
 

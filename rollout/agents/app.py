@@ -90,11 +90,11 @@ def create_app(episodes: Episodes) -> FastAPI:
     app = FastAPI(title="gagpo agents", docs_url=None, redoc_url=None, openapi_url=None)
     app.router.route_class = StrictRoute
     app.add_middleware(BodyLimit, most=MAX_BODY)
-    found = _finder(episodes)
+    episode_of = _finder(episodes)
     _errors(app)
-    _model_routes(app, found)
-    _anthropic_routes(app, found)
-    _world_routes(app, found)
+    _model_routes(app, episode_of)
+    _anthropic_routes(app, episode_of)
+    _world_routes(app, episode_of)
     return app
 
 
@@ -105,13 +105,13 @@ def request_key(request: Request) -> str:
 
 
 def _finder(episodes: Episodes) -> Finder:
-    def found(request: Request) -> Episode:
+    def episode_of(request: Request) -> Episode:
         episode = episodes.get(request_key(request))
         if episode is None:
             raise Refused(401, "no episode has this key: it is over, or the key is another's", "authentication_error")
         return episode
 
-    return found
+    return episode_of
 
 
 def _errors(app: FastAPI) -> None:
@@ -148,7 +148,7 @@ def _error(request: Request, status: int, message: str, kind: str = "invalid_req
     return JSONResponse({"error": {"message": message, "type": kind, "param": None, "code": kind}}, status)
 
 
-def _model_routes(app: FastAPI, found: Finder) -> None:
+def _model_routes(app: FastAPI, episode_of: Finder) -> None:
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [MODEL], "has_more": False, "first_id": MODEL["id"], "last_id": MODEL["id"]}
@@ -161,14 +161,14 @@ def _model_routes(app: FastAPI, found: Finder) -> None:
 
     @app.post(COMPLETIONS, response_model=None)
     async def chat(asked: ChatRequest, request: Request) -> JSONResponse | StreamingResponse:
-        llm, _ = found(request)
+        llm, _ = episode_of(request)
         answer = await _ask(request, llm, asked)
         whole = reply(answer, asked, partial(token_bytes, llm.text.tokenizer))
         return _stream(chunks(whole, asked)) if asked.stream else JSONResponse(whole)
 
     @app.post(RESPONSES, response_model=None)
     async def respond(asked: ResponsesRequest, request: Request) -> JSONResponse | StreamingResponse:
-        llm, _ = found(request)
+        llm, _ = episode_of(request)
         chat = asked.chat(llm.stored)
         answer = await _ask(request, llm, chat)
         response = asked.reply(answer, thought_tokens=llm.thought_tokens(answer))
@@ -178,17 +178,17 @@ def _model_routes(app: FastAPI, found: Finder) -> None:
         return _stream(_sent(responses.stream_events(response))) if asked.stream else JSONResponse(response)
 
 
-def _anthropic_routes(app: FastAPI, found: Finder) -> None:
+def _anthropic_routes(app: FastAPI, episode_of: Finder) -> None:
     @app.post(MESSAGES, response_model=None)
     async def message(asked: MessagesRequest, request: Request) -> JSONResponse | StreamingResponse:
-        llm, _ = found(request)
+        llm, _ = episode_of(request)
         answer = await _ask(request, llm, asked.chat(llm.response_tokens))
         written = asked.reply(answer)
         return _stream(_sent(messages.stream_events(written))) if asked.stream else JSONResponse(written)
 
     @app.post(f"{MESSAGES}/count_tokens", response_model=None)
     async def count(asked: CountRequest, request: Request) -> dict[str, Any]:
-        llm, _ = found(request)
+        llm, _ = episode_of(request)
         chat = asked.prompt()
         with _refusing_prompts():
             return {"input_tokens": await llm.count_tokens(chat.conversation, chat.tools)}
@@ -241,26 +241,26 @@ async def _answered(request: Request, call: Coroutine[Any, Any, ChatAnswer]) -> 
         asking.cancel()
 
 
-def _world_routes(app: FastAPI, found: Finder) -> None:
+def _world_routes(app: FastAPI, episode_of: Finder) -> None:
     @app.post("/env/reset", response_model=None)
     async def reset(request: Request) -> dict[str, Any]:
-        return _outcome(await _world(found(request)).reset())
+        return _outcome(await _world(episode_of(request)).reset())
 
     @app.get("/env/tools", response_model=None)
     async def tools(request: Request) -> list[Tool]:
-        return list(_world(found(request)).tools)
+        return list(_world(episode_of(request)).tools)
 
     @app.post("/env/step", response_model=None)
     async def step(action: Action, request: Request) -> dict[str, Any]:
-        return await _taken(_world(found(request)).step(action.action))
+        return await _taken(_world(episode_of(request)).step(action.action))
 
     @app.post("/env/call", response_model=None)
     async def call(asked: EnvironmentCall, request: Request) -> dict[str, Any]:
-        return await _taken(_world(found(request)).call(asked.name, asked.arguments))
+        return await _taken(_world(episode_of(request)).call(asked.name, asked.arguments))
 
     @app.post("/reward", response_model=None)
     async def reward(given: Reward, request: Request) -> dict[str, Any]:
-        llm, _ = found(request)
+        llm, _ = episode_of(request)
         try:
             llm.earn(given.reward)
         except ValueError as error:

@@ -35,11 +35,11 @@ def telling_if_blocked(tell: Callable[[str], object], *, blocked_s: float = BLOC
 
     def watch(ended: threading.Event) -> None:
         while not ended.wait(PAUSE_S):
-            heard, since, told = threading.Event(), time.monotonic(), False
+            heard, since, logged = threading.Event(), time.monotonic(), False
             loop.call_soon_threadsafe(heard.set)
             while not heard.wait(LOOK_S) and not ended.is_set():
-                if not told and time.monotonic() - since > blocked_s:
-                    told = True
+                if not logged and time.monotonic() - since > blocked_s:
+                    logged = True
                     newest = sys._current_frames().get(thread)  # pyright: ignore[reportPrivateUsage]
                     tell(_line(newest, depth, blocked_s))
 

@@ -20,19 +20,19 @@ async def agent(_task: str, llm: AgentSession, env: AgentWorld) -> None:
     The environment gets an action without the thought before it. The history keeps the thought.
     """
     now = await env.reset()
-    said: list[Message] = [{"role": "user", "content": shown(now)}]
+    messages: list[Message] = [{"role": "user", "content": shown(now)}]
     while not now.done:
-        answer = await llm.chat(said, tools=env.tools)
-        said.append(spoken(answer))
+        answer = await llm.chat(messages, tools=env.tools)
+        messages.append(spoken(answer))
         for place, call in enumerate(answer.parsed.calls):
             now = await env.call(call.name, call.arguments)
-            said.append({"role": "tool", "name": call.name, "content": now.observation,
+            messages.append({"role": "tool", "name": call.name, "content": now.observation,
                          "tool_call_id": answer.call_id(place)})
             if now.done:
                 return
         if not answer.parsed.calls:
             now = await env.step(without_thought(answer.content))
-            said.append({"role": "user", "content": shown(now)})
+            messages.append({"role": "user", "content": shown(now)})
 
 
 def spoken(answer: ChatAnswer) -> Message:

@@ -127,8 +127,8 @@ class _Message(BaseModel):
             return [{"role": self.role, "content": self.content}]
         if self.role == "assistant":
             calls = [block.call() for block in blocks if isinstance(block, _ToolUse)]
-            said = _joined([block for block in blocks if not isinstance(block, _ToolUse)], between="")
-            return [{"role": self.role, "content": said} | ({"tool_calls": calls} if calls else {})]
+            content = _joined([block for block in blocks if not isinstance(block, _ToolUse)], between="")
+            return [{"role": self.role, "content": content} | ({"tool_calls": calls} if calls else {})]
         messages = list[dict[str, Any]]()
         for results, group in itertools.groupby(blocks, lambda block: isinstance(block, _ToolResult)):
             together = list(group)

@@ -77,10 +77,10 @@ class OpenEpisodes:
 
     def get(self, key: str) -> Episode | None:
         """The episode of a key. A client without an episode gets one that nobody keeps."""
-        found = self._open.get(key)
-        if found is not None:
-            found.used = time.monotonic()
-            return found.llm, found.world
+        episode = self._open.get(key)
+        if episode is not None:
+            episode.used = time.monotonic()
+            return episode.llm, episode.world
         over = key.startswith(OF_AN_EPISODE)
         return (self.session(self._ticket("", None)), None) if self.admits(key) and not over else None
 

@@ -90,15 +90,15 @@ class AgentProgram:
                 await asyncio.to_thread(_kill_left, mark.encode())
             if process.returncode:
                 printed.seek(max(0, printed.seek(0, os.SEEK_END) - LAST_BYTES))
-                said = printed.read().decode(errors="replace").strip()
-                raise AgentFault(f"{self.command[0]} ended with status {process.returncode}: {said}")
+                output = printed.read().decode(errors="replace").strip()
+                raise AgentFault(f"{self.command[0]} ended with status {process.returncode}: {output}")
 
 
 def _kill_left(mark: bytes) -> None:
     """Kills what has left the program's process group, as browsers and the shells of tools do. Linux only."""
     until = time.monotonic() + LEFT_S
-    while sys.platform == "linux" and time.monotonic() < until and (found := processes_with(mark.__eq__)):
-        for process in found:
+    while sys.platform == "linux" and time.monotonic() < until and (left := processes_with(mark.__eq__)):
+        for process in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
         time.sleep(LOOK_S)

@@ -100,8 +100,8 @@ class AgentRunner:
         if error is not None:
             llm.over = llm.over or llm.refused
         if error is not None and llm.over is None:
-            told = error if isinstance(error, AgentFault) else described(error)
-            raise AgentFault(f"the agent failed on {ticket.task}: {told}") from error
+            reason = error if isinstance(error, AgentFault) else described(error)
+            raise AgentFault(f"the agent failed on {ticket.task}: {reason}") from error
 
     async def _ended_in_time(self, running: asyncio.Future[None], world: AgentWorld) -> bool:
         """Waits for the agent, and returns whether it ended within agent.seconds of time of its own.
@@ -161,29 +161,30 @@ def find_agent(name: str, *, starts: bool = True) -> Agent:
 
     `starts`: whether it will be started on this machine, which then has to have its program.
     """
-    found: Any = import_object(name, kind="agent", key="agent.name")
-    if not callable(found):
-        raise UserError(f"{name} is of type {type(found).__name__}, not a function",
+    agent: Any = import_object(name, kind="agent", key="agent.name")
+    if not callable(agent):
+        raise UserError(f"{name} is of type {type(agent).__name__}, not a function",
                         "give agent.name an async function of (task, llm, env)")
-    if inspect.isclass(found):
+    if inspect.isclass(agent):
         raise UserError(f"{name} is a class", "give agent.name an async function, or an object made of it")
-    if inspect.isfunction(inspect.unwrap(found)) and not _returns_awaitable(inspect.unwrap(found)):
+    if inspect.isfunction(inspect.unwrap(agent)) and not _returns_awaitable(inspect.unwrap(agent)):
         raise UserError(f"{name} is no async function",
-                        f"write `async def {found.__name__}`, or say in its annotation that it returns an Awaitable")
+                        f"write `async def {agent.__name__}`, or say in its annotation that it returns an Awaitable")
     try:
-        inspect.signature(found).bind("task", "llm", "env")
+        inspect.signature(agent).bind("task", "llm", "env")
     except TypeError as error:
         raise UserError(f"{name} cannot be called with (task, llm, env) ({error})", "give it these three parameters") \
             from None
     except ValueError:
         pass  # compiled code without a signature
-    if starts and isinstance(found, AgentProgram):
-        found.check(name)
-    return cast(Agent, found)
+    if starts and isinstance(agent, AgentProgram):
+        agent.check(name)
+    return cast(Agent, agent)
 
 
 def _returns_awaitable(function: Callable[..., Any]) -> bool:
     """Whether it is async, or its annotation says that what it returns can be awaited. One that says nothing may be
     blocking, and would hold the loop that answers it."""
-    told = str(inspect.signature(function).return_annotation)  # a text, with `from __future__ import annotations`
-    return inspect.iscoroutinefunction(function) or any(word in told for word in ("Awaitable", "Coroutine", "Future"))
+    annotation = str(inspect.signature(function).return_annotation)  # a text, with `from __future__ import annotations`
+    return inspect.iscoroutinefunction(function) or any(
+        word in annotation for word in ("Awaitable", "Coroutine", "Future"))

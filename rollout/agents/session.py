@@ -145,11 +145,11 @@ class AgentSession:
         number, self._begun = self._begun, self._begun + 1
         sample = await self._sample(prompt, number, min(max_tokens or self.response_tokens, self.response_tokens),
                                     (*self.text.stop_ids, *stop_token_ids))
-        sample, said, stopped = cut_at(sample, [stop] if isinstance(stop, str) else stop, self._decoder(
+        sample, content, stopped = cut_at(sample, [stop] if isinstance(stop, str) else stop, self._decoder(
             () if keep_stop else stop_token_ids), keep=keep_stop)
         if self._opening is None:
             self._opening = self.text.chat.opening()  # whatever env.prompt is: agents always chat
-        text = self._opening + said
+        text = self._opening + content
         parsed = parse_calls(text, tools) if tools and calls else ParsedAnswer(content=text, calls=[], whole=True)
         answer = ChatAnswer(text=text, parsed=parsed, prompt_tokens=len(prompt), sample=sample, stop=stopped)
         read = np.array(prompt, dtype=np.int32)
@@ -263,8 +263,8 @@ def latest_state(messages: Sequence[Message]) -> str:
 
     The conversation itself would be alone in its group after the first answer, since hardly two answers are the same.
     """
-    told = [message for message in messages if message["role"] in ("user", "tool", "function")]
-    return " ".join(_content((told or messages)[-1]).split())
+    incoming = [message for message in messages if message["role"] in ("user", "tool", "function")]
+    return " ".join(_content((incoming or messages)[-1]).split())
 
 
 def _content(message: Message) -> str:

@@ -73,8 +73,8 @@ class EngineOutput:
 
     def last_error(self) -> str | None:
         """Returns the last printed exception that has a useful message, without the logger's prefix."""
-        found = (_ERROR.search(line.rstrip()) for line in reversed(self.text().splitlines()))
-        return next((match[1] for match in found if match and not any(empty in match[0] for empty in _EMPTY)), None)
+        matches = (_ERROR.search(line.rstrip()) for line in reversed(self.text().splitlines()))
+        return next((match[1] for match in matches if match and not any(empty in match[0] for empty in _EMPTY)), None)
 
 
 EXTEND_S = 1.0
@@ -345,8 +345,8 @@ class Engine:
     async def _end_with(self, llm: VllmClient) -> None:
         """Ends what waits when vLLM's process is gone, also a call that waits in this process."""
         await llm.ended.wait()
-        said = self._output.last_error() if self._output is not None else None
-        self._fault = self._fault or EngineFault(f"vLLM's process died ({said or 'it printed no error'})")
+        printed = self._output.last_error() if self._output is not None else None
+        self._fault = self._fault or EngineFault(f"vLLM's process died ({printed or 'it printed no error'})")
         self._released.set()
         for timeout in self._guarded:
             if not timeout.expired():
@@ -354,12 +354,12 @@ class Engine:
 
     def _reason(self, error: Exception, key: str) -> str:
         """Returns the reason in one line. The output of the engine's process goes to the log."""
-        said = self._output.last_error() if self._output is not None else None
-        if said is not None and self._output is not None:
+        printed = self._output.last_error() if self._output is not None else None
+        if printed is not None and self._output is not None:
             log.error("the engine printed", text=self._output.text())
         if isinstance(error, TimeoutError):
             return f"no answer in {getattr(self._config, key):.0f} s (rollout.{key})"
-        return said if said is not None and not isinstance(error, EngineFault) else repr(error)
+        return printed if printed is not None and not isinstance(error, EngineFault) else repr(error)
 
     def _raise_if_dead(self) -> None:
         if self._fault is not None:

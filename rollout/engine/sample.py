@@ -47,8 +47,8 @@ def cut_at(sample: Sample, stops: Sequence[str], decode: Callable[[list[int]], s
     shortest, longest = 0, len(ids)  # without one of the texts, and with one
     while longest - shortest > 1:
         middle = (shortest + longest) // 2
-        found = any(stop in decode(ids[:middle]) for stop in stops)
-        shortest, longest = (shortest, middle) if found else (middle, longest)
+        stopped = any(stop in decode(ids[:middle]) for stop in stops)
+        shortest, longest = (shortest, middle) if stopped else (middle, longest)
     text = decode(ids[:longest])
     spans = [VersionSpan(version=span.version, start=span.start, end=min(span.end, longest))
              for span in sample.spans if span.start < longest]

@@ -79,8 +79,8 @@ def _openmp() -> list[str]:
 
     vLLM preloads it into an EngineCore that it spawns. A fork has to have it from its parent.
     """
-    found = importlib.util.find_spec("torch")
-    roots = [Path(root) for root in found.submodule_search_locations or ()] if found else []
+    spec = importlib.util.find_spec("torch")
+    roots = [Path(root) for root in spec.submodule_search_locations or ()] if spec else []
     places = [place for root in roots for place in (root.parent / "torch.libs", root / "lib")]
     return [str(path) for place in places for path in sorted(place.glob("libgomp*.so*"))][:1]
 

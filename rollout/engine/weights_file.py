@@ -91,14 +91,14 @@ def _open(path: Path, flags: int = 0) -> int:
 
 def _complete(descriptor: int, buffer: np.ndarray) -> bool:
     """Whether the file has all its bytes, and its name."""
-    found = os.fstat(descriptor)
-    return found.st_nlink > 0 and found.st_size == buffer.nbytes
+    status = os.fstat(descriptor)
+    return status.st_nlink > 0 and status.st_size == buffer.nbytes
 
 
 def _write(descriptor: int, manifest: Manifest, buffer: np.ndarray, digest: str) -> None:
-    found = digest_like(digest, manifest, buffer)
-    if found != digest:
-        raise ValueError(f"weights arrived with digest {found}, expected {digest}")
+    arrived = digest_like(digest, manifest, buffer)
+    if arrived != digest:
+        raise ValueError(f"weights arrived with digest {arrived}, expected {digest}")
     os.ftruncate(descriptor, 0)
     with os.fdopen(os.dup(descriptor), "wb") as file:
         file.write(np.ascontiguousarray(buffer).data)

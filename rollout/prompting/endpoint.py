@@ -177,19 +177,19 @@ class EndpointReply(Generic[Form]):
         """Returns the answer. Raises ContextFull, RequestRefused for a field, and UserError for any other refusal."""
         if self.answer is not None:
             return self.answer
-        said = self.said(key)
+        message = self.said(key)
         if self.wrong and not self.garbled:
-            raise UserError(f"the endpoint's answer is none of OpenAI's API ({self.wrong}): {said}",
+            raise UserError(f"the endpoint's answer is none of OpenAI's API ({self.wrong}): {message}",
                             "give the address of OpenAI's chat completions with --endpoint")
         if self.too_long:
-            raise ContextFull(said)
+            raise ContextFull(message)
         if self.status in (401, 403):
-            raise UserError(f"the endpoint refuses the key (status {self.status}: {said})",
+            raise UserError(f"the endpoint refuses the key (status {self.status}: {message})",
                             "set prompting.key_file or $GAGPO_ENDPOINT_KEY")
-        what = f"the endpoint answers with {self.named}: {said or 'nothing'}"
+        what = f"the endpoint answers with {self.named}: {message or 'nothing'}"
         fix = "check --endpoint (it often ends in /v1) and --model"
         if self.status in (400, 422):
-            raise RequestRefused(what, next((how for word, how in _FIXES.items() if word in said), fix))
+            raise RequestRefused(what, next((how for word, how in _FIXES.items() if word in message), fix))
         raise UserError(what, fix)
 
     def _text(self) -> str:
@@ -214,8 +214,8 @@ def read_reply(status: int, headers: Mapping[str, str], content: bytes, form: ty
 def _number(record: object, name: str, kind: Any) -> int | None:
     """Returns a whole number of a record, also one that is a float or a text, or None if it is not there."""
     try:
-        found = msgspec.convert(record, dict[str, Any]).get(name)
-        return msgspec.convert(found, kind, strict=False)
+        value = msgspec.convert(record, dict[str, Any]).get(name)
+        return msgspec.convert(value, kind, strict=False)
     except msgspec.ValidationError:
         return None
 
@@ -266,7 +266,7 @@ class EndpointModel:
                 NEWER_LIMIT if "max_tokens" in self._refused else "max_tokens": self.max_tokens,
                 **({} if "seed" in self._refused else {"seed": seed})}
         try:
-            found = await self._request("POST", "chat/completions", body, Completion)
+            completion = await self._request("POST", "chat/completions", body, Completion)
         except RequestRefused as error:
             named = {name for name, word in _OPTIONAL.items() if name in body and word.search(error.what)}
             if not named:
@@ -275,8 +275,8 @@ class EndpointModel:
                 self.tell(f"{self._address} takes no seed: answers cannot be repeated")
             self._refused |= named
             return await self.ask(messages, seed=seed)
-        return ModelAnswer(text=found.text, prompt_tokens=found.count("prompt_tokens"),
-                           answer_tokens=found.count("completion_tokens"))
+        return ModelAnswer(text=completion.text, prompt_tokens=completion.count("prompt_tokens"),
+                           answer_tokens=completion.count("completion_tokens"))
 
     async def choose_model(self) -> None:
         """Takes the only model that the endpoint serves. Raises UserError if it serves several or none."""
@@ -305,12 +305,12 @@ class EndpointModel:
                 self._met = True
                 key = self.http.headers.get("authorization", "").removeprefix("Bearer ")
                 if not (reply.may_pass or (self._read and reply.garbled)) \
-                        and not (why := (found := reply.checked(key)).cut):
+                        and not (why := (checked := reply.checked(key)).cut):
                     self._pauses, self._read = 0, True
-                    return found
+                    return checked
                 wait = retry_after(reply.headers, time.time())
                 why = why or reply.named + ("" if wait is None else f", Retry-After {rounded(wait)} s") \
-                    + (f": {said}" if (said := reply.said(key)) else "")
+                    + (f": {message}" if (message := reply.said(key)) else "")
             failed_at = self.clock() if failed_at is None else failed_at
             first = pauses == self._pauses  # of the calls that failed at once
             wait = wait or (min(LONGEST_PAUSE_S, 2.0 ** min(pauses, LONGEST_PAUSE_S)) if first else 0.0)

@@ -88,22 +88,22 @@ class ReAct:
 
     def messages(self, trial: Trial, memory: Sequence[str]) -> list[Message]:
         seen = [*(turn.observation for turn in trial.turns), trial.now.observation]
-        told = [f"Observation: {text}" for text in seen]
-        told[0] = "\n\n".join([*self._rules(trial.first), *_remembered(memory), told[0]])
+        texts = [f"Observation: {text}" for text in seen]
+        texts[0] = "\n\n".join([*self._rules(trial.first), *_remembered(memory), texts[0]])
         if trial.now.admissible_actions:
-            told[-1] += f"\nAdmissible actions: {'; '.join(trial.now.admissible_actions)}"
+            texts[-1] += f"\nAdmissible actions: {'; '.join(trial.now.admissible_actions)}"
         messages: list[Message] = []
-        for text, said in zip(told, trial.answers, strict=False):
-            messages += [{"role": "user", "content": text}, {"role": "assistant", "content": counted_part(said)}]
-        return [*messages, {"role": "user", "content": told[-1]}]
+        for text, reply in zip(texts, trial.answers, strict=False):
+            messages += [{"role": "user", "content": text}, {"role": "assistant", "content": counted_part(reply)}]
+        return [*messages, {"role": "user", "content": texts[-1]}]
 
     def parse(self, text: str) -> ParsedAction:
         """The first `Action:` line counts. Without one the last line is the action, and the answer is invalid, as it is
         if the environment finds no action in the line."""
-        said = counted_part(text)
-        found = _ACTION.search(said)
-        action = self._read(found[1].rstrip(" \t*") if found else (said.strip().splitlines() or [""])[-1])
-        return ParsedAction(action=action, valid=found is not None and bool(action))
+        counted = counted_part(text)
+        match = _ACTION.search(counted)
+        action = self._read(match[1].rstrip(" \t*") if match else (counted.strip().splitlines() or [""])[-1])
+        return ParsedAction(action=action, valid=match is not None and bool(action))
 
     def _rules(self, first: Outcome) -> list[str]:
         """Raises UserError if nothing would tell the model what an action looks like."""
@@ -126,16 +126,16 @@ def counted_part(text: str) -> str:
     The thought of a reasoning model may name actions that it decides against, and models go on with observations of
     their own making.
     """
-    said = without_thought(text)
-    made_up = _OBSERVATION.search(said)
-    return (said if made_up is None else said[: made_up.start()]).rstrip()
+    spoken = without_thought(text)
+    made_up = _OBSERVATION.search(spoken)
+    return (spoken if made_up is None else spoken[: made_up.start()]).rstrip()
 
 
 def reflection_on(trial: Trial, memory: Sequence[str]) -> list[Message]:
     """Returns the conversation that asks for a reflection on a lost trial."""
     steps = [f"Observation: {turn.observation}\nAction: {turn.action}" for turn in trial.turns]
-    told = [*_remembered(memory), *steps, f"Observation: {trial.now.observation}", _REFLECT]
-    return [{"role": "user", "content": "\n\n".join(told)}]
+    texts = [*_remembered(memory), *steps, f"Observation: {trial.now.observation}", _REFLECT]
+    return [{"role": "user", "content": "\n\n".join(texts)}]
 
 
 def _remembered(memory: Sequence[str]) -> list[str]:

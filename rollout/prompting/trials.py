@@ -114,13 +114,13 @@ class TaskPlayer:
         end: EpisodeEnd = "turns"
         while not trial.now.done and len(steps) < self.max_steps:
             try:
-                said = await self._ask(self.policy.messages(trial, memory), cost, task, number, len(steps))
+                answer = await self._ask(self.policy.messages(trial, memory), cost, task, number, len(steps))
             except ContextFull:
                 if number == 1 and not steps:
                     raise
                 end = "context"
                 break
-            steps.append(self._take(trial, said))
+            steps.append(self._take(trial, answer))
             trial.now = await self._in_thread(lambda: outcome_of(session.step(steps[-1].action), "step"))
         won = trial.now.won
         reflection = None
@@ -132,13 +132,13 @@ class TaskPlayer:
             prompt_tokens=cost.prompt_tokens, answer_tokens=cost.answer_tokens, uncounted=cost.uncounted,
             seconds=time.monotonic() - started)
 
-    def _take(self, trial: Trial, said: str) -> PlayedStep:
-        parsed, now = self.policy.parse(said), trial.now
+    def _take(self, trial: Trial, answer: str) -> PlayedStep:
+        parsed, now = self.policy.parse(answer), trial.now
         admissible = now.admits(parsed.action)
-        trial.answers.append(said)
+        trial.answers.append(answer)
         trial.turns.append(Turn(observation=now.observation, action=parsed.action, admissible=admissible,
                                 kept=parsed.kept))
-        return PlayedStep(observation=now.observation, answer=said, action=parsed.action, valid=parsed.valid,
+        return PlayedStep(observation=now.observation, answer=answer, action=parsed.action, valid=parsed.valid,
                           admissible=admissible)
 
     async def _reflect(self, trial: Trial, memory: Sequence[str], cost: Cost, task: str, number: int) -> str | None:

@@ -101,8 +101,8 @@ def find_config(path: Path | str, shipped_in: Path | None = None) -> Path:
     wanted = str(path).removesuffix(".yaml")
     shipped = {file.relative_to(shipped_in).as_posix().removesuffix(".yaml"): file
                for file in sorted(shipped_in.rglob("*.yaml"))}
-    if found := next((file for name, file in shipped.items() if wanted in (name, file.stem)), None):
-        return found
+    if config := next((file for name, file in shipped.items() if wanted in (name, file.stem)), None):
+        return config
     if Path(path).is_dir():
         raise UserError(f"{path} is a folder, not a config file", "give the path of a YAML file")
     beside = [str(file) for file in Path(path).parent.glob("*.y*ml")]
@@ -232,8 +232,8 @@ def _merge(below: Tree, above: Tree) -> Tree:
     """Merges sections key by key; every other value of `above` replaces the one below."""
     merged = dict(below)
     for key, value in above.items():
-        known = merged.get(key)
-        merged[key] = _merge(known, value) if isinstance(known, dict) and isinstance(value, dict) else value
+        previous = merged.get(key)
+        merged[key] = _merge(previous, value) if isinstance(previous, dict) and isinstance(value, dict) else value
     return merged
 
 
@@ -283,8 +283,8 @@ def _lay(tree: Tree, overrides: Sequence[str], mistakes: list[UserError]) -> Non
 def _split_override(override: str) -> tuple[str, str]:
     key, equals, text = override.partition("=")
     if not equals or not key:
-        known = f"{override}=VALUE, without spaces" if override in config_keys() else "section.key=value"
-        raise UserError(f"{override!r} is not an override", f"write it as {known}")
+        form = f"{override}=VALUE, without spaces" if override in config_keys() else "section.key=value"
+        raise UserError(f"{override!r} is not an override", f"write it as {form}")
     return key, text
 
 

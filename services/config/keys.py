@@ -53,10 +53,10 @@ def _kinds(key: str) -> set[Any]:
     section: type[BaseModel] = Config
     *above, leaf = key.split(".")
     for name in above:
-        found = section.model_fields[name].annotation if name in section.model_fields else None
-        if not (isinstance(found, type) and issubclass(found, BaseModel)):
+        kind = section.model_fields[name].annotation if name in section.model_fields else None
+        if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
             return set()
-        section = found
+        section = kind
     return kinds_of(section.model_fields[leaf].annotation) if leaf in section.model_fields else set()
 
 
@@ -73,7 +73,7 @@ def kinds_of(kind: Any) -> set[Any]:
 
 def is_section(key: str) -> bool:
     """Returns whether keys lie below this one."""
-    return any(known.startswith(f"{key}.") for known in config_keys())
+    return any(name.startswith(f"{key}.") for name in config_keys())
 
 
 def check_key(key: str, where: Path | str) -> None:
@@ -110,13 +110,13 @@ def nearest(key: str) -> str:
     """
     keys = list(config_keys())
     section = key.rpartition(".")[0]
-    beside = [known.rpartition(".")[2] for known in keys if section and known.rpartition(".")[0] == section]
+    beside = [name.rpartition(".")[2] for name in keys if section and name.rpartition(".")[0] == section]
     all_of = _some_of(key, beside, f"keys of {section}") if beside else \
         _some_of(key, list(Config.model_fields), "keys and sections")
     meant = _meant(key, keys, known_section=bool(beside))
     if not meant:
         return all_of
-    near = not beside or any("." not in known or known.startswith(f"{section}.") for known in meant)
+    near = not beside or any("." not in name or name.startswith(f"{section}.") for name in meant)
     return f"did you mean {' or '.join(meant)}?" + ("" if near else f" If not: {all_of}")
 
 
@@ -135,25 +135,25 @@ def _some_of(key: str, names: list[str], what: str) -> str:
 
 def _meant(key: str, keys: list[str], *, known_section: bool) -> list[str]:
     """Returns the keys or sections that a wrong key may mean. `known_section`: whether its section has keys."""
-    sections = {known[:place] for known in keys for place, letter in enumerate(known) if letter == "."}
+    sections = {name[:place] for name in keys for place, letter in enumerate(name) if letter == "."}
     section, _, leaf = key.rpartition(".")
-    same = [known for known in (*keys, *sections) if known.lower() == key.lower()]
-    same = same or [known for known in keys if known.replace(".", "_") == key.replace(".", "_")]
-    same = same or [known for known in keys if known.rpartition(".")[2] == leaf]
+    same = [name for name in (*keys, *sections) if name.lower() == key.lower()]
+    same = same or [name for name in keys if name.replace(".", "_") == key.replace(".", "_")]
+    same = same or [name for name in keys if name.rpartition(".")[2] == leaf]
     initials = "".join(word[:1] for word in leaf.split("_")) if "_" in leaf else leaf
-    short = [known for known in keys if known.rpartition(".")[2] == initials]
-    if same := same or [known for known in short if known.rpartition(".")[0] == section] or short:
+    short = [name for name in keys if name.rpartition(".")[2] == initials]
+    if same := same or [name for name in short if name.rpartition(".")[0] == section] or short:
         return same
 
     def alike(one: str, other: str) -> float:
         return difflib.SequenceMatcher(None, one, other).ratio()
 
-    def plausible(known: str) -> bool:
-        above, _, last = known.rpartition(".")
-        if not known_section and alike(key, known) >= ALIKE:
+    def plausible(name: str) -> bool:
+        above, _, last = name.rpartition(".")
+        if not known_section and alike(key, name) >= ALIKE:
             return True
         return alike(leaf, last) >= (ALIKE if above == section else ALIKE_ELSEWHERE)
 
-    level = sorted(known for known in sections if known.count(".") == key.count("."))
-    found = [known for known in (*keys, *level) if plausible(known)]
-    return sorted(found, key=lambda known: -alike(key, known) - alike(leaf, known.rpartition(".")[2]))[:1]
+    level = sorted(name for name in sections if name.count(".") == key.count("."))
+    similar = [name for name in (*keys, *level) if plausible(name)]
+    return sorted(similar, key=lambda name: -alike(key, name) - alike(leaf, name.rpartition(".")[2]))[:1]

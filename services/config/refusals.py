@@ -29,11 +29,11 @@ def refusal(error: ValidationError, where: Path | str | Callable[[str], Path | s
 
     A prefix is a section with its dot, or a word with its space, such as `option `: then nobody can type `key=VALUE`.
     """
-    known = set(config_keys())
+    keys = set(config_keys())
     findings: dict[str, ErrorDetails] = {}
     for finding in error.errors(include_url=False):  # a value of no type of a union has one for each type
         parts = [prefix + _key_of(finding["loc"][:end]) for end in range(1, len(finding["loc"]) + 1)]
-        findings.setdefault(next((key for key in parts if key in known), parts[-1]), finding)
+        findings.setdefault(next((key for key in parts if key in keys), parts[-1]), finding)
     first, *others = (_one_line(finding, where(_key_of(finding["loc"])) if callable(where) else where, prefix)
                       for finding in findings.values())
     first.others = tuple(others)

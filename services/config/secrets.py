@@ -43,8 +43,8 @@ def masked(url: str) -> str:
     """Returns the URL with `***` in place of its password."""
     url = re.sub(r"([?&]password=)[^&#]*", rf"\1{HIDDEN}", url)
     head, at, tail = url.rpartition("@")
-    found = re.match(r"\w+:/+", head)  # one slash, or none, is a mistake whose password is hidden, too
-    scheme, user = (found[0], head[found.end():]) if found else ("", head)
+    match = re.match(r"\w+:/+", head)  # one slash, or none, is a mistake whose password is hidden, too
+    scheme, user = (match[0], head[match.end():]) if match else ("", head)
     name, colon, password = user.partition(":")
     return f"{scheme}{name}:{HIDDEN}{at}{tail}" if colon and password else url
 

@@ -101,7 +101,7 @@ class Supervisor:
         Once one is ready, it waits no more for members that lack a place or are sick: they may never get ready.
         """
         while any(not w.ready for w in self._watched if w.member.role == role and not (
-                self._has_ready(role) and (w.told or w.sick(self._clock())))):
+                self._has_ready(role) and (w.logged or w.sick(self._clock())))):
             self.check()
             time.sleep(0.1)
 
@@ -157,16 +157,16 @@ class Supervisor:
         """Whether the member has no place on the cluster yet. Raises Fault if its whole role has waited too long."""
         lacks = "" if watched.ready else watched.member.lacks()
         if not lacks:
-            if watched.told:
+            if watched.logged:
                 self._report(f"{watched.member.name} has its place")
-            watched.unplaced_at, watched.told, watched.placed = None, False, True
+            watched.unplaced_at, watched.logged, watched.placed = None, False, True
             return False
         watched.changed_at = now  # start_seconds count from when it has its place
         if watched.unplaced_at is None:
             watched.unplaced_at = now
         waited, role = now - watched.unplaced_at, watched.member.role
-        if waited > PLACE_S and not watched.told:
-            watched.told = True
+        if waited > PLACE_S and not watched.logged:
+            watched.logged = True
             self._report(f"{watched.member.name} {lacks}; it waits")
         if waited > self._settings.place_seconds and not self._has_ready(role):
             raise Fault(f"{watched.member.name} {lacks}, and that has not changed for "

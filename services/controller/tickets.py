@@ -20,8 +20,8 @@ def train_group(index: int) -> str:
 
 def typed(tickets: Sequence[Ticket], task_type: Callable[[str], str]) -> list[Ticket]:
     """Returns the tickets of one group with their task's type filled in."""
-    found = task_type(tickets[0].task)
-    return [msgspec.structs.replace(ticket, task_type=found) for ticket in tickets]
+    kind = task_type(tickets[0].task)
+    return [msgspec.structs.replace(ticket, task_type=kind) for ticket in tickets]
 
 
 class TaskStream:

@@ -67,7 +67,7 @@ class Watched:
     """Time of the first of them."""
     unplaced_at: float | None = None
     """Time since which the member waits for a place on the cluster."""
-    told: bool = False
+    logged: bool = False
     """Whether it was reported that the member waits for a place."""
     drains_at: float | None = None
     """Time since which the member drains; None if it does not."""

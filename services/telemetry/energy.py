@@ -45,15 +45,15 @@ class EnergyMeter:
 
     def _counters(self) -> Mapping[str, tuple[float, float]]:
         """Returns the joules of each counter, and where it starts again (0: never)."""
-        found: dict[str, tuple[float, float]] = {}
+        counters: dict[str, tuple[float, float]] = {}
         for zone in self._packages:
             try:
                 joules, most = (int((zone / name).read_text(encoding="utf-8")) / 1e6
                                 for name in ("energy_uj", "max_energy_range_uj"))
             except (OSError, ValueError):  # only root may read it, or the driver knows no value
                 continue
-            found[zone.name] = joules, most
-        return found | {f"gpu {i}": (joules, 0.0) for i, joules in self._gpus.joules().items()}
+            counters[zone.name] = joules, most
+        return counters | {f"gpu {i}": (joules, 0.0) for i, joules in self._gpus.joules().items()}
 
 
 def _name(zone: Path) -> str:
@@ -82,9 +82,9 @@ class _Gpus:
 
     def joules(self) -> dict[int, float]:
         """Returns the joules since the driver was loaded, by number of the GPU, of those that count."""
-        found: dict[int, float] = {}
+        joules_by_gpu: dict[int, float] = {}
         for i, device in enumerate(self._devices):
             millijoules = ctypes.c_ulonglong()
             if not self._nvml.nvmlDeviceGetTotalEnergyConsumption(device, ctypes.byref(millijoules)):
-                found[i] = millijoules.value / 1000
-        return found
+                joules_by_gpu[i] = millijoules.value / 1000
+        return joules_by_gpu

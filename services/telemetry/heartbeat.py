@@ -50,8 +50,8 @@ def decode(beats: Mapping[str, Mapping[str, Any]]) -> dict[str, Beat]:
 
 def all_do(beats: Mapping[str, Mapping[str, Any]], role: Role, doing: str) -> bool:
     """Whether each heartbeat of a role in Store.beats() says `doing`; False if the role has none."""
-    found = [beat.get("doing") for beat in beats.values() if beat.get("role") == role]
-    return bool(found) and all(said == doing for said in found)
+    activities = [beat.get("doing") for beat in beats.values() if beat.get("role") == role]
+    return bool(activities) and all(activity == doing for activity in activities)
 
 
 class Pulse:

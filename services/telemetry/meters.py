@@ -59,12 +59,12 @@ class Meters:
 
     def snapshot(self) -> Snapshot:
         """Returns all present samples."""
-        found: Snapshot = defaultdict(list)
+        meters: Snapshot = defaultdict(list)
         for family in self.registry.collect():
             name = f"{family.name}_total" if family.type == "counter" else family.name
-            found[name] += [(sample.name, dict(sample.labels), sample.value if math.isfinite(sample.value) else None)
+            meters[name] += [(sample.name, dict(sample.labels), sample.value if math.isfinite(sample.value) else None)
                             for sample in family.samples]
-        return dict(found)
+        return dict(meters)
 
 
 def _make(one: Declared, registry: CollectorRegistry) -> Counter | Gauge | Histogram:

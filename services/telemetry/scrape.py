@@ -15,13 +15,13 @@ def scraped(server: str, *, seconds: float, headers: Mapping[str, str] | None = 
 
     from services.http.bounded import get
 
-    found: Snapshot = {}
+    meters: Snapshot = {}
     try:
         reply = get(f"{server}/metrics", seconds=seconds, headers=headers).raise_for_status()
         for family in text_string_to_metric_families(reply.content.decode()):
             for sample in family.samples:
                 name = family.name if family.type == "histogram" else sample.name
-                found.setdefault(name, []).append((sample.name, dict(sample.labels), sample.value))
+                meters.setdefault(name, []).append((sample.name, dict(sample.labels), sample.value))
     except (httpx.HTTPError, ValueError):  # ValueError: these are no metrics
         return {}
-    return found
+    return meters

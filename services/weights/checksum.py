@@ -55,12 +55,12 @@ def combined(manifest: Sequence[Entry], *sums: Sequence[int]) -> str:
     return MARK + state.hexdigest(length=16)
 
 
-def digest_like(known: str, manifest: Sequence[Entry], buffer: np.ndarray | bytes) -> str:
-    """Returns the digest of packed weights in host memory, by the function with which `known` was made.
+def digest_like(like: str, manifest: Sequence[Entry], buffer: np.ndarray | bytes) -> str:
+    """Returns the digest of packed weights in host memory, by the function with which `like` was made.
 
     Raises ValueError if the manifest reaches beyond the buffer.
     """
-    if not known.startswith(MARK):
+    if not like.startswith(MARK):
         return pack.digest(manifest, buffer)
     tensors = pack.unpack(manifest, buffer)
     return combined(manifest, [int(element_sum(tensors[entry.name], 0)) for entry in manifest])
