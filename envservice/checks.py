@@ -58,6 +58,6 @@ def check_apart(environment: Environment, splits: dict[str, list[str]]) -> None:
                         "name three different ones, so that the score is on games that the run has not seen")
     for (one, its), (other, others) in combinations(splits.items(), 2):
         if shared := set(its) & set(others):
-            found = f"{number_of(len(shared), 'task')}, such as {min(shared)!r:.60}"
-            raise UserError(f"the splits {one!r} and {other!r} of {environment.name} share {found}",
+            overlap = f"{number_of(len(shared), 'task')}, such as {min(shared)!r:.60}"
+            raise UserError(f"the splits {one!r} and {other!r} of {environment.name} share {overlap}",
                             "give each task to one split")

@@ -33,10 +33,10 @@ def find_spec(name: str) -> EnvironmentSpec:
         raise UserError(f"there is no environment {name!r}",
                         spelling_hint(name) or
                         f"set env.name to one of {', '.join(BUILT_IN)}, or to module:attribute of your own")
-    found = import_object(target, kind="environment", key="env.name", shipped=name in BUILT_IN)
-    if not isinstance(found, EnvironmentSpec):
-        raise UserError(f"{target} is of type {type(found).__name__}, not an EnvironmentSpec", "see envservice/spec.py")
-    return found
+    spec = import_object(target, kind="environment", key="env.name", shipped=name in BUILT_IN)
+    if not isinstance(spec, EnvironmentSpec):
+        raise UserError(f"{target} is of type {type(spec).__name__}, not an EnvironmentSpec", "see envservice/spec.py")
+    return spec
 
 
 def stands_in_for(environment: str) -> str | None:

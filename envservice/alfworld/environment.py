@@ -55,9 +55,9 @@ class LevelGames:
         if split in ("L0", "L1"):
             return self._games.tested(seen_rooms=split == "L0")
         train, valid = self.level_splits
-        found = (self._games.tested(seen_rooms=False) if split == "L2"
+        tested = (self._games.tested(seen_rooms=False) if split == "L2"
                  else self._games.tasks(train if split == TRAIN else valid))
-        return tuple(task for task in found if (task_type(task) in self._unseen) == (split == "L2"))
+        return tuple(task for task in tested if (task_type(task) in self._unseen) == (split == "L2"))
 
     def tested(self, *, seen_rooms: bool) -> tuple[str, ...]:
         return self._games.tested(seen_rooms=seen_rooms)

@@ -140,13 +140,13 @@ def _check_grammar(grammar: str) -> None:
 
 
 def _task(grammar: str) -> str:
-    found = _TASK.search(grammar)
-    if not found:
+    match = _TASK.search(grammar)
+    if not match:
         raise UnknownGame("the game's grammar states no task")
-    sentence = found.group(1)
+    sentence = match.group(1)
     if _NOT_PLAIN.search(sentence):
         raise UnknownGame(f"the game's task is not plain text: {sentence!r}")
-    _check_grammar(grammar[: found.start(1)] + grammar[found.end(1) :])
+    _check_grammar(grammar[: match.start(1)] + grammar[match.end(1) :])
     return f"Your task is to: {sentence}"
 
 

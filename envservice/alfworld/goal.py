@@ -64,8 +64,8 @@ def _tokens(text: str) -> str:
 def _pattern(shape: str) -> re.Pattern[str]:
     seen: set[str] = set()
 
-    def field(found: re.Match[str]) -> str:
-        name = found[0]
+    def field(match: re.Match[str]) -> str:
+        name = match[0]
         if name in seen:
             return f"(?P={name})"
         seen.add(name)
@@ -86,9 +86,9 @@ def parse_goal(text: str) -> AlfworldGoal:
     """Reads `(:goal ...)` in lower case. Text after its closing bracket is ignored. Raises UnknownGoal."""
     tokens = _tokens(text)
     for kind, shape in _SHAPES.items():
-        found = shape.match(tokens)
-        if found:
+        match = shape.match(tokens)
+        if match:
             able, made = _MAKING.get(kind, ("", ""))
-            return AlfworldGoal(type=kind, object_type=found["OBJECT"], target_type=found["TARGET"], able=able,
+            return AlfworldGoal(type=kind, object_type=match["OBJECT"], target_type=match["TARGET"], able=able,
                                 made=made)
     raise UnknownGoal(f"the game's goal has none of the six known shapes: {tokens[:80]}...")

@@ -58,21 +58,21 @@ def _stage(kind: str, memory: GameMemory, held: Sequence[str], saw: Mapping[str,
 
 def _mistake(action: str, memory: GameMemory, rooms: set[str]) -> str:
     """Returns what is wrong with an action that the game does not allow, in the words of the report."""
-    if found := _GO.fullmatch(action):
-        place = found[1]
+    if match := _GO.fullmatch(action):
+        place = match[1]
         if place in rooms:
             return "goes where it is"
         return "wrong number of a place" if kind_of(place) in map(kind_of, rooms) else "no such place"
-    if found := _TAKE.fullmatch(action):
-        thing, place = found.groups()
+    if match := _TAKE.fullmatch(action):
+        thing, place = match.groups()
         if memory.held:
             return "takes with a full hand"
         there = memory.contents.get(place, [])
         if thing in there:
             return "takes from another place"
         return "wrong number of an object" if kind_of(thing) in map(kind_of, there) else "object is not there"
-    if found := _HELD.fullmatch(action):
-        if memory.held == found[1]:
+    if match := _HELD.fullmatch(action):
+        if memory.held == match[1]:
             return "not possible here"
-        return "wrong number of an object" if kind_of(memory.held) == kind_of(found[1]) else "object is not in hand"
+        return "wrong number of an object" if kind_of(memory.held) == kind_of(match[1]) else "object is not in hand"
     return "other"

@@ -41,17 +41,17 @@ class GameMemory:
         """Reads one observation, whatever action led to it."""
         for surface, box, listing in _LISTING.findall(observation):
             self.contents[surface or box] = THING.findall(listing)
-        if found := _TAKEN.search(observation):
-            thing, place = found.groups()
+        if match := _TAKEN.search(observation):
+            thing, place = match.groups()
             self.held, self.origin[thing] = thing, place
             if thing in self.contents.get(place, ()):
                 self.contents[place].remove(thing)
-        elif found := _MOVED.search(observation):
-            thing, place = found.groups()
+        elif match := _MOVED.search(observation):
+            thing, place = match.groups()
             self.held = ""
             self.contents.setdefault(place, []).append(thing)
-        elif found := _TREATED.search(observation):
-            verb, thing = found.groups()
+        elif match := _TREATED.search(observation):
+            verb, thing = match.groups()
             self.treated[thing] -= {"heat", "cool"} if verb != "clean" else set()
             self.treated[thing].add(verb)
 

@@ -25,8 +25,8 @@ class AlfworldMemoryTemplate(AlfworldCompactTemplate):
 
     def render(self, first: Outcome, turns: Sequence[Turn], now: Outcome) -> str:
         memory = recall(first, turns, now)
-        found, placed = _objects(memory, task_of(first))
-        return f"Held: {_held(memory)}\nFound: {found}\nPlaced: {placed}\n{super().render(first, turns, now)}"
+        seen, placed = _objects(memory, task_of(first))
+        return f"Held: {_held(memory)}\nFound: {seen}\nPlaced: {placed}\n{super().render(first, turns, now)}"
 
 
 class AlfworldMemoryChatTemplate(AlfworldMemoryTemplate):
@@ -52,10 +52,10 @@ def _objects(memory: GameMemory, task: str) -> tuple[str, str]:
     """
     named = set(re.findall(r"\w+", task.lower()))
     wanted = {verb for verb, state in _STATES.items() if {verb, state} & named}
-    found, placed = [], []
+    seen, placed = [], []
     for place, things in memory.contents.items():
         for thing in things:
             if kind_of(thing) in named:
                 done = kind_of(place) in named and wanted <= memory.treated[thing]
-                (placed if done else found).append(f"{thing} in {place}")
-    return ", ".join(found) or "-", ", ".join(placed) or "-"
+                (placed if done else seen).append(f"{thing} in {place}")
+    return ", ".join(seen) or "-", ", ".join(placed) or "-"

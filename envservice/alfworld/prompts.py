@@ -111,8 +111,8 @@ def _here(actions: Sequence[str]) -> str:
     takes: dict[str, list[str]] = {}
     rest: list[str] = []
     for action in actions:
-        if found := _TAKE.fullmatch(action):
-            takes.setdefault(found[2], []).append(found[1])
+        if match := _TAKE.fullmatch(action):
+            takes.setdefault(match[2], []).append(match[1])
         elif not action.startswith((_GO, *_IDLE)):
             rest.append(action)
     return "; ".join([*(f"take from {place}: {_by_kind(things)}" for place, things in takes.items()), *rest]) or "-"

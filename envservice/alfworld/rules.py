@@ -53,44 +53,44 @@ class WorldState:
 def commands(state: WorldState) -> dict[str, Command]:
     """Returns all admissible commands, unsorted: the text that a player types -> its command."""
     game, here = state.game, state.here
-    found = _PLAIN | {
+    commands = _PLAIN | {
         text: command for text, command in game.travel.items() if game.location_of[command[1]] != state.location
     }
     for receptacle in here:
         name = game.names[receptacle]
-        found[f"examine {name}"] = ("examine", receptacle, "")
+        commands[f"examine {name}"] = ("examine", receptacle, "")
         if game.has("openable", receptacle):
             verb = "close" if receptacle in state.opened else "open"
-            found[f"{verb} {name}"] = (verb, receptacle, "")
+            commands[f"{verb} {name}"] = (verb, receptacle, "")
         for item in state.contents[receptacle]:
             if game.has("toggleable", item):
-                found[f"use {game.names[item]}"] = ("use", item, "")
+                commands[f"use {game.names[item]}"] = ("use", item, "")
         if state.held:
-            found |= _with_held(state, receptacle)
+            commands |= _with_held(state, receptacle)
         elif state.reachable(receptacle):
             for item in state.contents[receptacle]:
                 if game.has("pickupable", item):
-                    found[f"take {game.names[item]} from {name}"] = ("take", item, receptacle)
+                    commands[f"take {game.names[item]} from {name}"] = ("take", item, receptacle)
     if state.held:
-        found[f"examine {game.names[state.held]}"] = ("examine", "", state.held)
+        commands[f"examine {game.names[state.held]}"] = ("examine", "", state.held)
         if game.object_type.get(state.held) in _KNIVES:
-            found |= _slicing(state)
-    return found
+            commands |= _slicing(state)
+    return commands
 
 
 def _with_held(state: WorldState, receptacle: str) -> dict[str, Command]:
     game, held = state.game, state.held
     kind, name, item = game.receptacle_type.get(receptacle, ""), game.names[receptacle], game.names[held]
-    found: dict[str, Command] = {}
+    commands: dict[str, Command] = {}
     if state.reachable(receptacle) and (kind, game.object_type.get(held, "")) in game.can_contain:
-        found[f"move {item} to {name}"] = ("move", held, receptacle)
+        commands[f"move {item} to {name}"] = ("move", held, receptacle)
     if kind in _APPLIANCES:
         verb, able = _APPLIANCES[kind]
         if game.has(able, held):
-            found[f"{verb} {item} with {name}"] = (verb, held, receptacle)
+            commands[f"{verb} {item} with {name}"] = (verb, held, receptacle)
     if kind in game.cleaners and game.has("cleanable", held):
-        found[f"clean {item} with {name}"] = ("clean", held, receptacle)
-    return found
+        commands[f"clean {item} with {name}"] = ("clean", held, receptacle)
+    return commands
 
 
 def _slicing(state: WorldState) -> dict[str, Command]:

@@ -75,10 +75,10 @@ class Searcher:
 
     def _fetch(self, now: Outcome) -> SearcherMove:
         placed = self._target() if self.type in ("pick", "two") else ""
-        found = self.memory.known(self.kind, outside=placed)
-        if not found:
+        seen = self.memory.known(self.kind, outside=placed)
+        if not seen:
             return SearcherMove(f"find {self.kind}", self._search(now, self.kind))
-        thing, place = found
+        thing, place = seen
         return SearcherMove(f"take {self.kind}", self._at(now, place, f"take {thing} from {place}"))
 
     def _drop(self, now: Outcome, held: str) -> str:
@@ -144,6 +144,6 @@ class Searcher:
 def parse_task(sentence: str) -> tuple[str, str, str]:
     """Reads type, object kind and target kind (for look, the lamp). Raises ValueError for an unknown sentence."""
     for kind, form in _TASKS:
-        if found := form.match(sentence):
-            return kind, found["obj"], found["target"]
+        if match := form.match(sentence):
+            return kind, match["obj"], match["target"]
     raise ValueError(f"not a task of ALFWorld: {sentence!r}")

@@ -137,15 +137,15 @@ class OfficialGames:
             chosen = _PARTS[split]
             return tuple(task for task in self.tasks("train") if chosen(task.split("/")[2]))
         if split not in _OFFICIAL:
-            known = ", ".join((*_OFFICIAL, *_PARTS))
-            raise UserError(f"ALFWorld has no split {split!r}", f"choose one of {known}")
+            splits = ", ".join((*_OFFICIAL, *_PARTS))
+            raise UserError(f"ALFWorld has no split {split!r}", f"choose one of {splits}")
         folder = self._root / split
         if not folder.is_dir():
             raise UserError(f"the ALFWorld split {split} is missing: no folder {folder}", DOWNLOAD)
-        found = sorted(f"{self.name}/{split}/{game}/{trial}" for game, trial in _scan(folder))
-        if not found:
+        tasks = sorted(f"{self.name}/{split}/{game}/{trial}" for game, trial in _scan(folder))
+        if not tasks:
             raise UserError(f"the ALFWorld split {split} is empty: no solvable game in {folder}", DOWNLOAD)
-        return tuple(found)
+        return tuple(tasks)
 
     def content(self, task: str) -> bytes:
         name, _, rest = task.partition("/")
@@ -213,9 +213,9 @@ def _solvable(path: Path) -> bool:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - _TAIL_BYTES))
             tail = file.read()
-            found = _SOLVABLE.search(tail)
-            if found and tail.rstrip().endswith(b"}"):
-                return found[1] == b"true"
+            match = _SOLVABLE.search(tail)
+            if match and tail.rstrip().endswith(b"}"):
+                return match[1] == b"true"
             file.seek(0)
             return json.loads(file.read()).get("solvable") is True
     except (FileNotFoundError, NotADirectoryError):

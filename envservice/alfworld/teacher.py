@@ -38,7 +38,7 @@ class Renumbered:
     def reset(self) -> Outcome:
         first = self._session.reset()
         self._receptacles = {
-            found[1] for action in first.admissible_actions if (found := re.fullmatch(r"go to (\w+) \d+", action))}
+            match[1] for action in first.admissible_actions if (match := re.fullmatch(r"go to (\w+) \d+", action))}
         return self._disguise(first)
 
     def step(self, action: str) -> Outcome:
@@ -54,9 +54,9 @@ class Renumbered:
     def _rename(self, text: str, *, real: bool = False) -> str:
         table = self._real if real else self._shown
 
-        def number(found: re.Match[str]) -> str:
-            kind, old = found.groups()
-            return found[0] if kind in self._receptacles else f"{kind} {table(kind).get(old, old)}"
+        def number(match: re.Match[str]) -> str:
+            kind, old = match.groups()
+            return match[0] if kind in self._receptacles else f"{kind} {table(kind).get(old, old)}"
 
         return _NUMBERED.sub(number, text)
 

@@ -49,16 +49,16 @@ def stem(word: str) -> str:
 
 def _consonants(word: str) -> list[bool]:
     """Says for each letter whether it is a consonant. A y is one at the start and after a vowel."""
-    found: list[bool] = []
+    flags: list[bool] = []
     for letter in word:
-        found.append(letter not in _VOWELS and (letter != "y" or not found or not found[-1]))
-    return found
+        flags.append(letter not in _VOWELS and (letter != "y" or not flags or not flags[-1]))
+    return flags
 
 
 def _measure(word: str) -> int:
     """Returns m in [C](VC)^m[V]: the number of times that a consonant follows a vowel."""
-    found = _consonants(word)
-    return sum(not before and after for before, after in pairwise(found))
+    consonants = _consonants(word)
+    return sum(not before and after for before, after in pairwise(consonants))
 
 
 def _has_vowel(word: str) -> bool:
@@ -171,5 +171,5 @@ def term_of(word: str) -> str | None:
 
 def terms(text: str) -> list[str]:
     """Returns the index terms of a text in their order, with repetitions."""
-    found = (term_of(word) for word in words(text))
-    return [term for term in found if term is not None]
+    stems = (term_of(word) for word in words(text))
+    return [term for term in stems if term is not None]

@@ -162,10 +162,10 @@ class _Writer:
         self._first = 0  # the document of each term in the block
 
     def add(self, document: str, text: str) -> None:
-        known = self._words
-        found = [known[word] if word in known else self._number(word) for word in analysis.words(text)]
+        numbers = self._words
+        ids = [numbers[word] if word in numbers else self._number(word) for word in analysis.words(text)]
         before = len(self._pending)
-        self._pending.extend(number for number in found if number != _STOPPED)
+        self._pending.extend(number for number in ids if number != _STOPPED)
         self._ids.append(document)
         self._lengths.append(len(self._pending) - before)
         if len(self._pending) >= BLOCK:
@@ -235,8 +235,8 @@ class _Writer:
             terms, counts = places[self._block(block, "terms")], self._block(block, "sizes")
             within = np.concatenate([[0], np.cumsum(counts)])
             to = np.repeat(free[terms] - within[:-1], counts) + np.arange(within[-1])
-            docs[to] = found = self._block(block, "docs")
-            gains[to] = np.float32(1) + self._block(block, "tfs").astype(np.float32) * norms[found]
+            docs[to] = block_docs = self._block(block, "docs")
+            gains[to] = np.float32(1) + self._block(block, "tfs").astype(np.float32) * norms[block_docs]
             free[terms] += counts
 
     def _block(self, block: int, name: str) -> NDArray[Any]:

@@ -68,23 +68,23 @@ class Index:
 
     def search(self, query: str, k: int) -> list[Hit]:
         """Returns the best `k` documents that have a term of the query, best first; fewer if fewer have one."""
-        found, scores = self._scores(self._rarest_first(query), k)
+        docs, scores = self._scores(self._rarest_first(query), k)
         single = scores.astype(np.float32)
-        if len(found) > k:
-            worst = np.partition(single, len(found) - k)[len(found) - k]
-            found, single = found[single >= worst], single[single >= worst]
-        best = np.lexsort((self._order[found], -single))[:k]
-        return [Hit(self._ids[int(found[i])], float(single[i])) for i in best]
+        if len(docs) > k:
+            worst = np.partition(single, len(docs) - k)[len(docs) - k]
+            docs, single = docs[single >= worst], single[single >= worst]
+        best = np.lexsort((self._order[docs], -single))[:k]
+        return [Hit(self._ids[int(docs[i])], float(single[i])) for i in best]
 
     def _rarest_first(self, query: str) -> list[_Postings]:
-        found: list[_Postings] = []
+        postings: list[_Postings] = []
         for term, count in Counter(analysis.terms(query)).items():
             place = self._terms.find(term)
             if place is not None:
                 start, end = map(int, self._postings[place : place + 2])
                 idf = math.log(1 + (self._counted - (end - start) + 0.5) / (end - start + 0.5))
-                found.append(_Postings(start, end, np.float32(count) * np.float32(idf)))
-        return sorted(found, key=lambda term: term.end - term.start)
+                postings.append(_Postings(start, end, np.float32(count) * np.float32(idf)))
+        return sorted(postings, key=lambda term: term.end - term.start)
 
     def _scores(self, terms: list[_Postings], k: int) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
         """Returns documents, ascending, with their scores: at least all that can be among the best k.
@@ -98,28 +98,28 @@ class Index:
             scores[self._docs[start:end]] += weight - weight / self._gains[start:end]
             spent, most = spent + float(weight), most - float(weight)
             if spent > most and sum(term.end - term.start for term in terms[done:]) * _PRUNING_PAYS > len(self):
-                found = np.flatnonzero(scores)
-                near = _within_reach(scores[found], k, most)
+                docs = np.flatnonzero(scores)
+                near = _within_reach(scores[docs], k, most)
                 if near is not None:
-                    return self._completed(found[near], scores[found[near]], terms[done:], k)
-        found = np.flatnonzero(scores)
-        return found, scores[found]
+                    return self._completed(docs[near], scores[docs[near]], terms[done:], k)
+        docs = np.flatnonzero(scores)
+        return docs, scores[docs]
 
     def _completed(
-        self, found: NDArray[np.intp], scores: NDArray[np.float64], terms: list[_Postings], k: int
+        self, candidates: NDArray[np.intp], scores: NDArray[np.float64], terms: list[_Postings], k: int
     ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
         most = float(sum(term.weight for term in terms))
         for start, end, weight in terms:
             docs = self._docs[start:end]
-            places = np.searchsorted(docs, found.astype(docs.dtype))
+            places = np.searchsorted(docs, candidates.astype(docs.dtype))
             places[places == len(docs)] = 0
-            having = docs[places] == found
+            having = docs[places] == candidates
             scores[having] += weight - weight / self._gains[start:end][places[having]]
             most -= float(weight)
             near = _within_reach(scores, k, most)
             if near is not None:
-                found, scores = found[near], scores[near]
-        return found, scores
+                candidates, scores = candidates[near], scores[near]
+        return candidates, scores
 
 
 def _within_reach(scores: NDArray[np.float64], k: int, most: float) -> NDArray[np.bool_] | None:

@@ -116,10 +116,10 @@ class EnvClient:
 
     def use(self, urls: Sequence[str]) -> None:
         """Takes these servers for all requests from now on, in place of those before."""
-        known = {replica.url: replica for replica in self._replicas}
+        replicas = {replica.url: replica for replica in self._replicas}
         wanted = [url.rstrip("/") for url in urls]
-        if list(known) != wanted:
-            self._replicas = [known.get(url) or self._replica(url) for url in wanted]
+        if list(replicas) != wanted:
+            self._replicas = [replicas.get(url) or self._replica(url) for url in wanted]
 
     def _replica(self, url: str) -> Replica:
         return Replica(self._http, url, lambda: self.live, self._answer_s)
@@ -178,8 +178,8 @@ class EnvClient:
         have waited for others alone."""
         key, others = ("env.outage_seconds", 0) if outage else ("env.call_seconds", self._under_way - 1)
         line = f"; {number_of(others, 'other call')} waited too: give more env.servers or fewer rollout.slots"
-        said = f"no answer within {rounded(waited)} s ({key}); last: {last or 'no failure'}"
-        return EnvFault(said + line if others else said)
+        what = f"no answer within {rounded(waited)} s ({key}); last: {last or 'no failure'}"
+        return EnvFault(what + line if others else what)
 
     def _answers(self) -> int:
         return sum(replica.answers for replica in self._replicas)

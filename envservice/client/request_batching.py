@@ -182,12 +182,12 @@ class Replica:
         if response.status_code != 200:
             raise self.refused(response)
         try:
-            found = form.model_validate_json(response.content)
+            reply = form.model_validate_json(response.content)
         except ValidationError:
             self.failed()
             raise Unreachable(f"{url} answered with no {form.__name__}: {response.content[:TOLD]!r}") from None
         self.answered()
-        return found
+        return reply
 
     def failed(self) -> None:
         """Pauses requests to it: longer after each failure, and at random, so that clients return one by one."""

@@ -126,11 +126,11 @@ class ScienceworldEnvironment:
     def tasks(self, split: str) -> list[str]:
         if split not in SPLITS:
             raise UserError(f"scienceworld has no split {split!r}", f"choose one of {', '.join(SPLITS)}")
-        found = sorted(place.id for place in split_tasks(split, self._settings.tasks))
-        if not found:
+        ids = sorted(place.id for place in split_tasks(split, self._settings.tasks))
+        if not ids:
             raise UserError(f"the split {split} has no task of the types {', '.join(self._settings.tasks)}",
                             "widen env.scienceworld.tasks")
-        return found
+        return ids
 
     def digest(self, split: str) -> str:
         """Returns the digest of the simulator's file, the task ids and their simplifications: all data there is."""

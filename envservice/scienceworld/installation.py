@@ -48,9 +48,9 @@ def find_program() -> Program:
 
 def find_jar() -> Path:
     """Finds the simulator's jar. Raises UserError if it is missing or has another version."""
-    found, spec = installed("scienceworld"), find_spec("scienceworld")
-    if found != VERSION or spec is None or spec.origin is None:
-        what = "is not installed" if found is None else f"{found} is installed, not {VERSION}"
+    version, spec = installed("scienceworld"), find_spec("scienceworld")
+    if version != VERSION or spec is None or spec.origin is None:
+        what = "is not installed" if version is None else f"{version} is installed, not {VERSION}"
         raise UserError(f"the ScienceWorld simulator {what}", f"pip install scienceworld=={VERSION}")
     return Path(spec.origin).with_name("scienceworld.jar")
 
@@ -86,5 +86,5 @@ def java_version(command: str) -> int | None:
                               timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    found = re.search(r'version "(?:1\.)?(\d+)', done.stderr)
-    return int(found[1]) if found else None
+    match = re.search(r'version "(?:1\.)?(\d+)', done.stderr)
+    return int(match[1]) if match else None

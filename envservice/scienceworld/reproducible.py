@@ -40,14 +40,14 @@ def walk(simulator: Simulator, place: Place, steps: int) -> str:
 
 def in_new(program: Program, places: Iterable[Place], steps: int) -> list[str]:
     """Walks each task in a JVM of its own."""
-    found: list[str] = []
+    walks: list[str] = []
     for place in places:
         simulator = Simulator(program)
         try:
-            found.append(walk(simulator, place, steps))
+            walks.append(walk(simulator, place, steps))
         finally:
             simulator.end()
-    return found
+    return walks
 
 
 def in_used(program: Program, places: Sequence[Place], steps: int) -> list[tuple[str, str]]:

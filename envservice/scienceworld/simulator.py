@@ -100,8 +100,8 @@ class Simulator:
 
     def valid_actions(self) -> list[str]:
         """Returns every action that would have an effect, sorted. There are hundreds; it is the slowest call."""
-        found = json.loads(str(self.ask("getValidActionObjectCombinationsJSON")))
-        return sorted({each["action"] for each in found["validActions"]})
+        combinations = json.loads(str(self.ask("getValidActionObjectCombinationsJSON")))
+        return sorted({each["action"] for each in combinations["validActions"]})
 
     def gold_path(self) -> list[str]:
         """Returns the simulator's own solution of a task that was loaded with `gold`."""
@@ -113,10 +113,10 @@ class Simulator:
 
     def read_list(self, method: str) -> list[str]:
         """Calls a method without arguments that returns a list."""
-        found = self.ask(method)
-        joined = str(self.wire.call("java.lang.String", "join", "\n", found))
-        assert isinstance(found, Ref)
-        self.wire.release(found)
+        items = self.ask(method)
+        joined = str(self.wire.call("java.lang.String", "join", "\n", items))
+        assert isinstance(items, Ref)
+        self.wire.release(items)
         return joined.split("\n") if joined else []
 
 

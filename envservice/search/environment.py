@@ -50,11 +50,11 @@ class SearchSession:
             won = answer is not None and protocol.matches(answer, self._question.golden_answers)
             return self._outcome("", done=True, won=won)
         query = protocol.query_of(action)
-        found: Sequence[str] = []
+        documents: Sequence[str] = []
         if query:
-            found = begun[query].result() if query in begun else self._retriever.search(query, self._topk)
+            documents = begun[query].result() if query in begun else self._retriever.search(query, self._topk)
         self._actions.append(action)
-        return self._outcome(protocol.information(found))
+        return self._outcome(protocol.information(documents))
 
     def recall(self, action: str, outcome: Outcome) -> None:  # noqa: ARG002 - no later outcome depends on what was found
         self._actions.append(action)

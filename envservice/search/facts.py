@@ -79,11 +79,11 @@ class World:
     def questions(self) -> Questions:
         """Returns the questions, each in the split of the person or town that it names."""
         about: dict[str, str] = {}
-        found: list[Question] = []
+        asked: list[Question] = []
 
         def ask(name: str, text: str, golden: object, source: str) -> None:
             about[text] = name
-            found.append(Question(question=text, golden_answers=(str(golden),), data_source=source))
+            asked.append(Question(question=text, golden_answers=(str(golden),), data_source=source))
 
         for person in self.people:
             ask(person.name, f"In which town was {person.name} born?", person.born_in.name, ONE_HOP)
@@ -94,7 +94,7 @@ class World:
             ask(town.name, f"On which river does {town.name} lie?", town.river, ONE_HOP)
             ask(town.name, f"In which year was {town.name} founded?", town.founded, ONE_HOP)
             ask(town.name, f"What is {town.name} known for?", town.craft, ONE_HOP)
-        return by_hash(found, lambda question: about[question.question])
+        return by_hash(asked, lambda question: about[question.question])
 
 
 @cache

@@ -38,10 +38,10 @@ def project(text: str) -> ParsedAction:
     lowered = text.lower()
     searches, answers = lowered.count("<search>"), lowered.count("<answer>")
     valid = searches + answers == 1
-    if (found := _search(kept)) is not None:
-        return ParsedAction(action=f"<search>{found[1].strip()}</search>", valid=valid)
-    if (found := _answer(kept)) is not None:
-        return ParsedAction(action=f"<answer>{found[1].strip()}</answer>", valid=valid)
+    if (match := _search(kept)) is not None:
+        return ParsedAction(action=f"<search>{match[1].strip()}</search>", valid=valid)
+    if (match := _answer(kept)) is not None:
+        return ParsedAction(action=f"<answer>{match[1].strip()}</answer>", valid=valid)
     return ParsedAction(action="", valid=False)
 
 
@@ -55,8 +55,8 @@ def _answer(text: str) -> re.Match[str] | None:
 
 def query_of(action: str) -> str:
     """Returns the query of an action, or "" if it searches for nothing."""
-    found = _search(action)
-    return "" if found is None else found[1].strip()
+    match = _search(action)
+    return "" if match is None else match[1].strip()
 
 
 def answers(action: str) -> bool:
@@ -66,8 +66,8 @@ def answers(action: str) -> bool:
 
 def last_answer(chat: str) -> str | None:
     """Returns the last answer block in the joined actions, or None."""
-    found = _ANSWER.findall(closed(chat, ANSWER_END, re.IGNORECASE))
-    return found[-1].strip() if found else None
+    answers = _ANSWER.findall(closed(chat, ANSWER_END, re.IGNORECASE))
+    return answers[-1].strip() if answers else None
 
 
 def information(contents: Sequence[str]) -> str:

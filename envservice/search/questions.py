@@ -61,10 +61,10 @@ def split_of(key: str) -> Split:
 
 def by_hash(questions: Iterable[Question], key: Callable[[Question], str] = lambda each: each.question) -> Questions:
     """Splits questions by `key`. Questions with the same key are in the same split."""
-    found: dict[Split, list[Question]] = {split: [] for split in SPLITS}
+    by_split: dict[Split, list[Question]] = {split: [] for split in SPLITS}
     for each in questions:
-        found[split_of(key(each))].append(each)
-    return {split: tuple(rows) for split, rows in found.items()}
+        by_split[split_of(key(each))].append(each)
+    return {split: tuple(rows) for split, rows in by_split.items()}
 
 
 def read_questions(folder: Path) -> Questions:
@@ -97,7 +97,7 @@ def read_documents(path: Path) -> list[tuple[str, str]]:
 
     Raises UserError for a malformed line, for an id that occurs twice, and for a file without a document.
     """
-    found: dict[str, str] = {}
+    documents: dict[str, str] = {}
     form = 'write one object a line: {"id": "...", "contents": "..."}'
     decoder = msgspec.json.Decoder(_Document)
     for number, line in _lines(path):
@@ -106,13 +106,13 @@ def read_documents(path: Path) -> list[tuple[str, str]]:
         except NOT_JSON as error:
             raise UserError(f"line {number} of {path} is not a document: {error}", form) from None
         name = str(row.id)
-        if name in found:
+        if name in documents:
             raise UserError(f"line {number} of {path} has the id {name!r} of an earlier line",
                             "give each document an id of its own")
-        found[name] = row.contents
-    if not found:
+        documents[name] = row.contents
+    if not documents:
         raise UserError(f"{path} has no document", form)
-    return list(found.items())
+    return list(documents.items())
 
 
 def _read(path: Path) -> tuple[Question, ...]:

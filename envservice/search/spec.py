@@ -49,10 +49,10 @@ class SearchDemonstrator:
         self._read += found_in(now.observation)
         name = self._name
         for pattern in self._steps:
-            found = re.search(pattern.replace("{name}", re.escape(name)), self._read)
-            if found is None:
+            match = re.search(pattern.replace("{name}", re.escape(name)), self._read)
+            if match is None:
                 return self._search(name)
-            name = found[1]
+            name = match[1]
         return f"<answer>{name}</answer>" if self._steps else "<answer>unknown</answer>"
 
     def _search(self, name: str) -> str:
@@ -64,8 +64,8 @@ class SearchDemonstrator:
 
 def _route(question: str) -> tuple[str, list[str]]:
     for asked, *steps in _ROUTES:
-        if found := re.fullmatch(asked, question):
-            return found[1], [step for step in steps if step is not None]
+        if match := re.fullmatch(asked, question):
+            return match[1], [step for step in steps if step is not None]
     return "", []
 
 

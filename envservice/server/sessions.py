@@ -62,11 +62,11 @@ class Answer:
 
 def answered(outcome: Outcome, digest: str) -> Answer:
     """Returns the answer with this outcome. `digest` is that of the game so far."""
-    told = {"state": outcome.state, "unchanged": outcome.unchanged, "truncated": outcome.truncated}
+    optional = {"state": outcome.state, "unchanged": outcome.unchanged, "truncated": outcome.truncated}
     body = msgspec.json.encode({
         "observation": outcome.observation, "admissible_actions": outcome.admissible_actions,
         "reward": float(outcome.reward), "done": outcome.done, "won": outcome.won, "info": outcome.info,
-        **{name: value for name, value in told.items() if value}, "digest": digest,
+        **{name: value for name, value in optional.items() if value}, "digest": digest,
     })
     return Answer(body, digest, outcome.done)
 

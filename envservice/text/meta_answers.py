@@ -33,7 +33,7 @@ def read_meta(text: str) -> ParsedAction:
     the whole answer.
     """
     actions = list(_ACTION.finditer(closed(text, ACTION_END, re.IGNORECASE)))
-    blocks = [found for place in range(len(TAGS)) for found in _found(place, text)]
+    blocks = [block for place in range(len(TAGS)) for block in _found(place, text)]
     valid = (len(actions) == len(blocks) == 1 and blocks[0].start() < actions[0].start()
              and _says_something(blocks[0][2]) and not has_ideograph(text))
     return ParsedAction(action=actions[0][1].strip() if len(actions) == 1 else "", valid=valid, kept=text,
@@ -52,16 +52,16 @@ def _says_something(block: str) -> bool:
 
 def plan_of(turns: Sequence[Turn]) -> str:
     """Returns the latest plan that is not empty, or ""."""
-    plans = (found[2].strip() for turn in turns for found in _found(0, turn.kept))
+    plans = (match[2].strip() for turn in turns for match in _found(0, turn.kept))
     return next(reversed([plan for plan in plans if plan]), "")
 
 
 def latest_answers(turns: Sequence[Turn], look: Callable[[str], str] = str) -> str:
     """Returns the lines of the last answers in whole, each after its observation as `look` shows it."""
     latest = recent(turns, SHOWN_ANSWERS)
-    said = "\n".join(f"[Observation {step}: '{look(turn.observation)}', answer: '{turn.kept}']"
+    answers = "\n".join(f"[Observation {step}: '{look(turn.observation)}', answer: '{turn.kept}']"
                      for step, turn in enumerate(latest, start=len(turns) - len(latest) + 1))
-    return f"Your latest answers were:\n{said}"
+    return f"Your latest answers were:\n{answers}"
 
 
 def plan_line(turns: Sequence[Turn]) -> str:
@@ -75,8 +75,8 @@ def tagged(answer: str, turns: Sequence[Turn], *, goal: str, explores: tuple[str
     The first turn plans: its thought, then `goal`. A turn after an inadmissible action reflects, one with a new action
     that begins with one of `explores` explores, and any other monitors.
     """
-    action, found = read_answer(answer).action, _THOUGHT.search(answer)
-    thought = found[1] if found else action
+    action, match = read_answer(answer).action, _THOUGHT.search(answer)
+    thought = match[1] if match else action
     if not turns:
         tag, thought = "planning", f"{thought}, then {goal}"
     elif not turns[-1].admissible:

@@ -24,7 +24,7 @@ def closed(text: str, end: str, flags: re.RegexFlag = re.NOFLAG) -> str:
     Where no tag closes them, such a pattern reads the whole rest from each opening tag on, and a model that has got
     stuck repeats one up to the end of its answer.
     """
-    ends = [found.end() for found in re.finditer(re.escape(end), text, flags)]
+    ends = [match.end() for match in re.finditer(re.escape(end), text, flags)]
     return text[:ends[-1]] if ends else ""
 
 

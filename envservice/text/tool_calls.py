@@ -93,18 +93,18 @@ def parse_calls(text: str, tools: Sequence[Tool] = ()) -> ParsedAnswer:
 
     An answer without tags is a call only if tools were offered.
     """
-    thought, said = _thought(text)
-    content, begins, written = said.partition(MISTRAL_CALLS)
-    tagged = closed(said, CALL_END)
+    thought, spoken = _thought(text)
+    content, begins, written = spoken.partition(MISTRAL_CALLS)
+    tagged = closed(spoken, CALL_END)
     try:
         if begins:
             return ParsedAnswer(content=(thought + content).strip(), calls=_mistral(written), whole=True)
-        calls = [_tagged(found.strip(), tools) for found in _CALLS.findall(tagged)]
+        calls = [_tagged(body.strip(), tools) for body in _CALLS.findall(tagged)]
     except NOT_JSON:
         return ParsedAnswer(content=text, calls=[], whole=False)
-    if not calls and tools and (call := _whole_answer(said)) is not None:
+    if not calls and tools and (call := _whole_answer(spoken)) is not None:
         return ParsedAnswer(content=thought, calls=[call], whole=True)
-    rest = _CALLS.sub("", tagged) + said[len(tagged):]
+    rest = _CALLS.sub("", tagged) + spoken[len(tagged):]
     return ParsedAnswer(content=(thought + rest).strip() if calls else text, calls=calls, whole=CALL not in rest)
 
 
@@ -186,21 +186,21 @@ def _choices(schema: object, whole: Schema, seen: frozenset[str] = frozenset()) 
         yield from _choices(one, whole, seen)
     place = this.get("$ref")
     if isinstance(place, str) and place.startswith("#/") and place not in seen:
-        found = whole
+        part = whole
         for name in place[2:].split("/"):
-            found = _part(found, name)
-        yield from _choices(found, whole, seen | {place})
+            part = _part(part, name)
+        yield from _choices(part, whole, seen | {place})
 
 
 def _part(schema: Schema, name: str) -> Schema:
     """Returns a part of a JSON schema, empty if it is not an object: schemas come from the agent as they are."""
-    found: object = schema.get(name)
-    return cast("Schema", found) if isinstance(found, Mapping) else {}
+    part: object = schema.get(name)
+    return cast("Schema", part) if isinstance(part, Mapping) else {}
 
 
 def _listed(schema: Schema, name: str) -> list[object]:
-    found: object = schema.get(name)
-    return cast("list[object]", found) if isinstance(found, list) else []
+    items: object = schema.get(name)
+    return cast("list[object]", items) if isinstance(items, list) else []
 
 
 def _value(text: str) -> Any:

@@ -126,9 +126,9 @@ class _Designer:
 
     def _values(self, name: str) -> list[str]:
         """Draws three or four values of an option, in the order of the list; three if the list is short."""
-        known = self._words.options[name]
-        count = 3 if len(known) < _FEW else self._rng.randint(3, 4)
-        return sorted(self._rng.sample(known, count), key=known.index)
+        options = self._words.options[name]
+        count = 3 if len(options) < _FEW else self._rng.randint(3, 4)
+        return sorted(self._rng.sample(options, count), key=options.index)
 
     def _other_attribute(self, model: _Draft) -> _Draft:
         others = [each for each in model.kind.attributes if each not in model.attributes]

@@ -33,10 +33,10 @@ DOWNLOAD = "get it as the WebShop repository's setup.sh does, or leave the data 
 def load_stock(data: Path, *, size: Size = "small", goals: Goals = "synthetic") -> Stock:
     """Reads products and instructions of a data folder. Raises UserError for missing and for malformed files."""
     products_file, synthetic_file = (data / name for name in _FILES[size])
-    known = _synthetic(synthetic_file)
-    products = tuple(_products(products_file, {asin: attributes for asin, (attributes, _) in known.items()}))
+    synthetic = _synthetic(synthetic_file)
+    products = tuple(_products(products_file, {asin: attributes for asin, (attributes, _) in synthetic.items()}))
     if goals == "synthetic":
-        asked = {asin: [each] for asin, (_, each) in known.items() if each is not None}
+        asked = {asin: [each] for asin, (_, each) in synthetic.items() if each is not None}
     else:
         asked = _human(data / _HUMAN)
     instructions = tuple(
@@ -70,7 +70,7 @@ def _products(file: Path, attributes: Mapping[str, tuple[str, ...]]) -> Iterator
 
 def _synthetic(file: Path) -> dict[str, tuple[tuple[str, ...], _Asked | None]]:
     """Returns a dict from ASIN to its attributes and its instruction (None if it has none)."""
-    found: dict[str, tuple[tuple[str, ...], _Asked | None]] = {}
+    by_asin: dict[str, tuple[tuple[str, ...], _Asked | None]] = {}
     with _reading(file) as stream:
         for asin, record in ijson.kvitems(stream, "", use_float=True):
             where = f"{file}: product {asin}"
@@ -82,13 +82,13 @@ def _synthetic(file: Path) -> dict[str, tuple[tuple[str, ...], _Asked | None]]:
                 asked = (_string(record, "instruction", where), _wanted(record, where), None)
                 if not asked[1]:
                     raise UserError(f"{where}: instruction_attributes is empty", DOWNLOAD)
-            found[asin] = attributes, asked
-    return found
+            by_asin[asin] = attributes, asked
+    return by_asin
 
 
 def _human(file: Path) -> dict[str, list[_Asked]]:
     """Returns a dict from ASIN to the instructions by people. Those that name no attribute are not goals."""
-    found: dict[str, list[_Asked]] = {}
+    by_asin: dict[str, list[_Asked]] = {}
     with _reading(file) as stream:
         for asin, records in ijson.kvitems(stream, "", use_float=True):
             where = f"{file}: product {asin}"
@@ -100,8 +100,8 @@ def _human(file: Path) -> dict[str, list[_Asked]]:
                 options = texts(record.get("instruction_options"), f"{where}: instruction_options")
                 if wanted:
                     text = _string(record, "instruction", where).strip(".")
-                    found.setdefault(asin, []).append((text, wanted, options))
-    return found
+                    by_asin.setdefault(asin, []).append((text, wanted, options))
+    return by_asin
 
 
 def _wanted(record: Mapping[str, Any], where: str) -> tuple[str, ...]:

@@ -42,7 +42,7 @@ _NO_NOUN_ENDINGS = ("able", "ible", "ful", "less", "ous", "ive", "ish", "ly", "p
 
 def fallback(title: str) -> tuple[str, ...]:
     """Returns the words of two letters or more that neither the stop list nor their ending excludes."""
-    words = (found.group().lower() for found in _WORD.finditer(title))
+    words = (match.group().lower() for match in _WORD.finditer(title))
     return tuple(word for word in words if word not in _NO_NOUNS and not _ends_otherwise(word))
 
 

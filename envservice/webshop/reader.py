@@ -62,7 +62,7 @@ def pieces(observation: str) -> list[str]:
     if pages.SEPARATOR in observation:
         return observation.split(pages.SEPARATOR)
     lines = (line for line in observation.split("\n") if line and not line.startswith("You have clicked "))
-    return [found[1] if (found := _MARKED.fullmatch(line)) else line for line in lines]
+    return [match[1] if (match := _MARKED.fullmatch(line)) else line for line in lines]
 
 
 def instruction_of(now: Outcome) -> str:
@@ -74,8 +74,8 @@ def instruction_of(now: Outcome) -> str:
 def parse_request(instruction: str) -> Request:
     """Parses an instruction. Options are found in the synthetic form only: `... with color: red, and size: small`."""
     limit = None
-    if found := _LIMIT.fullmatch(instruction):
-        instruction, limit = found[1], float(found[2])
+    if match := _LIMIT.fullmatch(instruction):
+        instruction, limit = match[1], float(match[2])
     options: dict[str, str] = {}
     if (start := _options_start(instruction)) is not None:
         named = instruction[start + len(" with ") :]
@@ -125,13 +125,13 @@ def sub_lines(texts: Sequence[str]) -> tuple[str, ...]:
 
 def _results(texts: Sequence[str]) -> Page:
     place = next(n for n, text in enumerate(texts) if _COUNT.fullmatch(text))
-    found = _COUNT.fullmatch(texts[place])
-    assert found is not None
+    match = _COUNT.fullmatch(texts[place])
+    assert match is not None
     rows = texts[texts.index(pages.NEXT, place) + 1 :]
     results = tuple(
         ListedProduct(asin=asin.lower(), title=title, price=price)
         for asin, title, price in zip(rows[::3], rows[1::3], rows[2::3], strict=False))
-    return Page(name="results", number=int(found[1]), total=int(found[2]), results=results)
+    return Page(name="results", number=int(match[1]), total=int(match[2]), results=results)
 
 
 def _item(texts: Sequence[str], offered: Sequence[str]) -> Page:

@@ -86,8 +86,8 @@ def main() -> None:
     print(f"{environment.name} {environment.version}: {len(tasks)} goals of {args.split}, "
           f"digest {environment.digest(args.split)}")
     for name, make in PLAYERS.items():
-        found = measure(environment, tasks, make)
-        print(f"{name:8} score {100 * found.score:5.1f}  success {100 * found.success:5.1f} %  steps {found.steps:.1f}")
+        mean = measure(environment, tasks, make)
+        print(f"{name:8} score {100 * mean.score:5.1f}  success {100 * mean.success:5.1f} %  steps {mean.steps:.1f}")
 
 
 if __name__ == "__main__":

@@ -141,8 +141,8 @@ class Shopper:
     def _product(self, page: Page) -> Known:
         """Finds the open product by title and price, since the page does not name its ASIN."""
         shown = (page.title, page.price)
-        found = [each for each in self._known.values() if (each.listed.title, each.listed.price) == shown]
-        product = next((each for each in found if each.listed.asin == self._clicked), None) or next(iter(found), None)
+        same = [each for each in self._known.values() if (each.listed.title, each.listed.price) == shown]
+        product = next((each for each in same if each.listed.asin == self._clicked), None) or next(iter(same), None)
         if product is None:
             listed = ListedProduct(asin=page.title, title=page.title, price=page.price)
             product = self._known.setdefault(
@@ -172,8 +172,8 @@ def content_words(text: str) -> list[str]:
 
 def missing_words(wanted: Iterable[str], *texts: str) -> list[str]:
     """Returns the words of `wanted` that the texts lack. Singular and plural count as one."""
-    said = {_singular(word) for text in texts for word in _WORD.findall(text.lower())}
-    return [word for word in wanted if _singular(word) not in said]
+    words = {_singular(word) for text in texts for word in _WORD.findall(text.lower())}
+    return [word for word in wanted if _singular(word) not in words]
 
 
 def price_of(tag: str) -> float:

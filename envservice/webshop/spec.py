@@ -79,9 +79,9 @@ def check(environment: Environment, task: str) -> None:
 
 def findings() -> Iterator[Finding]:
     """Finds the original's tagger. Without it, ours tags the nouns of titles."""
-    found = installed("spacy") is not None and installed(MODEL) is not None
+    has_model = installed("spacy") is not None and installed(MODEL) is not None
     yield Finding(check="WebShop tagger", status="ok",
-                  detail=f"{MODEL} of spaCy" if found else f"our own; {MODEL} of spaCy is not installed")
+                  detail=f"{MODEL} of spaCy" if has_model else f"our own; {MODEL} of spaCy is not installed")
 
 
 SPEC = EnvironmentSpec(
