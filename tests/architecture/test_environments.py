@@ -6,8 +6,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from envservice.registry import BUILT_IN
 from services.process.packages import OURS
 
@@ -29,19 +27,34 @@ def imports(file: Path) -> Iterator[str]:
 def test_only_the_folder_of_an_environment_imports_it():
     found = []
     for file in (file for top in (*OURS, "lab") for file in (ROOT / top).rglob("*.py")):
-        path = file.relative_to(ROOT).as_posix()
+        path, names = file.relative_to(ROOT).as_posix(), [f"{name}." for name in imports(file)]
         for folder in FOLDERS:
             inside = path.startswith(f"envservice/{folder}/") or ALLOWED.get(path) == folder
-            if not inside and any(f"{name}.".startswith(f"envservice.{folder}.") for name in imports(file)):
+            if not inside and any(name.startswith(f"envservice.{folder}.") for name in names):
                 found.append(f"{path} imports envservice.{folder}")
     assert FOLDERS
     assert not found
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
-def test_asking_for_one_environment_imports_no_other(name: str):
-    code = f"import sys\nfrom envservice.registry import find_spec\nfind_spec({name!r})\nprint(*sys.modules)"
+ASKING = """
+import os, sys
+from envservice.registry import BUILT_IN, find_spec
+
+for name in BUILT_IN:
+    if not (child := os.fork()):
+        find_spec(name)
+        print(name, *sys.modules, flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+def test_asking_for_one_environment_imports_no_other():
+    """Each is asked for in a process of its own, forked from one that has only the registry."""
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=240, check=True)
-    loaded = {module.split(".")[1] for module in done.stdout.split() if module.startswith("envservice.")}
-    assert loaded & set(FOLDERS) == {BUILT_IN[name].split(".")[1]}
+        [sys.executable, "-c", ASKING], cwd=ROOT, capture_output=True, text=True, timeout=240, check=True)
+    loaded = {}
+    for line in done.stdout.splitlines():
+        name, *modules = line.split()
+        loaded[name] = {module.split(".")[1] for module in modules if module.startswith("envservice.")} & set(FOLDERS)
+    assert loaded == {name: {target.split(".")[1]} for name, target in BUILT_IN.items()}

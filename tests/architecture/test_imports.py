@@ -9,7 +9,15 @@ from importlinter.cli import lint_imports
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "ray", "vllm", "transformers", "matplotlib", "pyarrow", "pandas", "textworld", "alfworld")
-COMMAND_LINE = "import sys, deploy.cli\ntry:\n    deploy.cli.main({argv!r})\nexcept SystemExit:\n    pass\n"
+COMMANDS = (["--help"], ["train", "--help"], ["credit", "--help"], ["nonsense"])
+COMMAND_LINE = f"""
+import sys, deploy.cli
+for argv in {COMMANDS}:
+    try:
+        deploy.cli.main(argv)
+    except SystemExit:
+        pass
+"""
 
 
 def loaded(code: str, watched: tuple[str, ...] = HEAVY) -> set[str]:
@@ -25,9 +33,8 @@ def test_the_import_line_holds(monkeypatch: pytest.MonkeyPatch):
     assert lint_imports(no_cache=True) == 0
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["train", "--help"], ["credit", "--help"], ["nonsense"]], ids=" ".join)
-def test_the_command_line_loads_nothing_heavy(argv: list[str]):
-    assert loaded(COMMAND_LINE.format(argv=argv)) == set()
+def test_the_command_line_loads_nothing_heavy():
+    assert loaded(COMMAND_LINE) == set()
 
 
 def test_a_config_is_read_without_anything_heavy():
