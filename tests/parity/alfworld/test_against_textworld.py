@@ -12,6 +12,9 @@ import json
 import os
 import random
 import re
+from collections.abc import Iterator
+from copy import deepcopy
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -46,7 +49,20 @@ BAD_INPUT = {
     "braces": lambda good, past: "take {o} from {r}",
     "not ascii": lambda good, past: good.replace("o", "ö"),
 }
+STEPS = 10
+"""Length of a random walk."""
 HANDLING = ("take", "move", "open", "close", "clean", "heat", "cool", "use", "slice")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick_grammar() -> Iterator[None]:
+    """Lets the reference parse each text of its grammar once: it parses the same texts in every step."""
+    from textworld.envs.pddl import textgen
+
+    parsed = lru_cache(maxsize=None)(textgen._parse_and_convert)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(textgen, "_parse_and_convert", lambda *texts, **options: deepcopy(parsed(*texts, **options)))
+        yield
 
 
 class Pair:
@@ -103,8 +119,8 @@ def check(pairs, *, records):
 
 
 def test_generated_games_of_all_types():
-    pairs = [play(generate("heldout", 6 * n + n), seed=n, steps=16) for n in range(len(TASK_TYPES))]
-    seen = check(pairs, records=150)
+    pairs = [play(generate("heldout", 6 * n + n), seed=n, steps=STEPS) for n in range(len(TASK_TYPES))]
+    seen = check(pairs, records=120)
     assert seen >= {"go", "take", "move", "open", "clean", "heat", "cool", "use", "look", "help"}
 
 
@@ -123,14 +139,15 @@ def test_games_as_the_installed_alfworld_generates_them():
     check([pair], records=20)
 
 
+@pytest.mark.long
 @pytest.mark.official
 @needs_official_games
 def test_official_games_of_all_types():
     games = OfficialGames(Path(DATA))
     rng = random.Random(0)
     tasks = [rng.choice([t for t in games.tasks("valid_seen") if task_type(t) == kind]) for kind in TASK_TYPES]
-    pairs = [play(json.loads(games.content(task)), seed=n, steps=16) for n, task in enumerate(tasks)]
-    check(pairs, records=150)
+    pairs = [play(json.loads(games.content(task)), seed=n, steps=STEPS) for n, task in enumerate(tasks)]
+    check(pairs, records=120)
 
 
 @pytest.mark.official
