@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import pytest_asyncio
 import torch
 from byte_tokenizer import byte_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -95,16 +96,40 @@ async def test_an_update_replaces_the_weights_of_a_model_with_a_tied_head(sample
     await check_update(sampler, old, tiny_model(tied=True, seed=2))
 
 
-async def test_an_update_replaces_the_weights_of_a_model_with_its_own_head(tmp_path, sampler_config, tiny_model):
-    """The same for a model with a separate head, starting from the exported folder."""
-    old = tiny_model(tied=False, seed=3)
-    old.save_pretrained(tmp_path)
-    engine = Engine(tmp_path, FIRST, config=sampler_config, dtype="float32")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def untied(tmp_path_factory, sampler_config, tiny_model):
+    """Provides an engine of a model with a separate head, which starts from the exported folder."""
+    folder = tmp_path_factory.mktemp("untied")
+    tiny_model(tied=False, seed=3).save_pretrained(folder)
+    engine = Engine(folder, FIRST, config=sampler_config, dtype="float32")
     try:
         await engine.start()
-        await check_update(engine, old, tiny_model(tied=False, seed=4))
+        yield engine
     finally:
         await engine.close()
+
+
+async def test_an_update_replaces_the_weights_of_a_model_with_its_own_head(untied: Engine, tiny_model):
+    await check_update(untied, tiny_model(tied=False, seed=3), tiny_model(tied=False, seed=4))
+
+
+async def test_an_update_ends_when_vllms_process_dies_in_it(untied: Engine, tiny_model):
+    """The last test of this engine. vLLM answers no call that its dead process has taken.
+
+    The process is stopped first, so that the call is there.
+    """
+    processes = processes_in(str(untied._folder.path))
+    assert processes
+    for process in processes:
+        os.kill(process, signal.SIGSTOP)
+    update = asyncio.create_task(load(untied, tiny_model(tied=False, seed=2), step=2))
+    while not untied.paused:  # noqa: ASYNC110 - it is within milliseconds
+        await asyncio.sleep(0.01)
+    for process in processes:
+        os.kill(process, signal.SIGKILL)
+    with pytest.raises(EngineFault, match="vLLM's process died"):
+        async with asyncio.timeout(60):
+            await update
 
 
 async def sample_until(end: asyncio.Event, engine: Engine, k: int) -> list[Sample]:
@@ -211,27 +236,6 @@ async def test_an_engine_that_cannot_start_tells_the_last_error_of_its_process(t
         await engine.start()
     await engine.close()
     await asyncio.to_thread(temporary.rmdir)  # raises if a socket or a rendezvous file is left
-
-
-async def test_an_update_ends_when_vllms_process_dies_in_it(tied_folder, sampler_config, tiny_model):
-    """vLLM answers no call that its dead process has taken; the process is stopped first, so that the call is there."""
-    engine = Engine(tied_folder, FIRST, config=sampler_config, dtype="float32", load=False)
-    try:
-        await engine.start()
-        processes = processes_in(str(engine._folder.path))
-        assert processes
-        for process in processes:
-            os.kill(process, signal.SIGSTOP)
-        update = asyncio.create_task(load(engine, tiny_model(tied=True, seed=2), step=1))
-        while not engine.paused:  # noqa: ASYNC110 - it is within milliseconds
-            await asyncio.sleep(0.01)
-        for process in processes:
-            os.kill(process, signal.SIGKILL)
-        with pytest.raises(EngineFault, match="vLLM's process died"):
-            async with asyncio.timeout(60):
-                await update
-    finally:
-        await engine.close()
 
 
 async def test_an_engine_that_starts_with_random_weights_takes_an_update_and_dies_of_wrong_bytes(
