@@ -5,7 +5,8 @@ which submits the job. While it trains, this program changes the number of worke
 node and brings it back. Then it kills the head with the driver, brings the cluster back, and submits the job again, as
 a supervisor would. The job must finish, `gagpo audit` must find nothing, and every board must show data.
 
-The short form stops the job by SIGTERM instead of the head's loss, and kills the node's processes, not its network.
+The short form stops the job by SIGTERM instead of the head's loss, kills the node's processes, not its network, and
+measures no rates.
 It needs root, podman and the image gagpo-alfworld (docs/tasks/rehearsal.md). Status 0: all of it happened.
 """
 
@@ -30,7 +31,7 @@ STEP_S, SHORT_STEP_S = 0.25, 0.1
 """Seconds that each step of the environment takes, so that a server takes four or ten steps a second at most."""
 WITHOUT_VALUE = ("FLOP utilisation", "Replays")
 """Panels that need GPUs, or a session that was lost."""
-MEASURE_S, SHORT_MEASURE_S = 30.0, 10.0
+MEASURE_S = 30.0
 MORE_STEPS = 3
 """Learner steps that the job takes after it was submitted again."""
 
@@ -130,9 +131,11 @@ class Rehearsal:
         self.told.note(audit.stdout.strip().splitlines()[-1])
 
     def measure(self) -> None:
-        """Measures how many steps of the environment are taken in a second, at the present numbers."""
+        """Measures the steps of the environment that are taken in a second; the short form does not."""
+        if self.short:
+            return
         workers, servers = sum(self.job.workers().values()), len(self.stage.servers)
-        rate = self.stage.rate(SHORT_MEASURE_S if self.short else MEASURE_S)
+        rate = self.stage.rate(MEASURE_S)
         self.told.note(f"workers: {workers}, servers: {servers}, turns/s: {rate:.1f}")
 
 

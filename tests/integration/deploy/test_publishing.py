@@ -12,7 +12,7 @@ import pytest
 from services.store.redis_server import private_redis
 
 TOYS = Path(__file__).parents[2] / "toys"
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.long, pytest.mark.ray]
 
 PUBLISHING = """
 import sys

@@ -64,26 +64,20 @@ def test_a_worker_killed_while_its_engine_starts_leaves_neither_process_nor_fold
     temporary.rmdir()  # raises if anything is left
 
 
-async def test_an_engine_starts_however_long_the_path_of_temporary_files_is(tied_folder, tmp_path, monkeypatch):
-    """As that of a batch system's job. The kernel takes 107 characters as the path of a socket."""
+async def test_the_death_of_an_engine_ends_work_that_asks_nothing_of_it(tied_folder, tmp_path, monkeypatch):
+    """A worker that waited for environment servers did so with a dead engine for as long as they were away.
+
+    The path of temporary files is as long as that of a batch system's job, and the engine starts all the same. The
+    kernel takes 107 characters as the path of a socket.
+    """
     long = tmp_path / ("x" * 60)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
+    others = engine_cores()
     config = RolloutSection(slots=2, max_prompt_tokens=64, max_response_tokens=16, kv_cache_gb=0.05, threads=1)
     engine = Engine(tied_folder, Version(incarnation=0, step=0), config=config, dtype="float32", load=False)
     try:
         await engine.start()
-    finally:
-        await engine.close()
-
-
-async def test_the_death_of_an_engine_ends_work_that_asks_nothing_of_it(tied_folder):
-    """A worker that waited for environment servers did so with a dead engine for as long as they were away."""
-    others = engine_cores()
-    config = RolloutSection(slots=2, max_prompt_tokens=64, max_response_tokens=16, kv_cache_gb=0.05, threads=1)
-    engine = Engine(tied_folder, Version(incarnation=0, step=0), config=config, dtype="float32", load=False)
-    await engine.start()
-    try:
         (core,) = engine_cores() - others
         assert await engine.while_alive(asyncio.sleep(0, "done")) == "done"
         waiting = asyncio.create_task(engine.while_alive(asyncio.sleep(600)))
@@ -114,7 +108,8 @@ async def test_the_death_of_an_engine_ends_the_endpoint_of_agents_that_nobody_as
             await serve_agents(served, kill_core)
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), LONG_INTERRUPT])
+@pytest.mark.long
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 0)])
 def test_an_endpoint_of_agents_that_is_stopped_while_its_engine_loads_ends_at_once(
     tied_folder, tmp_path, number, status,
 ):

@@ -172,6 +172,7 @@ class ParallelEngine(Engine):
         return super()._arguments() | {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
 
 
+@pytest.mark.long
 async def test_the_processes_of_a_parallel_engine_keep_a_part_each_and_gather_whole_tensors_in_the_swap(
         sampler_config, tied_folder, tiny_model, tmp_path):
     model = tiny_model(tied=True, seed=1)

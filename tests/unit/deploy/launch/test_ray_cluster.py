@@ -173,7 +173,7 @@ except UserError as error:
 """
 
 
-@pytest.mark.ray
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_process_that_used_a_ray_without_a_token_is_told_so_at_once():
     """A notebook may have; Ray keeps the mode of a process's first cluster, so every other try fails as well."""

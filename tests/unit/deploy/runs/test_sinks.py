@@ -99,6 +99,7 @@ print("goes on")
 """
 
 
+@pytest.mark.long
 def test_wandb_out_of_reach_at_the_start_costs_its_rows_alone(tmp_path: Path):
     """It ended the run, and a fault of the same network one step later did not."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")} | {
