@@ -134,17 +134,19 @@ def test_only_the_newest_manifest_can_be_skipped(store, model_path, gang, tmp_pa
 
 @pytest.mark.attack
 @pytest.mark.parametrize("damaged", [
-    b"", b"\xff\xfe", b"[]", b'{"step": 2', b'{"step": 2, "incarnation": 1, "groups": [], "drops": []}',
-    b'{"step": 9, "incarnation": 1, "groups": ["train/00000002"], "drops": []}',
-    b'{"step": 2, "incarnation": 1, "groups": ["somebody"], "drops": []}',
-    b'{"step": 2, "incarnation": 1, "groups": ["train/00000002"], "drops": [7]}'])
+    (b"\xff\xfe", b"[]", b'{"step": 2', b" "),
+    (b'{"step": 2, "incarnation": 1, "groups": [], "drops": []}',
+     b'{"step": 9, "incarnation": 1, "groups": ["train/00000002"], "drops": []}',
+     b'{"step": 2, "incarnation": 1, "groups": ["somebody"], "drops": []}',
+     b'{"step": 2, "incarnation": 1, "groups": ["train/00000002"], "drops": [7]}')], ids=["no record", "wrong"])
 def test_a_damaged_manifest_ends_the_run_at_once_and_can_be_skipped(store, model_path, gang, tmp_path, damaged):
     """The learner was started again for ever. The groups of the damaged manifest are those in no queue and in no other
     manifest."""
     lives(store, tmp_path, model_path, gang, 1)
-    store.redis.hset(store.key("manifests"), "2", damaged or b" ")
-    with pytest.raises(UserError, match=r"the manifest of learner step 2 in Redis is damaged .*--resume --skip-step 2"):
-        run(store, tmp_path, model_path, gang)
+    for manifest in damaged:
+        store.redis.hset(store.key("manifests"), "2", manifest)
+        with pytest.raises(UserError, match=r"the manifest of learner step 2 in Redis is damaged .*--resume --skip-st"):
+            run(store, tmp_path, model_path, gang)
     skipped = skip_step(store, store.acquire("controller", "c"), 2, keep=lambda _: None)
     assert [drop.group for drop in skipped] == [BROKEN, "train/00000003"]
     counts = store.counts()
