@@ -46,6 +46,7 @@ def test_noise_changes_nothing_in_the_world():
     assert {spec.disturb("open door", now, now, rng) for _ in range(50)} == {"look around", "inventory"}
 
 
+@pytest.mark.long  # the simulator takes many seconds to find a solution
 def test_noisy_demonstrations_win_and_their_solver_ends_when_nobody_asks(
     environment: ScienceworldEnvironment, monkeypatch: pytest.MonkeyPatch
 ):
