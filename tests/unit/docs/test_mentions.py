@@ -57,9 +57,10 @@ def sources() -> str:
 
     Of the tests it has only what all of them share, since a test may name what there is not.
     """
-    code = [ROOT / name for name in tracked() if name.endswith((".py", ".lua", ".sh")) or name.startswith("scripts/")]
-    text = "\n".join(file.read_text() for file in code if file.is_file() and (
-        "tests" not in file.parts or file == ROOT / "tests" / "conftest.py"))
+    code = [ROOT / name for name in tracked()
+            if name.endswith((".py", ".lua", ".sh")) or name.startswith("scripts/")
+            if not name.startswith("tests/") or name == "tests/conftest.py"]
+    text = "\n".join(file.read_text() for file in code if file.is_file())
     text = re.sub(r'"\s*\n\s*f?"', "", text)
     for _ in range(2):
         text = re.sub(r"\{[^{}\n]*\}", "\0", text)
