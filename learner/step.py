@@ -37,6 +37,7 @@ from learner.model.sharding import end_passes, sync_gradients
 from learner.model.trainee import Trainee
 from learner.rank_group import RankGroup
 from learner.rows.packing import Floats, Pack, Rows, cut, pack_rows, split
+from learner.rows.prefixes import share_prefixes
 from learner.rows.sequences import Ints, runs
 from services.config.objectives import LossSection
 from services.config.tree import LearnerSection
@@ -195,10 +196,13 @@ class Stepper:
         A conversation is never cut, so a run that has one may be longer.
         """
         count = -(-len(rows) // self.section.minibatch_rows)
+        contents = rows.contents if self.grid else []
         minibatches: list[Minibatch] = []
         for indices in runs(rows.sequence, count):
             sequences = np.unique(rows.sequence[indices])
             packs = split(rows.lengths[sequences], self.gang.world, self.section.token_budget, grid=self.grid)
+            if self.grid:
+                packs = share_prefixes(packs, [contents[i] for i in sequences], self.section.token_budget)
             minibatches.append(Minibatch(
                 packs=[pack_rows(rows, sequences[part], self.gang.device, grid=self.grid)
                        for part in packs[self.gang.rank]],
@@ -216,8 +220,10 @@ class Stepper:
         if len(minibatches) < 2:
             return [p for minibatch in minibatches for p in minibatch.packs]
         shares = [np.concatenate(parts) for parts in zip(*(minibatch.shares for minibatch in minibatches), strict=True)]
-        packs = cut(shares, rows.lengths, self.section.token_budget, grid=self.grid)[self.gang.rank]
-        return [pack_rows(rows, part, self.gang.device, grid=self.grid) for part in packs]
+        packs = cut(shares, rows.lengths, self.section.token_budget, grid=self.grid)
+        if self.grid:
+            packs = share_prefixes(packs, rows.contents, self.section.token_budget)
+        return [pack_rows(rows, part, self.gang.device, grid=self.grid) for part in packs[self.gang.rank]]
 
     @torch.no_grad()
     def _compute_prior(self, every: list[Pack], later: list[Pack], rows: Rows) -> tuple[PriorValues, _BatchFigures]:

@@ -57,7 +57,8 @@ class StepReport:
     logprobs: list[Floats]
     """The learner's logprobs of the response tokens of each turn before the step, in the order of rows_of."""
     utilization: float | None
-    """FLOPs of the step's passes divided by the peak of the GPUs. None if the peak is unknown."""
+    """FLOPs of the step's passes divided by the peak of the GPUs. None if the peak is unknown, or if rows share tokens,
+    which are counted for each row."""
     doubt: str = ""
     """By how much learner and sampler differ on tokens of the same weights; "" if rounding explains it."""
 
@@ -140,6 +141,8 @@ class Learner:
 
     def _utilization(self, rows: Rows, seconds: float) -> float | None:
         stepper = self.stepper
+        if stepper.grid:
+            return None
         flops = forward_flops(stepper.policy.model, rows) * passes(
             reference=stepper.reference is not None, critic=stepper.critic is not None,
             adapters=self.config.learner.lora.rank > 0,

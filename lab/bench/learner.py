@@ -2,8 +2,9 @@
 
 Rows are steps of groups of episodes by the scripted player, a third of its actions noise, as an early policy plays. A
 token is a word or a mark. Repeated tokens are those that a tree would compute once: the row up to and with the token
-stands at the start of an earlier row of the group too. A transcript is a prompt that keeps all earlier turns; the
-learner joins its rows (learner/rows/sequences.py), so what it repeats is computed once.
+stands at the start of an earlier row of the group too. With a rectangle of attention the learner computes most of them
+once (learner/rows/prefixes.py). A transcript is a prompt that keeps all earlier turns; the learner joins its rows
+(learner/rows/sequences.py), so what it repeats is computed once everywhere.
 
 On a CPU one thread computes and its CPU time counts, which other processes hardly change. On a GPU both passes compute
 in bfloat16, and the wall clock counts.
@@ -108,6 +109,7 @@ def _speed(found: Sequence[Row]) -> list[Figure]:
     from learner.model.policy import Policy
     from learner.model.utilization import forward_flops, utilization
     from learner.rows.packing import pack_rows, split
+    from learner.rows.prefixes import share_prefixes
 
     cuda = torch.cuda.is_available()
     device, dtype = torch.device("cuda" if cuda else "cpu"), torch.bfloat16 if cuda else torch.float32
@@ -119,7 +121,8 @@ def _speed(found: Sequence[Row]) -> list[Figure]:
 
     def packed() -> float:
         hf.set_attn_implementation(ATTENTION)
-        packs = split(rows.lengths, 1, TOKEN_BUDGET, grid=grid)[0]
+        plan = split(rows.lengths, 1, TOKEN_BUDGET, grid=grid)
+        packs = share_prefixes(plan, rows.contents, TOKEN_BUDGET)[0] if grid else plan[0]
         return sum(_pass(Policy(hf)(pack_rows(rows, indices, device, grid=grid))[0]) for indices in packs)
 
     def padded() -> float:

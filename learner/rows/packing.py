@@ -5,8 +5,8 @@ a pack, L its longest sequence. A row is one step of an episode: its prompt and 
 another share a sequence (sequences.py); any other row is a sequence. A pack is one forward pass: sequences one after
 another in S tokens, so that embeddings, projections and MLPs see no padding. If attention has no kernel for sequences
 of any length (learner/model/attention.py), it alone lays them out as an [m, L] rectangle; they are packed in order of
-length, so the rectangle is nearly full. Against one block-diagonal mask of S x S that is three to eight times as fast
-on CPU. Attention of a sequence never sees another one.
+length, so the rectangle is nearly full, or so that they share tokens (prefixes.py). Against one block-diagonal mask of
+S x S that is three to eight times as fast on CPU. Attention of a sequence never sees another one.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from learner.rows.prefixes import places_of, shared_lengths
 from learner.rows.sequences import Ints, joined, last_rows, tokens_of
 from services.records import Step
 
@@ -56,6 +57,11 @@ class Rows:
         """[M] tokens of each sequence."""
         return (self.prompt_lengths + self.response_lengths)[last_rows(self.sequence)]
 
+    @property
+    def contents(self) -> list[Ints]:
+        """[M]: the tokens of each sequence."""
+        return np.split(self.tokens.astype(np.int64), np.cumsum(self.lengths)[:-1])
+
 
 def make_rows(steps: Sequence[Step], *, advantages: Sequence[float], temperatures: Sequence[float],
               stale: Sequence[bool], follows: Sequence[int | None] | None = None,
@@ -89,9 +95,10 @@ class Rectangle:
     """The places of a pack's tokens in the rectangle of attention."""
 
     positions: Tensor
-    """int64 [m, L]: the position in S of each cell; cells right of a sequence's end point at 0."""
+    """int64 [m, L]: the position in S of each cell. Sequences that begin alike point at the same tokens; cells right of
+    a sequence's end point at 0."""
     cells: Tensor
-    """int64 [S]: the cell of each token in the flattened rectangle."""
+    """int64 [S]: a cell of each token in the flattened rectangle, of the first sequence that has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,9 +108,9 @@ class Pack:
     tokens: Tensor
     """int64 [1, S]."""
     positions: Tensor
-    """int64 [1, S]; starts at 0 in each sequence."""
+    """int64 [1, S]: the position of each token in its sequence."""
     starts: Tensor
-    """int32 [m + 1]: where in S each sequence starts, and S."""
+    """int32 [m + 1]: where in S the own tokens of each sequence start, and S."""
     longest: int
     """L, the length of the longest row."""
     grid: Rectangle | None
@@ -182,31 +189,33 @@ def pack_rows(rows: Rows, indices: Ints, device: torch.device | str = "cpu", *, 
     members, places = _rows_in(rows.sequence, indices)
     prompts, responses, lengths = rows.prompt_lengths[members], rows.response_lengths[members], all_lengths[indices]
     response_ends = np.cumsum(rows.response_lengths)
-    source = ranges((np.cumsum(all_lengths) - all_lengths)[indices], lengths)
     response_source = ranges((response_ends - rows.response_lengths)[members], responses)
-    ends = np.cumsum(lengths)
-    starts, longest = ends - lengths, int(lengths.max())
-    predicting = ranges(starts[places] + prompts - 1, responses)
-    tokens, row = rows.tokens[source].astype(np.int64), np.repeat(np.arange(len(members)), responses)
+    # All tokens of these sequences [A], one sequence after another, and where each of them is in S.
+    contents = rows.tokens[ranges((np.cumsum(all_lengths) - all_lengths)[indices], lengths)].astype(np.int64)
+    starts, within = np.cumsum(lengths) - lengths, ranges(np.zeros_like(lengths), lengths)
+    shared = shared_lengths(np.split(contents, starts[1:])) if grid else np.zeros_like(lengths)
+    own, place = within >= np.repeat(shared, lengths), places_of(lengths, shared)
+    before = ranges(starts[places] + prompts - 1, responses)  # [T]: the token before each response token
+    longest, row = int(lengths.max()), np.repeat(np.arange(len(members)), responses)
 
     def tensor(values: npt.NDArray[np.generic], dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.as_tensor(values, dtype=dtype).to(device, non_blocking=True)
 
     def rectangle() -> Rectangle:
-        column = np.arange(longest)
-        filled = column < lengths[:, None]
-        return Rectangle(cells=tensor(np.flatnonzero(filled)),
-                         positions=tensor(np.where(filled, starts[:, None] + column, 0)))
+        cell = np.repeat(np.arange(len(indices)) * longest, lengths) + within
+        positions = np.zeros(len(indices) * longest, dtype=np.int64)
+        positions[cell] = place
+        return Rectangle(cells=tensor(cell[own]), positions=tensor(positions.reshape(-1, longest)))
 
     return Pack(
-        tokens=tensor(tokens)[None],
-        positions=tensor(ranges(np.zeros_like(lengths), lengths))[None],
-        starts=tensor(np.append(starts, ends[-1]), torch.int32),
+        tokens=tensor(contents[own])[None],
+        positions=tensor(within[own])[None],
+        starts=tensor(np.concatenate([[0], np.cumsum(lengths - shared)]), torch.int32),
         longest=longest,
         grid=rectangle() if grid else None,
         members=members,
-        predicting=tensor(predicting),
-        targets=tensor(tokens[predicting + 1]),
+        predicting=tensor(place[before]),
+        targets=tensor(contents[before + 1]),
         row=tensor(row),
         temperatures=tensor(rows.temperatures[members][row], torch.float32),
         sampler_logprobs=tensor(rows.sampler_logprobs[response_source], torch.float32),
