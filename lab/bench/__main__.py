@@ -35,6 +35,7 @@ BENCHES = {
     "simulation": "lab.simulation.check",
     "soak": "lab.bench.soak",
     "store": "lab.bench.store",
+    "trl": "lab.bench.trl",
     "webshop": "lab.bench.webshop",
     "weights": "lab.bench.weights",
 }
