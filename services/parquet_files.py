@@ -52,20 +52,28 @@ def read_table(file: parquet.ParquetFile, path: Path, columns: Sequence[str] | N
 
     if missing := next((name for name in columns or () if name not in file.schema_arrow.names), None):
         raise ValueError(f"it has no column {missing}")
-    batches = list(_bounded(file, path, columns, range(file.num_row_groups) if row_groups is None else row_groups))
+    batches = list(_bounded(file, path, columns, range(file.num_row_groups) if row_groups is None else row_groups,
+                            limit=TABLE_BYTES))
     table = pa.Table.from_batches(batches) if batches else file.schema_arrow.empty_table()
     return table if columns is None else table.select(list(columns))
 
 
+def read_rows(path: Path, *, limit: int) -> Iterator[dict[str, object]]:
+    """Yields the rows of a file. Raises as open_parquet does, and Damaged once they have taken `limit` bytes."""
+    with open_parquet(path) as file:
+        for batch in _bounded(file, path, None, range(file.num_row_groups), limit=limit):
+            yield from batch.to_pylist()
+
+
 def _bounded(file: parquet.ParquetFile, path: Path, columns: Sequence[str] | None,
-             groups: Sequence[int]) -> Iterator[pa.RecordBatch]:
+             groups: Sequence[int], *, limit: int) -> Iterator[pa.RecordBatch]:
     size = 0
     for group in groups:
         # Each row of a group may be one and the same large text, which the group holds once.
-        rows = max(1, min(BATCH_ROWS, TABLE_BYTES // max(1, file.metadata.row_group(group).total_byte_size)))
+        rows = max(1, min(BATCH_ROWS, limit // max(1, file.metadata.row_group(group).total_byte_size)))
         for batch in file.iter_batches(rows, row_groups=[group], columns=columns and list(columns), use_threads=False):
             size += batch.nbytes
-            if size > TABLE_BYTES:
-                raise Damaged(f"the rows of {path} take more than {TABLE_BYTES >> 20} MiB in memory",
+            if size > limit:
+                raise Damaged(f"the rows of {path} take more than {limit >> 20} MiB in memory",
                               "give a smaller file")
             yield batch

@@ -1,4 +1,5 @@
-"""Episodes as chat messages, one JSON line each: verifiers' results.jsonl, or logs of OpenAI's chat completions.
+"""Episodes as chat messages, one JSON line each: verifiers' results.jsonl, TRL's completions, or logs of OpenAI's chat
+completions.
 
     {"example_id": 7, "prompt": [{"role": "user", ...}], "completion": [{"role": "assistant", ...}, ...], "reward": 1}
     {"task": "7", "messages": [{"role": "user", ...}, {"role": "assistant", "tool_calls": [...]}, ...], "reward": 1}
@@ -36,7 +37,7 @@ class ChatLine(msgspec.Struct, kw_only=True):
 
     messages: list[Message] | None = None
     prompt: list[Message] | str | None = None
-    completion: list[Message] | None = None
+    completion: list[Message] | str | None = None
     reward: Reward | None = None
     score: Reward | None = None
     group: str | int | None = None
@@ -50,7 +51,10 @@ def read_chat(name: str) -> list[LoggedGroup]:
     groups: dict[str, list[LoggedEpisode]] = {}
     with opened(name) as stream:
         for number, text in numbered(stream):
-            key, steps = _read_line(number, decode_line(number, text, ChatLine, PAGE))
+            line = decode_line(number, text, ChatLine, PAGE)
+            if line.reward is None and line.score is None:
+                line.reward = _trl_reward(number, text)
+            key, steps = _read_line(number, line)
             groups.setdefault(key, []).append(LoggedEpisode(steps=steps))
         if not groups:
             raise UserError("it has no lines", PAGE)
@@ -60,7 +64,8 @@ def read_chat(name: str) -> list[LoggedGroup]:
 def _read_line(number: int, line: ChatLine) -> tuple[str, list[LoggedStep]]:
     """Returns the key of a line's group, and its steps."""
     prompt = [Message("user", line.prompt)] if isinstance(line.prompt, str) else line.prompt or []
-    messages = line.messages or [*prompt, *(line.completion or [])]
+    completion = [Message("assistant", line.completion)] if isinstance(line.completion, str) else line.completion or []
+    messages = line.messages or [*prompt, *completion]
     reward = line.score if line.reward is None else line.reward
     if reward is None:
         raise UserError(f"line {number}: it has neither `reward` nor `score`", PAGE)
@@ -77,6 +82,23 @@ def _read_line(number: int, line: ChatLine) -> tuple[str, list[LoggedStep]]:
     steps[-1].reward = reward
     named = [value for field in GROUPS if isinstance(value := getattr(line, field), str | int)]
     return str(named[0]) if named else steps[0].state, steps
+
+
+def _trl_reward(number: int, text: bytes) -> float | None:
+    """Returns the reward of a row of TRL's completions, None for another line.
+
+    Raises UserError for more than one column of numbers: TRL weights its reward functions, and the row does not say by
+    what.
+    """
+    fields = msgspec.json.decode(text, type=dict[str, Any])
+    if not fields.keys() >= {"step", "prompt", "completion", "advantage"}:
+        return None
+    numbers = {name: value for name, value in fields.items()
+               if isinstance(value, float) and name not in ("step", "advantage")}
+    if len(numbers) > 1:
+        raise UserError(f"line {number}: it has no `reward`, and several numbers: {', '.join(numbers)}",
+                        "add a column `reward`, such as the sum of its reward functions by their weights")
+    return next(iter(numbers.values()), None)
 
 
 def _action(message: Message) -> str:

@@ -1,4 +1,4 @@
-"""Files of logged groups: one JSON document, or JSON lines with a group in each line."""
+"""Files of logged groups: one JSON document, or a group in each line. A row of parquet counts as a line of JSON."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 import zlib
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import BinaryIO, TypeVar, cast
 
 import msgspec
@@ -16,6 +17,8 @@ import msgspec
 from learner.logged_groups.form import LoggedGroup, parse_group
 from services.errors import UserError
 from services.files import JSON_BYTES, Damaged, open_plain, without_mark
+from services.parquet_files import read_rows
+from services.process.packages import naming_extras
 
 Line = TypeVar("Line", bound=msgspec.Struct)
 LINES_BYTES = 256 << 20
@@ -76,22 +79,49 @@ def opened(name: str) -> Generator[BinaryIO]:
             raise UserError(f"cannot read {name}: {error.strerror}",
                             "give a JSON file, or - for standard input") from None
         try:
-            yield _unpacked(stack, stream)
+            yield _unpacked(stack, stream, name)
         except UserError as error:
             what = error.what if error.what.startswith(called) else f"{called}: {error.what}"
             raise UserError(what, error.fix) from error
 
 
-def _unpacked(stack: ExitStack, stream: BinaryIO) -> BinaryIO:
-    """Returns the stream, or what a gzip file holds, of which `numbered` reads no more than of any other.
+def _unpacked(stack: ExitStack, stream: BinaryIO, name: str) -> BinaryIO:
+    """Returns the stream, or the lines that a gzip or parquet file holds.
 
-    Raises UserError for a parquet file.
+    Raises UserError for a parquet file that cannot be read, or comes through a pipe.
     """
     begin = cast("io.BufferedReader", stream).peek(4)[:4] if hasattr(stream, "peek") else b""
     if begin == b"PAR1":
-        raise UserError("it is a parquet file, and this command reads JSON lines",
-                        "write its rows so: pandas.read_parquet(FILE).to_json(OUT, orient='records', lines=True)")
+        if name == "-":
+            raise UserError("it is a parquet file, which is not read from a pipe", "give the file's name")
+        return io.BytesIO(b"".join(_parquet_lines(Path(name))))
     return cast("BinaryIO", stack.enter_context(gzip.open(stream))) if begin[:2] == b"\x1f\x8b" else stream
+
+
+def _parquet_lines(path: Path) -> Iterator[bytes]:
+    """Yields each row as a line of JSON. Raises UserError if the file is damaged or has more than LINES_BYTES, or if
+    pyarrow is not installed."""
+    total = 0
+    with naming_extras():
+        try:
+            for row in read_rows(path, limit=LINES_BYTES):
+                line = msgspec.json.encode(_without_nulls(row)) + b"\n"
+                total += len(line)
+                if total > LINES_BYTES:
+                    raise UserError(f"its rows have more than {LINES_BYTES >> 20} MiB as JSON",
+                                    "give the groups of one learner step at a time")
+                yield line
+        except (OSError, ValueError, TypeError) as error:
+            raise UserError(f"its parquet cannot be read ({error})", "write it again") from None
+
+
+def _without_nulls(value: object) -> object:
+    """Returns a value without the null fields of its mappings. Parquet has one for each field that only other rows
+    have."""
+    if isinstance(value, dict):
+        fields = cast("dict[str, object]", value)
+        return {name: _without_nulls(part) for name, part in fields.items() if part is not None}
+    return [_without_nulls(part) for part in cast("list[object]", value)] if isinstance(value, list) else value
 
 
 def numbered(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:

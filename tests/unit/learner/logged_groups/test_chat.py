@@ -4,9 +4,12 @@ import gzip
 import json
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 import gagpo
+from learner.logged_groups import files
 from learner.logged_groups.chat import read_chat
 from services.errors import UserError
 
@@ -49,6 +52,46 @@ def test_a_gzip_file_is_read_and_a_damaged_one_named(tmp_path: Path):
     path.write_bytes(gzip.compress(line * 2)[:-12])
     with pytest.raises(UserError, match="the gzip file is damaged"):
         read_chat(str(path))
+
+
+def trl(tmp_path: Path, completions: list[object], **columns: list[object]) -> str:
+    """Writes what TRL's `log_completions` does of one prompt, and returns its name."""
+    count = len(completions)
+    path = tmp_path / "completions_00001.parquet"
+    parquet.write_table(pa.table({
+        "step": [1] * count, "prompt": [[{"role": "user", "content": "2 + 3?"}]] * count, "completion": completions,
+        **columns, "advantage": [0.5] * count}), path)
+    return str(path)
+
+
+def test_completions_of_trl_are_read_from_their_parquet(tmp_path: Path):
+    calls = [{"function": {"name": name, "arguments": arguments}}
+             for name, arguments in (("add", {"a": 2, "b": 3}), ("look", {"at": "it"}))]
+    completions = [[{"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "5"},
+                    {"role": "assistant", "content": "It is 5."}] for call in calls]
+    (group,) = read_chat(trl(tmp_path, completions, environment_reward=[1.0, 0.0]))
+    assert [[(step.state, step.action, step.reward) for step in episode.steps] for episode in group.episodes] == [
+        [("2 + 3?", '{"arguments": {"a": 2, "b": 3}, "name": "add"}', 0), ("5", "It is 5.", 1)],
+        [("2 + 3?", '{"arguments": {"at": "it"}, "name": "look"}', 0), ("5", "It is 5.", 0)]], (
+        "a field that only the other row has is none of this one")
+    (plain,) = read_chat(trl(tmp_path, ["5", "6"], right=[1.0, 0.0], answer=["5", "5"]))
+    assert [episode.steps[0].action for episode in plain.episodes] == ["5", "6"]
+
+
+def test_rewards_that_trl_weights_are_not_summed_by_guess(tmp_path: Path):
+    with pytest.raises(UserError, match="line 1: it has no `reward`, and several numbers: right, short"):
+        read_chat(trl(tmp_path, ["5"], right=[1.0], short=[0.5]))
+    assert read_chat(trl(tmp_path, ["5"], right=[1.0], short=[0.5], reward=[1.5]))[0].episodes[0].steps[0].reward == 1.5
+
+
+def test_a_parquet_file_is_read_to_a_limit_and_a_damaged_one_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    name = trl(tmp_path, ["x" * 4000] * 4, right=[1.0] * 4)
+    monkeypatch.setattr(files, "LINES_BYTES", 8000)
+    with pytest.raises(UserError, match=r"completions_00001\.parquet"):
+        read_chat(name)
+    Path(name).write_bytes(Path(name).read_bytes()[:-10])
+    with pytest.raises(UserError, match="its parquet cannot be read"):
+        read_chat(name)
 
 
 @pytest.mark.parametrize(("row", "match"), [
