@@ -55,16 +55,27 @@ def test_the_logged_call_that_earned_it_is_found():
     assert refunded > 0 > apologised, "two answers to the same text"
 
 
-def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path):
-    make_run(tmp_path / "runs" / "alfworld-tiny")
-    folder = tmp_path / "examples"
-    folder.mkdir()
-    notebook = json.loads((EXAMPLES / "credit_and_runs.ipynb").read_text())
+def run_notebook(name: str, folder: Path, after: str = "") -> str:
+    """Runs the code of a notebook in `folder`, then `after`, and returns what it printed."""
+    notebook = json.loads((EXAMPLES / name).read_text())
     cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
     assert len(cells) >= 4
     assert all(cell["outputs"] == [] for cell in notebook["cells"] if cell["cell_type"] == "code")
-    code = f"space = {{}}\nfor cell in {cells!r}:\n    exec(compile(cell, 'cell', 'exec'), space)\n"
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=60,
-                          env={"PYTHONPATH": str(EXAMPLES.parent)}, check=False)
+    code = f"space = {{}}\nfor cell in {[*cells, after]!r}:\n    exec(compile(cell, 'cell', 'exec'), space)\n"
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=120,
+                          env={"PYTHONPATH": str(EXAMPLES.parent), "MPLBACKEND": "Agg"}, check=False)
     assert done.returncode == 0, done.stderr
-    assert "the step that cost the most:" in done.stdout
+    return done.stdout
+
+
+def test_the_notebook_of_a_run_runs_from_top_to_bottom(tmp_path: Path):
+    make_run(tmp_path / "runs" / "alfworld-tiny")
+    folder = tmp_path / "examples"
+    folder.mkdir()
+    assert "the step that cost the most:" in run_notebook("credit_and_runs.ipynb", folder)
+
+
+def test_the_notebook_finds_the_step_that_lost_an_episode_and_draws_it(tmp_path: Path):
+    drawn = run_notebook("lost_step.ipynb", tmp_path, "print([plt.figure(n).axes[0].get_title() for n in (1, 2)])")
+    assert "lost at step 2 of episode 2 of order 17: apologise" in drawn, "the first of two that had paid twice"
+    assert "['δ of each step', 'episode 2, step by step']" in drawn
