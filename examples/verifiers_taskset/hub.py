@@ -1,13 +1,15 @@
-"""A taskset of Prime Intellect's verifiers as an environment, and the agent that plays it.
+"""Environments of Prime Intellect's verifiers, and the agents that play them: one row of their data is one task.
 
-verifiers 0.4 needs other versions of `openai` and `mcp` than gagpo, so it lives in a virtual environment of its own,
-with the package of the taskset and `uv`, which it calls:
+verifiers needs other versions of `openai` and `mcp` than gagpo, so it lives in a virtual environment of its own, with
+the package of the environment. Versions below 0.4 play its environments (MultiTurnEnv, ToolEnv and what is made of
+them), newer ones its tasksets. These call `uv`.
 
     python -m venv hub
-    hub/bin/pip install verifiers==0.4.0 uv
-    gagpo train --config my_config.yaml env.name=hub:SPEC agent.name=hub:agent eval.episodes=100
+    hub/bin/pip install 'verifiers<0.4' my-environment       # an environment
+    hub/bin/pip install 'verifiers>=0.4' uv my-taskset       # a taskset
+    gagpo train --config my_config.yaml env.name=hub:SPEC agent.name=hub:environment eval.episodes=100
 
-The program (hub_program.py) plays the row whose number is that of the task.
+The program plays the row whose number is that of the task.
 """
 
 from gagpo.agents import AgentProgram
@@ -15,7 +17,7 @@ from gagpo.environments import text_spec
 
 
 class Row:
-    """One row of the taskset. The program plays, so there is nothing to play here."""
+    """One row of the data. The program plays, so there is nothing to play here."""
 
     def reset(self, *, seed):
         """Returns the first observation."""
@@ -27,4 +29,5 @@ class Row:
 
 
 SPEC = text_spec(Row, name="hub", sizes=(800, 100, 100))  # rows to train on, to choose by, to report on
-agent = AgentProgram("hub/bin/python", "hub_program.py")
+environment = AgentProgram("hub/bin/python", "environment_program.py", "my_environment")
+taskset = AgentProgram("hub/bin/python", "taskset_program.py", "owner/name")
