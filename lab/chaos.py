@@ -133,7 +133,7 @@ class DisturbedRun:
     def beating(self, since: float) -> bool:
         """Whether worker, learner and controller have all sent a heartbeat after this moment."""
         try:
-            beats = self.store.beats() if self.store else {}
+            beats = self.store.state.beats() if self.store else {}
         except Fault:
             return False
         return {name.split("-")[0] for name, beat in beats.items() if beat["at"] > since} >= {

@@ -22,7 +22,7 @@ from services.process.shared_storage import check_seen
 from services.process.threads import wait_politely
 from services.records import Version
 from services.store.gpu_lease import GpuLease
-from services.store.lease_keeper import LeaseKeeper
+from services.store.lease import LeaseKeeper
 from services.store.store import Store
 from services.telemetry.heartbeat import Beating, Pulse
 from services.telemetry.logs import get_logger, life_of
@@ -105,7 +105,8 @@ class LearnerRank:
             return make(), nullcontext
         leases = [GpuLease(store, f"{self._run}-learner", index) for index in range(self._config.learner.ranks)]
         turn = partial(gpu_turn, leases, pulse, check=check, wait_s=self._config.learner.wait_s)
-        with Beating(pulse, store.beat), turn():  # a worker gives its GPU to a learner whose heartbeat asks for it
+        # A worker gives its GPU to a learner whose heartbeat asks for it.
+        with Beating(pulse, store.state.beat), turn():
             learner = make()
             learner.park()
 
@@ -137,8 +138,8 @@ class LearnerRank:
 
         config, seconds = self._config, self._config.learner.collective_s
         store = Store.of_run(config, self._store_url, self._run)
-        lease = store.acquire("learner", f"{self._run}-learner", ttl_s=LEASE_S)
-        keeper = stack.enter_context(LeaseKeeper(store, lease))
+        lease = store.leases.acquire("learner", f"{self._run}-learner", ttl_s=LEASE_S)
+        keeper = stack.enter_context(LeaseKeeper(store.leases, lease))
         weights = WeightsActorClient(ray.get_actor(self._weights_actor_name), seconds=seconds)
 
         def check() -> None:
@@ -148,7 +149,7 @@ class LearnerRank:
 
         def before_publish(replaced: Version, check: Callable[[], None]) -> None:
             started = time.monotonic()
-            while config.evaluates(replaced.step) and store.evaluated() < replaced.step:
+            while config.evaluates(replaced.step) and store.state.evaluated() < replaced.step:
                 check()
                 if time.monotonic() - started > config.learner.wait_s:
                     raise DeadlineExceeded(f"the evaluation of step {replaced.step} took over "
@@ -157,7 +158,7 @@ class LearnerRank:
 
         pulse = Pulse("learner-0", "learner")
         learner, turn = self._made(make, store, pulse, check)
-        stack.enter_context(Beating(pulse, store.beat))
+        stack.enter_context(Beating(pulse, store.state.beat))
         loop = TrainingLoop(
             config=config, learner=learner, store=store, lease=lease, sender=self._sender(learner, weights),
             before_publish=before_publish, check=check, mirrored=self._mirrored(), gpu_turn=turn,

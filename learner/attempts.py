@@ -22,18 +22,18 @@ SILENT = "the learner died without an error, as when the machine runs out of mem
 @contextmanager
 def counted_attempt(store: Store, lease: Lease, manifest: Manifest, *, incarnation: int, limit: int) -> Iterator[None]:
     """Counts its block, the training on one manifest, as an attempt. Raises UserError once `limit` attempts failed."""
-    failed, cause = store.attempt(lease, manifest.step, incarnation)
+    failed, cause = store.steps.attempt(lease, manifest.step, incarnation)
     if failed >= limit:
         raise given_up(manifest, failed, cause or SILENT)
     try:
         yield
     except Exception as error:
         cause = in_short(error)
-        store.attempt_failed(lease, manifest.step, cause)
+        store.steps.attempt_failed(lease, manifest.step, cause)
         if failed + 1 >= limit:
             raise given_up(manifest, failed + 1, cause) from error
         raise
-    store.attempt_succeeded(lease, manifest.step)
+    store.steps.attempt_succeeded(lease, manifest.step)
 
 
 def check_numbers(step: int, groups: Sequence[Sequence[Episode]]) -> None:

@@ -16,8 +16,7 @@ from services.errors import DeadlineExceeded
 from services.records import Episode
 from services.store.archive import EpisodeArchive
 from services.store.lease import Lease
-from services.store.step_log import Supply, whole
-from services.store.store import Store
+from services.store.store import Store, Supply, is_complete
 from services.telemetry.heartbeat import NO_SERVERS, Pulse, all_do
 from services.telemetry.logs import get_logger
 from services.telemetry.tickets import reason_class
@@ -50,7 +49,7 @@ class _Workers:
         """
         now = time.monotonic()
         if now - self._looked_at > LOOK_S:
-            self._looked_at, beats = now, self._store.beats()
+            self._looked_at, beats = now, self._store.state.beats()
             self.no_servers = all_do(beats, "rollout", NO_SERVERS)
             heard = any(beat.get("role") == "rollout" for beat in beats.values())
             self._heard_at = now if heard else self._heard_at
@@ -153,7 +152,7 @@ class GroupCollector:
         out: the store gives its tickets back to the workers, as long as no manifest names it."""
         for group in groups:
             episodes = self.store.episodes(group)
-            if whole(episodes):
+            if is_complete(episodes):
                 yield group, episodes
 
     def drop(self, reasons: Mapping[str, str], *, tell: Callable[..., object] = log.warning) -> None:

@@ -132,24 +132,24 @@ class TrainingLoop:
             self.learner.load(self.checkpoints.folder(found.step))
             self.exported = self.checkpoints.folder(found.step) / EXPORT
         at = self.position
-        self.incarnation = self.store.incarnation(self.lease, above=at.incarnation)
+        self.incarnation = self.store.state.incarnation(self.lease, above=at.incarnation)
         self.observer.restored(at.step, incarnation=self.incarnation, found=found is not None,
                                durable=self.checkpoints.written(at.step) if found else time.time())
-        if not self.store.agrees_with(at.step):
+        if not self.store.steps.agrees_with(at.step):
             # The ledger first: if it lacks a reset, an audit reports the groups as lost.
             self.observer.forgotten(at.step, next_group=at.next_group, incarnation=self.incarnation)
-            self.store.reset_to(self.lease, at.step, at.next_group, trained=at.trained)
+            self.store.steps.reset_to(self.lease, at.step, at.next_group, trained=at.trained)
         self.retirement.restored(at.step)
 
     def next_manifest(self) -> tuple[Manifest, bool]:
         """Returns the manifest of the next step, and whether an earlier process of the learner has committed it."""
         step = self.learner.step + 1
-        for known in self.store.manifests(self.learner.step):
+        for known in self.store.steps.manifests(self.learner.step):
             if known.step == step:
                 return known, True
         groups = self._collector().collect(step)
         proposed = Manifest(step=step, incarnation=self.incarnation, groups=groups, drops=[])
-        return self.store.begin_step(self.lease, proposed), False
+        return self.store.steps.begin(self.lease, proposed), False
 
     def _collector(self) -> GroupCollector:
         return GroupCollector(config=self.config, store=self.store, lease=self.lease, archive=self.archive,
@@ -180,7 +180,7 @@ class TrainingLoop:
         self.sender.keep()
         self.writing.check()
         if self.version.incarnation and time.monotonic() - self._looked >= LOOK_EVERY_S:
-            self._looked, found = time.monotonic(), self.store.version()
+            self._looked, found = time.monotonic(), self.store.state.version()
             if found is None or found[0] != self.version:  # Redis may lose the last second before its machine died
                 log.warning("Redis has lost the current version; it is named again", version=self.version.short)
                 self._point()
@@ -212,7 +212,7 @@ class TrainingLoop:
         with self._pointing:
             self.version, self.exported = version or self.version, exported or self.exported
             self.canary = canary or self.canary
-            self.store.publish_version(self.lease, self.version, str(self.exported or self.learner.model_path),
+            self.store.state.publish_version(self.lease, self.version, str(self.exported or self.learner.model_path),
                                        self.canary)
 
     def persist(self) -> None:
@@ -228,7 +228,7 @@ class TrainingLoop:
         due = step % self.config.checkpoint.every == 0 or step == self.config.steps or (evaluates and adapters)
         if due or (not self.writing.busy and not self.retirement.pending and self.store.crowded()):
             self._make_durable()
-        elif evaluates and self.store.evaluated() < step:
+        elif evaluates and self.store.state.evaluated() < step:
             self._keep_weights()
 
     def _leave(self) -> None:
@@ -309,4 +309,4 @@ class TrainingLoop:
 
     def fence(self) -> None:
         """Raises LeaseLost if another learner has begun. Called before files change, because files check no lease."""
-        self.store.renew(self.lease)
+        self.store.leases.renew(self.lease)

@@ -94,7 +94,7 @@ class RolloutHost:
             _, text = await asyncio.gather(
                 engine.start(), asyncio.to_thread(load_text, str(self._model), env, self._config.model))
             log.info("engine ready", seconds=time.monotonic() - started)
-            urls = await asyncio.to_thread(store.servers) or self._env_urls  # they may have moved while it loaded
+            urls = await asyncio.to_thread(store.state.servers) or self._env_urls  # they may have moved while it loaded
             client = await stack.enter_async_context(
                 EnvClient(urls, self._env_token, timeout_s=env.call_seconds, outage_s=env.outage_seconds))
             info = await engine.while_alive(self._environment(client, store))
@@ -121,7 +121,7 @@ class RolloutHost:
         from rollout.correction import Corrector
         from rollout.store_calls import StoreCalls
 
-        keep = partial(StoreCalls(store.longest_s).for_episode, store.correct)
+        keep = partial(StoreCalls(store.longest_s).for_episode, store.state.correct)
         return Corrector(engine=engine, text=text, limits=limits, keep=keep)
 
     def _engine(self) -> Engine:
@@ -174,9 +174,9 @@ class RolloutHost:
         if not asking.done():
             pulse = Pulse(self._worker, "rollout")
             pulse.doing(NO_SERVERS)
-            with Beating(pulse, store.beat):
+            with Beating(pulse, store.state.beat):
                 while not asking.done():
-                    if urls := await asyncio.to_thread(store.servers):
+                    if urls := await asyncio.to_thread(store.state.servers):
                         client.use(urls)
                     await asyncio.wait([asking], timeout=BEAT_S)
         return asking.result()

@@ -108,7 +108,7 @@ class Meter:
 
     @counted("metrics")
     def beat(self, *, playing: int, held: int, pointer: Version | None) -> dict[str, Any]:
-        """Returns the snapshot for Store.beat. `pointer`: the current version."""
+        """Returns the snapshot for RunState.beat. `pointer`: the current version."""
         own, meters = self._engine.version, self._meters
         meters("gagpo_rollout_tickets", state="playing").set(playing)
         meters("gagpo_rollout_tickets", state="held").set(held)
@@ -268,7 +268,7 @@ class RolloutWorker:
             self._held |= {claim.ticket.id: claim for claim in claims}
             self._meter.claimed(claims)
         # Read after the claim, so that the version for which a ticket was issued is already published.
-        self._pointer = await self._calls.for_loop(self._store.version)
+        self._pointer = await self._calls.for_loop(self._store.state.version)
 
     def _start(self, group: asyncio.TaskGroup) -> None:
         for claim in list(self._held.values()):
@@ -288,7 +288,7 @@ class RolloutWorker:
         if due == self._engine.version or self._missing.pauses(due):
             return False
         self._meter.fetches(due)
-        canary = await self._calls.for_loop(self._store.canary, due)
+        canary = await self._calls.for_loop(self._store.state.canary, due)
         try:
             seconds = await self._weights.receive(due, path if due == pointer else "", canary)
         except WrongWeights as fault:
@@ -366,8 +366,8 @@ class RolloutWorker:
     async def _beat(self) -> None:
         pointer = self._pointer[0] if self._pointer else None
         beat = self._meter.beat(playing=len(self._playing), held=len(self._held), pointer=pointer)
-        await self._calls.for_loop(self._store.beat, self._name, beat)
-        urls = await self._calls.for_loop(self._store.servers)
+        await self._calls.for_loop(self._store.state.beat, self._name, beat)
+        urls = await self._calls.for_loop(self._store.state.servers)
         if urls:
             self._runner.env.use(urls)
 

@@ -71,7 +71,7 @@ def read_journal(folder: RunFolder, config: Config) -> Journal | None:
     if url is None:
         return None
     try:
-        journal = Store(url, known.run, settings=briefly(config.redis)).journal()
+        journal = Store(url, known.run, settings=briefly(config.redis)).steps.journal()
     except StoreFault:
         return None
     return journal if journal.issued else None

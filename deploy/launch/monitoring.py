@@ -32,7 +32,7 @@ def monitoring(parts: Topology, telemetry: Telemetry, folder: RunFolder, *,
     """Monitors the run while the block is active. Raises UserError if metrics.host and metrics.port cannot be bound."""
     config = parts.config
     store = Store(parts.store_url, parts.run, timeout_s=READ_S, settings=briefly(config.redis))
-    with serving(lambda: decode(store.beats()), host=config.metrics.host, port=config.metrics.port) as bound:
+    with serving(lambda: decode(store.state.beats()), host=config.metrics.host, port=config.metrics.port) as bound:
         address = _reached(bound, parts.address)
         targets = _Targets(folder.targets, lambda urls: target_groups(config.name, address, urls), note)
 
@@ -44,7 +44,7 @@ def monitoring(parts: Topology, telemetry: Telemetry, folder: RunFolder, *,
         _forget_killed(folder, address)
         note(f"metrics on http://{address}/metrics")
         try:
-            with Beating(telemetry.pulse, store.beat, fill=fill), _shelf(parts, store):
+            with Beating(telemetry.pulse, store.state.beat, fill=fill), _shelf(parts, store):
                 yield
         finally:
             with suppress(OSError):
@@ -109,7 +109,7 @@ def _shelf(parts: Topology, store: Store) -> AbstractContextManager[object]:
             pulse.progressed()
 
     def send(name: str, beat: Mapping[str, Any]) -> None:
-        store.beat(name, {**beat, "cost": {}})  # the cost of this process is in the controller's heartbeat
+        store.state.beat(name, {**beat, "cost": {}})  # the cost of this process is in the controller's heartbeat
 
     return Beating(pulse, send, fill=ask)
 

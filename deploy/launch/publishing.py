@@ -24,14 +24,14 @@ def publish_folder(parts: Topology, model: Path, *, holder: str, step: int = 0) 
     from services.weights.pack import pack_folder
 
     packed = pack_folder(model, parts.config.model.dtype)
-    lease = parts.store.acquire("learner", f"{holder}-learner", ttl_s=LEASE_S)
+    lease = parts.store.leases.acquire("learner", f"{holder}-learner", ttl_s=LEASE_S)
     try:
-        version = Version(incarnation=parts.store.incarnation(lease), step=step, digest=packed.digest)
+        version = Version(incarnation=parts.store.state.incarnation(lease), step=step, digest=packed.digest)
         place = None if ray_address(parts.config) is None else parts.folder  # the actor may be on another node
         with weights_file(packed.manifest, packed.buffer, packed.digest, folder=place) as file:
             private_ray.ask(lambda: parts.weights.publish_file.remote(version, packed.manifest, str(file)),
                             parts.config.learner.collective_s, f"publishing {version.short} (learner.collective_s)")
-        parts.store.publish_version(lease, version, str(model))
+        parts.store.state.publish_version(lease, version, str(model))
     finally:
-        parts.store.release(lease)
+        parts.store.leases.release(lease)
     return version

@@ -196,5 +196,5 @@ class Scaling:
         """Publishes the present list of servers to all workers, again if a Redis that died has lost it. Never an empty
         list: it would only stop them."""
         urls, store = self._parts.urls(), self._parts.store
-        if urls and urls != store.servers():
-            store.publish_servers(self._lease, urls)
+        if urls and urls != store.state.servers():
+            store.state.publish_servers(self._lease, urls)

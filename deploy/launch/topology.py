@@ -129,9 +129,10 @@ def topology(config: Config, *, run: str, folder: Path, config_file: Path, note:
         url = redis_url(config.redis) or stack.enter_context(private_redis(
             folder / "redis", None if is_local(address) else address, memory=memory_share(memory_bytes())))
         store = Store.of_run(config, url, run)
-        until_answered(store.check, config.redis.outage_seconds, note)  # it has answered before, in the preflight
-        supervisor = Supervisor(note, config.supervision, beats=store.beats, ground=private_ray.check,
-                                milestone=lambda: (store.counts(), store.evaluated()))
+        # It has answered before, in the preflight.
+        until_answered(store.connection.check, config.redis.outage_seconds, note)
+        supervisor = Supervisor(note, config.supervision, beats=store.state.beats, ground=private_ray.check,
+                                milestone=lambda: (store.counts(), store.state.evaluated()))
         stack.callback(supervisor.stop)
         # The run's own servers get a secret token, because other users of this machine can reach them too.
         token = env_token(config.env) if config.env.urls else secrets.token_urlsafe(32)

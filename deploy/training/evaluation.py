@@ -110,9 +110,9 @@ def _play(config: Config, model: Path, split: str | None, lines: StatusLines) ->
           topology(config, run=run_of(folder), folder=folder, config_file=folder / "config.yaml",
                    note=lines.note) as parts,
           erased(parts.store, parts.supervisor, lines.note) if stays else nullcontext()):
-        lease = parts.store.acquire("controller", parts.run, ttl_s=30.0)
+        lease = parts.store.leases.acquire("controller", parts.run, ttl_s=30.0)
         scaling = Scaling(parts, lease, lambda index: parts.rollout_worker(index, model), note=lines.note)
-        loading = Loading(parts.supervisor.states, parts.store.beats, waiting=lines.waiting)
+        loading = Loading(parts.supervisor.states, parts.store.state.beats, waiting=lines.waiting)
         controller = Controller(
             config=config, store=parts.store, lease=lease, supervisor=parts.supervisor,
             tickets=TrainTickets(config=config, tasks=TaskStream(training, config.seed)),

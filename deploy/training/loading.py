@@ -22,8 +22,8 @@ class Loading:
     """
 
     def __init__(self, states: States, beats: Beats, *, waiting: Callable[[str], object]) -> None:
-        """`states`: Supervisor.states. `beats`: Store.beats. `waiting` takes a line about the loading, several times a
-        second.
+        """`states`: Supervisor.states. `beats`: RunState.beats. `waiting` takes a line about the loading, several times
+        a second.
         """
         self._states, self._beats, self._waiting = states, beats, waiting
         self._next: Callable[[], object] | None = None

@@ -141,9 +141,9 @@ class TrainingRun:
                 self.config, run=self.run, folder=self.folder.path, config_file=self.folder.config_file,
                 note=self.progress.note) as parts:
             tell = stack.enter_context(sinks(self.config, self.folder.path, self.run))
-            lease = parts.store.acquire("controller", self.run, ttl_s=CONTROLLER_LEASE_S)
+            lease = parts.store.leases.acquire("controller", self.run, ttl_s=CONTROLLER_LEASE_S)
             scaling = Scaling(parts, lease, lambda index: parts.rollout_worker(index, cold), note=self.progress.note)
-            loading = Loading(parts.supervisor.states, parts.store.beats, waiting=self.progress.waiting)
+            loading = Loading(parts.supervisor.states, parts.store.state.beats, waiting=self.progress.waiting)
             controller = self.controller(parts, lease, tell, loading, scaling)
             with monitoring(parts, controller.telemetry, self.folder, note=self.progress.note):
                 self.progress.stage("loading the samplers (vLLM)")
@@ -152,7 +152,7 @@ class TrainingRun:
                     loading.then(partial(self.progress.stage, "reinforcement learning"))
                     self.train(parts, controller, cold)
                 self.heldout(parts, controller, cold, loading)
-            parts.store.release(controller.lease)
+            parts.store.leases.release(controller.lease)
 
     def cold_start(self) -> Path:
         """Returns the folder of the policy to start from: model.path without a cold start, else the cold start's."""

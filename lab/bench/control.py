@@ -124,7 +124,7 @@ class Costs(NamedTuple):
     @classmethod
     def now(cls, store: Store) -> Costs:
         """Reads all of them."""
-        counts, traffic = store.redis.info("commandstats"), store.redis.info("stats")
+        counts, traffic = store.connection.redis.info("commandstats"), store.connection.redis.info("stats")
         return cls(redis_cpu(store), time.thread_time(), sum(one["calls"] for one in counts.values()),
                    (traffic["total_net_input_bytes"] + traffic["total_net_output_bytes"]) / 1000)
 
@@ -149,7 +149,7 @@ def _growth(url: str, folder: Path) -> list[Figure]:
         before, first = Costs.now(store), done
         while done < milestone:
             done += _step(made, controller, store)
-        spent, held = Costs.now(store).since(before, done - first), store.redis.info("memory")["used_memory"]
+        spent, held = Costs.now(store).since(before, done - first), store.connection.redis.info("memory")["used_memory"]
         figures += [Figure(name=f"{milestone:,} groups: {name}", value=factor * getattr(spent, key), unit=unit)
                     for key, (name, factor, unit) in NAMES.items()]
         figures.append(Figure(name=f"{milestone:,} groups: memory of Redis", value=held / 1e6, unit="MB"))

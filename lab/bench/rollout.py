@@ -145,13 +145,13 @@ async def _play(model: Path, redis_url: str, env_url: str, tasks: Sequence[str])
 
 
 def _publish(store: Store, packed: Packed) -> None:
-    lease = store.acquire("learner", "bench", ttl_s=_DEADLINE_S)
-    version = Version(incarnation=store.incarnation(lease), step=0, digest=packed.digest)
-    store.publish_version(lease, version, "")
+    lease = store.leases.acquire("learner", "bench", ttl_s=_DEADLINE_S)
+    version = Version(incarnation=store.state.incarnation(lease), step=0, digest=packed.digest)
+    store.state.publish_version(lease, version, "")
 
 
 def _issue(store: Store, tasks: Sequence[str], *, first: int) -> list[str]:
-    lease = store.acquire("controller", "bench", ttl_s=_DEADLINE_S)
+    lease = store.leases.acquire("controller", "bench", ttl_s=_DEADLINE_S)
     groups = [f"train/{first + index}" for index in range(len(tasks))]
     for group, task in zip(groups, tasks, strict=True):
         tickets = [

@@ -132,13 +132,13 @@ class SimulatedRun:
         self.url, self.config = url, config
         self.store = Store(url, config.name)
         self._tasks = tasks
-        self._lease = self.store.acquire("learner", "bench", ttl_s=LEASE_S)
-        self._incarnation = self.store.incarnation(self._lease)
+        self._lease = self.store.leases.acquire("learner", "bench", ttl_s=LEASE_S)
+        self._incarnation = self.store.state.incarnation(self._lease)
         self._collector = GroupCollector(config=config, store=self.store, lease=self._lease,
                                          archive=EpisodeArchive(folder), check=self._goes_on)
         self._steps = 0
         self._ended = False
-        self.store.publish_version(self._lease, self.version, "")
+        self.store.state.publish_version(self._lease, self.version, "")
 
     def end(self) -> None:
         """Ends a `learn` that waits, and all later ones."""
@@ -152,8 +152,8 @@ class SimulatedRun:
         """Returns a controller with its own store and no members to supervise."""
         store = Store(self.url, self.config.name)
         return Controller(
-            config=self.config, store=store, lease=store.acquire("controller", "bench", ttl_s=LEASE_S),
-            supervisor=Supervisor(_ignore, self.config.supervision, beats=store.beats),
+            config=self.config, store=store, lease=store.leases.acquire("controller", "bench", ttl_s=LEASE_S),
+            supervisor=Supervisor(_ignore, self.config.supervision, beats=store.state.beats),
             tickets=TrainTickets(config=self.config, tasks=TaskStream(self._tasks, self.config.seed)),
             request=_ignore, hooks=Hooks(note=_ignore, evaluated=_ignore, task_type=lambda _: "", tick=lambda: None))
 
@@ -169,7 +169,7 @@ class SimulatedRun:
         """
         step = self._steps + 1
         groups = self._collector.collect(step)
-        self.store.begin_step(self._lease, Manifest(step=step, incarnation=self._incarnation, groups=groups, drops=[]))
+        self.store.steps.begin(self._lease, Manifest(step=step, incarnation=self._incarnation, groups=groups, drops=[]))
         turns = 0
         for group in groups:
             episodes = self.store.episodes(group)
@@ -178,10 +178,10 @@ class SimulatedRun:
             if members != list(range(self.config.learner.group_size)):
                 raise AssertionError(f"{group} was trained with the members {members}")
         train(turns)
-        self.store.renew(self._lease)
+        self.store.leases.renew(self._lease)
         self._steps = step
-        self.store.publish_version(self._lease, self.version, "")
-        self.store.retire(self._lease, step)
+        self.store.state.publish_version(self._lease, self.version, "")
+        self.store.steps.retire(self._lease, step)
         return len(groups)
 
 
@@ -228,7 +228,7 @@ def simulated_worker(name: str, store: Store, env: EnvClient, settings: RolloutS
 
 def redis_cpu(store: Store) -> float:
     """Returns the CPU seconds that Redis has used."""
-    about = store.redis.info("cpu")
+    about = store.connection.redis.info("cpu")
     return about["used_cpu_user"] + about["used_cpu_sys"]
 
 
@@ -237,7 +237,7 @@ def unaccounted(store: Store, accepted: int, size: int) -> dict[str, int]:
 
     `accepted`: commits that the store accepted. `size`: members of a group.
     """
-    journal = store.journal()
+    journal = store.steps.journal()
     trained = [group for manifest in journal.manifests.values() for group in manifest.groups]
     gone = [drop.group for manifest in journal.manifests.values() for drop in manifest.drops]
     known = [*trained, *gone, *(drop.group for drop in journal.drops), *journal.in_flight]

@@ -107,11 +107,11 @@ def _kept(store: Store, response: int) -> tuple[float, list[Figure]]:
     claims = _claims(store, AT_ONCE)
     rng = np.random.default_rng(0)
     turns = [_turn(rng, response) for _ in range(AT_ONCE)]
-    before = store.redis.info("memory")["used_memory"]
+    before = store.connection.redis.info("memory")["used_memory"]
     spent = _measure(store, lambda: [
         store.keep_turns("bench", [(claim, index, turn) for claim, turn in zip(claims, turns, strict=True)])
         for index in range(KEPT // AT_ONCE)])
-    held = store.redis.info("memory")["used_memory"] - before
+    held = store.connection.redis.info("memory")["used_memory"] - before
     name = f"kept turn of {response} tokens"
     return spent.redis / KEPT, [
         Figure(name=f"{name}, of a worker's CPU", value=1e6 * spent.own / KEPT, unit="µs"),
@@ -125,11 +125,11 @@ def _heartbeats(store: Store) -> list[Figure]:
 
     def send() -> None:
         for number in range(WORKERS):
-            store.beat(f"rollout-{number}", beat, ttl_s=600.0)
+            store.state.beat(f"rollout-{number}", beat, ttl_s=600.0)
 
     send()
     sent = _measure(store, lambda: [send() for _ in range(HEARTBEATS)])
-    read = _measure(store, lambda: [store.beats() for _ in range(HEARTBEATS)])
+    read = _measure(store, lambda: [store.state.beats() for _ in range(HEARTBEATS)])
     return [
         Figure(name=f"heartbeat of one of {WORKERS} workers, of Redis' CPU",
                value=1e6 * sent.redis / HEARTBEATS / WORKERS, unit="µs"),
@@ -145,13 +145,13 @@ def _measure(store: Store, act: Callable[[], Any]) -> Spent:
 
 
 def _cpu(store: Store) -> float:
-    about = store.redis.info("cpu")
+    about = store.connection.redis.info("cpu")
     return about["used_cpu_user"] + about["used_cpu_sys"]
 
 
 def _claims(store: Store, count: int) -> list[Claim]:
     """Claims on `count` issued groups of one episode each."""
-    lease = store.acquire("controller", "bench", ttl_s=600.0)
+    lease = store.leases.acquire("controller", "bench", ttl_s=600.0)
     for index in range(count):
         store.issue(lease, [_ticket(index)], capacity=count)
     return store.claim("bench", count)
@@ -163,9 +163,9 @@ def _ticket(index: int) -> Ticket:
 
 
 def _train(store: Store, groups: list[str]) -> None:
-    lease = store.acquire("learner", "bench", ttl_s=600.0)
-    store.begin_step(lease, Manifest(step=1, incarnation=1, groups=groups, drops=[]))
-    store.retire(lease, 1)
+    lease = store.leases.acquire("learner", "bench", ttl_s=600.0)
+    store.steps.begin(lease, Manifest(step=1, incarnation=1, groups=groups, drops=[]))
+    store.steps.retire(lease, 1)
     store.sweep()
 
 

@@ -42,7 +42,7 @@ class Retirement:
         """Retires those that nothing can need again."""
         step = self._replaceable()
         if self._retired < step:
-            log.info("episodes retired", step=step, bytes=self._store.retire(self._lease, step),
+            log.info("episodes retired", step=step, bytes=self._store.steps.retire(self._lease, step),
                      bodies=self._store.sweep())
             self._retired = step
 

@@ -31,8 +31,7 @@ from services.controller.tickets import EvalRequest, TrainTickets, typed
 from services.errors import Fault
 from services.records import Drop, Episode, Version
 from services.store.lease import Lease
-from services.store.run_state import Counts
-from services.store.store import Store
+from services.store.store import Counts, Store
 from services.telemetry.evaluation_labels import on_curve, title_of
 from services.telemetry.heartbeat import NO_SERVERS
 
@@ -95,14 +94,14 @@ class Controller:
         The folder is right, not Redis. So no version is evaluated twice, and boards show the last result at once.
         """
         curve = [row for row in evaluations if on_curve(row["label"])]
-        self.store.mark_evaluated(self.lease, max((row["step"] for row in curve), default=-1))
+        self.store.state.mark_evaluated(self.lease, max((row["step"] for row in curve), default=-1))
         for row in curve[-1:]:
             self.telemetry.evaluated(row)
 
     def run(self, learner: Member) -> None:
         """Runs until the learner and the last evaluation have finished. Raises Fault if the run is stuck or broken."""
         self._moved_at = self.clock()
-        self._eval_done = self.store.evaluated()
+        self._eval_done = self.store.state.evaluated()
         while not (self.supervisor.finished(learner) and self._evaluation is None and not self._evaluate_due()):
             self.tick()
             time.sleep(TICK_S)
@@ -113,7 +112,7 @@ class Controller:
 
     def _round(self, *work: Callable[[], object]) -> None:
         """Runs the loops that a run and a lone evaluation share. The watch sees what `work` changed."""
-        self.store.renew(self.lease)
+        self.store.leases.renew(self.lease)
         self.supervisor.check()
         self.drop_failed()
         self.restore_lost()
@@ -129,8 +128,8 @@ class Controller:
         self._looked_at = self.clock()
         if self._evaluation is not None:
             self._evaluation.issue_lost()
-        if self.store.evaluated() < self._eval_done:
-            self.store.mark_evaluated(self.lease, self._eval_done)
+        if self.store.state.evaluated() < self._eval_done:
+            self.store.state.mark_evaluated(self.lease, self._eval_done)
 
     def issue(self) -> None:
         """Issues whole groups in order while there is capacity, and never more groups than the run will train."""
@@ -139,7 +138,8 @@ class Controller:
         limit = demand.limit
         avoid = frozenset(t for t, n in self._task_failures.items() if n >= QUARANTINE_AFTER)
         index, dropped = counts.next_group, counts.dropped
-        correction = self.store.correction() if self.config.learner.judge.correction and index - dropped < limit else ""
+        corrects = self.config.learner.judge.correction and index - dropped < limit
+        correction = self.store.state.correction() if corrects else ""
         while index - dropped < limit:
             group = self.tickets.group(index, consumed_at=demand.consumed_at(index - dropped), avoid=avoid,
                                        correction=correction)
@@ -189,7 +189,7 @@ class Controller:
                         f"{MAX_FAILED_SHARE:.0%}; the last reason: {last.reason}")
 
     def _evaluate_due(self) -> EvalRequest | None:
-        pointer = self.store.version()
+        pointer = self.store.state.version()
         if pointer is None:
             return None
         self._follow_back(pointer[0].step)
@@ -204,7 +204,7 @@ class Controller:
             return
         self.hooks.note(f"the learner went back to step {step}: evaluations of later steps are made again")
         self._eval_done = step
-        self.store.mark_evaluated(self.lease, step)
+        self.store.state.mark_evaluated(self.lease, step)
 
     def evaluate(self) -> None:
         """Evaluates the version that is due. The learner publishes no other version until it is marked as evaluated.
@@ -228,7 +228,7 @@ class Controller:
             return
         self.finish_evaluation(self._evaluation, episodes)
         self._eval_done = self._evaluation.request.version.step
-        self.store.mark_evaluated(self.lease, self._eval_done)
+        self.store.state.mark_evaluated(self.lease, self._eval_done)
         self._evaluation = None
 
     def _lost_weights(self, evaluation: Evaluation) -> str:
@@ -236,7 +236,7 @@ class Controller:
         version = evaluation.request.version
         if self.store.counts().last_step < version.step:
             return f"the learner went back to a step before {version.step}, and takes it again"
-        pointer = self.store.version() if evaluation.weights_gone else None
+        pointer = self.store.state.version() if evaluation.weights_gone else None
         gone = pointer is not None and pointer[0] != version
         return f"nobody has the weights of version {version.short} any more" if gone else ""
 
@@ -253,7 +253,7 @@ class Controller:
         """Raises Fault if nothing has changed for supervision.stall_seconds. The message names the stuck part."""
         counts = self.store.counts()
         remaining = self._evaluation.remaining if self._evaluation else 0
-        pointer = self.store.version()
+        pointer = self.store.state.version()
         signature = (counts, remaining, pointer, self.supervisor.progress)
         if self._lacks_servers():
             self._moved_at = self.clock()  # env.outage_seconds limits how long this may last

@@ -20,8 +20,7 @@ from dataclasses import dataclass
 
 from services.config.tree import Config
 from services.records import Drop
-from services.store.run_state import Counts
-from services.store.store import Store
+from services.store.store import Counts, Store
 from services.telemetry.tickets import reason_class
 
 LAST_STEPS = 4
@@ -70,8 +69,8 @@ def demand_of(store: Store, config: Config, counts: Counts) -> Demand:
     """Returns the present demand of a run. `counts`: the store's."""
     if not (config.learner.staleness and config.learner.dynamic_sampling):
         return Demand(config=config, trained=counts.trained)
-    spare = min((_replaced(manifest.drops) for manifest in store.manifests(max(0, counts.last_step - LAST_STEPS))),
-                default=0)
+    manifests = store.steps.manifests(max(0, counts.last_step - LAST_STEPS))
+    spare = min((_replaced(manifest.drops) for manifest in manifests), default=0)
     return Demand(config=config, trained=counts.trained, spare=spare, replaced=_replaced(store.drops()))
 
 

@@ -10,8 +10,7 @@ from services.controller.tickets import EvalRequest, typed
 from services.records import Drop, Episode
 from services.statistics import success_interval
 from services.store.lease import Lease
-from services.store.step_log import whole
-from services.store.store import Store
+from services.store.store import Store, is_complete
 from services.telemetry.logs import get_logger
 from services.telemetry.tickets import reason_class
 
@@ -69,7 +68,7 @@ class Evaluation:
         arrived = self._pending.intersection(self._store.ready("eval"))
         for group in sorted(arrived):
             episodes = self._store.episodes(group)
-            if whole(episodes):
+            if is_complete(episodes):
                 self._episodes.extend(episodes)
             else:  # one is lost, and is played again
                 arrived.discard(group)

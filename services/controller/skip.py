@@ -45,16 +45,16 @@ def skip_step(store: Store, lease: Lease, step: int, *,
     skipped: list[Drop] = []
     for newest in range(counts.last_step, step - 1, -1):
         manifest = _manifest(store, newest)
-        manifest = manifest if manifest.groups else msgspec.structs.replace(manifest, groups=store.unclaimed())
+        manifest = manifest if manifest.groups else msgspec.structs.replace(manifest, groups=store.steps.unclaimed())
         skipped = kept(manifest.groups, REASON)
-        store.skip_step(lease, manifest, skipped, groups=counts.trained // counts.last_step)
+        store.steps.skip(lease, manifest, skipped, groups=counts.trained // counts.last_step)
     return skipped
 
 
 def _manifest(store: Store, step: int) -> Manifest:
     """Returns the manifest of a step, without groups if it is damaged or gone."""
     try:
-        manifest = store.manifest(step)
+        manifest = store.steps.manifest(step)
     except DamagedManifest:
         manifest = None
     return manifest or Manifest(step=step, incarnation=0, groups=[], drops=[])

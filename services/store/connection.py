@@ -1,8 +1,8 @@
 """The connection to Redis: it runs scripts, waits while Redis is down or refuses to serve, and raises our own errors.
 
 Every script is idempotent: if it is called again after a lost reply, it changes nothing and answers the same. So a call
-that met a connection error is repeated, until Redis has been down for `redis.outage_seconds`. So is a call that a Redis
-with a full disk refuses: Redis refuses a script at its first write, or not at all. The disk may be waited for longer.
+is repeated after a connection error, until Redis has been down for `redis.outage_seconds`. A call that Redis refuses
+because its disk is full is repeated too, maybe for longer: Redis refuses a script at its first write, or not at all.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import redis
@@ -27,7 +27,26 @@ from services.patience import patiently
 from services.process.addresses import is_host
 from services.telemetry.logs import get_logger
 
-PORT = 26379
+if TYPE_CHECKING:
+    from services.store.lease import Lease
+
+SENTINEL_PORT = 26379
+OLDEST = (6, 2)
+"""XAUTOCLAIM came with Redis 6.2."""
+NO_EVICTION = "noeviction"
+UNAVAILABLE = (redis.ConnectionError, redis.TimeoutError, redis.ReadOnlyError, MasterDownError)
+"""Errors after which a call is repeated."""
+REFUSED = (redis.AuthenticationError, AuthorizationError)
+"""Connection errors after which a call is not repeated."""
+UNABLE = re.compile(r"(^|-|: )(MISCONF|NOREPLICAS|BUSY|OOM) |used memory > 'maxmemory'")
+"""Matches replies of a Redis that runs and can do nothing for now: its disk or its memory is full, it has lost its
+replicas, or a script has kept it for five seconds. Redis 6.2 puts the code into the text of a script's error."""
+DISK_FULL = re.compile(r"(^|-|: )MISCONF ")
+KEYS = ("tickets", "outstanding", "groups", "ready", "episodes", "manifests", "drops", "failed", "counters",
+        "evals", "attempts", "turns", "lost", "claims")
+"""Names of the keys, in the order of prelude.lua. The caller's lease and `beats` follow them."""
+T = TypeVar("T")
+log = get_logger("store")
 
 
 class _ExplainingSentinel(Sentinel):
@@ -76,29 +95,11 @@ def connect_master(url: str, options: dict[str, Any]) -> Any:
     if not name or not all(address.hostname and is_host(address.hostname) for address in addresses):
         raise ValueError("sentinel:// needs hosts and the name of the master")
     login = {key: text for key, text in (("username", user), ("password", password)) if text}
-    places = [(str(address.hostname), address.port or PORT) for address in addresses]
+    places = [(str(address.hostname), address.port or SENTINEL_PORT) for address in addresses]
     sentinels = _ExplainingSentinel(places, sentinel_kwargs=options)
     if login:
         sentinels.sentinels += Sentinel(places, sentinel_kwargs={**login, **options}).sentinels
     return sentinels.master_for(name, db=int(database or 0), **login, **options)
-
-
-log = get_logger("store")
-OLDEST = (6, 2)
-"""XAUTOCLAIM came with Redis 6.2."""
-NO_EVICTION = "noeviction"
-AWAY = (redis.ConnectionError, redis.TimeoutError, redis.ReadOnlyError, MasterDownError)
-"""Errors after which a call is repeated."""
-REFUSED = (redis.AuthenticationError, AuthorizationError)
-"""Connection errors after which a call is not repeated."""
-UNABLE = re.compile(r"(^|-|: )(MISCONF|NOREPLICAS|BUSY|OOM) |used memory > 'maxmemory'")
-"""Matches replies of a Redis that lives and can do nothing for now: its disk or its memory is full, it has lost its
-replicas, or a script has kept it for five seconds. Redis 6.2 puts the code into the text of a script's error."""
-DISK_FULL = re.compile(r"(^|-|: )MISCONF ")
-KEYS = ("tickets", "outstanding", "groups", "ready", "episodes", "manifests", "drops", "failed", "counters",
-        "evals", "attempts", "turns", "lost", "claims")
-"""Names of the keys, in the order of prelude.lua. The caller's lease and `beats` follow them."""
-T = TypeVar("T")
 
 
 def briefly(settings: RedisSection) -> RedisSection:
@@ -168,19 +169,18 @@ class Connection:
         return self._prefix + name
 
     def check(self) -> None:
-        """Tries once. Raises Unanswered if Redis is away or a replica, UserError if it refuses us, may evict keys, is a
-        cluster, or is older than 6.2.
-        """
+        """Tries once. Raises Unanswered if Redis is unavailable or a replica, UserError if it refuses us, may evict
+        keys, is a cluster, or is older than 6.2."""
         try:
             about = self.redis.info()
         except REFUSED as error:
             raise UserError(f"Redis refused the password ({error})", "correct redis.url") from error
         except redis.RedisError as error:
-            told = f"Redis cannot be reached ({error})"
+            message = f"Redis cannot be reached ({error})"
             if "CERTIFICATE" in str(error).upper():
-                raise UserError(told, "set redis.ca_file") from error
-            kind = Unanswered if isinstance(error, AWAY) else UserError
-            raise kind(told, "start it or correct redis.url") from error
+                raise UserError(message, "set redis.ca_file") from error
+            kind = Unanswered if isinstance(error, UNAVAILABLE) else UserError
+            raise kind(message, "start it or correct redis.url") from error
         version = str(about["redis_version"])
         if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
             raise UserError(f"Redis {version} is too old", "use 6.2 or newer, or leave redis.url out for a private one")
@@ -210,6 +210,10 @@ class Connection:
         keys = [self.key(key) for key in (*KEYS, f"lease:{role}", "beats")]
         return self.patiently(name, lambda: self._scripts[name](keys=keys, args=args))
 
+    def fenced(self, name: str, lease: Lease, *args: str | bytes | float) -> Any:
+        """Runs `<name>.lua`, which only the holder of `lease` may run. Raises StoreFault, LeaseLost or NotReady."""
+        return self.script(name, lease.epoch, lease.holder, *args, role=lease.role)
+
     def read(self, *commands: tuple[Any, ...]) -> list[Any]:
         """Returns the replies to several reads at one moment (MULTI). Each command is its name and a key. Raises
         StoreFault."""
@@ -222,52 +226,53 @@ class Connection:
         return self.patiently(commands[0][0], ask)
 
     def patiently(self, what: str, call: Callable[[], T]) -> T:
-        """Returns the result of `call`, repeating it while Redis is away. Raises a StoreFault that names `what`."""
-        away_since = time.monotonic()  # a Redis that waits for its disk is not away
+        """Returns the result of `call`, repeating it while Redis is unavailable. Raises a StoreFault that names `what`.
+        """
+        since = time.monotonic()  # of the outage. A Redis that waits for its disk is available
 
-        def tell(error: Exception) -> None:
-            log.warning("Redis is away; waiting for it", call=what, reason=str(error),
+        def warn(error: Exception) -> None:
+            log.warning("Redis is unavailable; waiting for it", call=what, reason=str(error),
                         at_most_s=self._disk_s if self._waits_for_disk(error) else self._outage_s)
 
-        def away(error: Exception) -> bool:
-            nonlocal away_since
+        def retries(error: Exception) -> bool:
+            nonlocal since
             if _demoted(error):
                 self.redis.connection_pool.disconnect(inuse_connections=False)
             if self._waits_for_disk(error):
-                away_since = time.monotonic()
-            return _away(error) and time.monotonic() - away_since <= self._outage_s
+                since = time.monotonic()
+            return _is_unavailable(error) and time.monotonic() - since <= self._outage_s
 
         try:
-            return patiently(call, seconds=self._disk_s, away=away, tell=tell)
+            return patiently(call, seconds=self._disk_s, away=retries, tell=warn)
         except redis.RedisError as error:
             raise fault(what, error, self._outage_s) from error
 
     def _waits_for_disk(self, error: Exception) -> bool:
-        """Whether a Redis refuses because of a full disk, for which it is waited longer than for any other outage."""
+        """Whether Redis refuses because of a full disk, which calls wait for longer than for any other outage."""
         return self._disk_s > self._outage_s and DISK_FULL.search(str(error)) is not None
 
 
-def _away(error: Exception) -> bool:
+def _is_unavailable(error: Exception) -> bool:
     """Whether a later call may succeed."""
     if isinstance(error, redis.ResponseError):
-        return isinstance(error, AWAY) or _demoted(error) or bool(UNABLE.search(str(error)))
-    return isinstance(error, AWAY) and not isinstance(error, REFUSED)
+        return isinstance(error, UNAVAILABLE) or _demoted(error) or bool(UNABLE.search(str(error)))
+    return isinstance(error, UNAVAILABLE) and not isinstance(error, REFUSED)
 
 
 def _demoted(error: Exception) -> bool:
     """Whether a master has become a replica. It keeps its connections, and its address may lead to another one now.
 
-    Redis 6.2 tells it of a script in the text of another error."""
+    If a script meets it, Redis 6.2 puts it into the text of another error."""
     return isinstance(error, redis.ReadOnlyError) or "-READONLY " in str(error)
 
 
 def fault(what: str, error: redis.RedisError, outage_s: float) -> StoreFault:
-    """Returns the typed error for an error of Redis or of a script. `outage_s`: how long an outage was waited for."""
+    """Returns our own error for one of Redis or of a script. `outage_s`: how long the call waited for Redis."""
     text = str(error)
     kind = {"LEASELOST": LeaseLost, "NOTREADY": NotReady}.get(text.split(" ", 1)[0], StoreFault)
     why = ""
     if UNABLE.search(text):
         why = "; give Redis the memory, the disk or the replicas that it lacks, and go on with --resume"
-    elif _away(error):
+    elif _is_unavailable(error):
         why = f"; Redis was away for {outage_s:g} s (redis.outage_seconds)"
     return kind(f"{what}: {text}{why}")

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from services.store.lease import LeaseHeld
-from services.store.lease_keeper import LeaseKeeper
+from services.store.lease import LeaseHeld, LeaseKeeper
 from services.store.store import Store
 from services.telemetry.heartbeat import Pulse, all_do
 
@@ -38,19 +37,19 @@ class GpuLease:
 
     def wanted(self) -> bool:
         """Returns whether the learner waits for the GPU."""
-        return all_do(self._store.beats(ASKING), "learner", WANTED)
+        return all_do(self._store.state.beats(ASKING), "learner", WANTED)
 
     def tell(self, pulse: Pulse) -> None:
         """Sends the learner's heartbeat at once, because the other side waits for what it says."""
-        pulse.send(self._store.beat)
+        pulse.send(self._store.state.beat)
 
     def take(self) -> bool:
         """Takes the GPU and returns True, or False while another living process holds it."""
         try:
-            lease = self._store.acquire(self._role, self._holder, ttl_s=TTL_S)
+            lease = self._store.leases.acquire(self._role, self._holder, ttl_s=TTL_S)
         except LeaseHeld:
             return False
-        self._keeper = self._held.enter_context(LeaseKeeper(self._store, lease))
+        self._keeper = self._held.enter_context(LeaseKeeper(self._store.leases, lease))
         return True
 
     def give(self) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 
-from services.errors import StoreFault
+from services.errors import LeaseLost, StoreFault
 from services.store.connection import Connection
 
 
@@ -22,25 +23,59 @@ class Lease:
     """Number of the acquisition. It grows by one each time."""
     ttl_s: float
 
-    @property
-    def fence(self) -> tuple[int, str]:
-        """Returns the first two arguments of every fenced script."""
-        return self.epoch, self.holder
+
+class Leases:
+    """The roles of a run."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def acquire(self, role: str, holder: str, ttl_s: float = 15.0) -> Lease:
+        """Takes a role that no living process holds; at once if `holder` held it before. Raises LeaseHeld."""
+        epoch, *living = self._connection.script("acquire", holder, int(ttl_s * 1000), role=role)
+        if not epoch:
+            raise LeaseHeld(f"{role} is held by {living[0].decode()} for another {living[1] / 1000:.1f} s")
+        return Lease(role=role, holder=holder, epoch=epoch, ttl_s=ttl_s)
+
+    def renew(self, lease: Lease) -> None:
+        """Extends a lease by its time to live. Call it three times within that time. Raises LeaseLost."""
+        self._connection.fenced("renew", lease, int(lease.ttl_s * 1000))
+
+    def release(self, lease: Lease) -> None:
+        """Gives a role up, so that anyone may take it at once. Raises LeaseLost."""
+        self._connection.fenced("renew", lease, 0)
 
 
-def acquire(connection: Connection, role: str, holder: str, ttl_s: float) -> Lease:
-    """Takes a role that no living process holds; at once if `holder` held it before. Raises LeaseHeld."""
-    epoch, *living = connection.script("acquire", holder, int(ttl_s * 1000), role=role)
-    if not epoch:
-        raise LeaseHeld(f"{role} is held by {living[0].decode()} for another {living[1] / 1000:.1f} s")
-    return Lease(role=role, holder=holder, epoch=epoch, ttl_s=ttl_s)
+class LeaseKeeper:
+    """Renews a lease three times within its time to live, in its own thread, because a step may take longer."""
 
+    def __init__(self, leases: Leases, lease: Lease) -> None:
+        self._leases = leases
+        self._lease = lease
+        self._error: Exception | None = None
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"lease-{lease.role}", daemon=True)
 
-def renew(connection: Connection, lease: Lease) -> None:
-    """Extends the lease by its time to live. Raises LeaseLost."""
-    connection.script("renew", *lease.fence, int(lease.ttl_s * 1000), role=lease.role)
+    def __enter__(self) -> LeaseKeeper:
+        self._thread.start()
+        return self
 
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join(self._lease.ttl_s)
+        if self._error is None:
+            self._leases.release(self._lease)
 
-def release(connection: Connection, lease: Lease) -> None:
-    """Gives the role up, so that anyone may take it at once. Raises LeaseLost."""
-    connection.script("renew", *lease.fence, 0, role=lease.role)
+    def check(self) -> None:
+        """Raises LeaseLost if this process has lost the role or could not renew the lease."""
+        if self._error is not None:
+            raise LeaseLost(f"the lease of {self._lease.role} could not be renewed: {self._error}") from self._error
+
+    def _run(self) -> None:
+        """Renews until stopped. Keeps an error for the loop's thread; the store refuses writes without a lease."""
+        while not self._done.wait(self._lease.ttl_s / 3):
+            try:
+                self._leases.renew(self._lease)
+            except Exception as error:
+                self._error = error
+                return

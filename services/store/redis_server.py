@@ -1,7 +1,7 @@
 """A private Redis for one run: started if redis.url is not set, kept alive, and stopped on any exit of its parent.
 
 Not covered: a power loss may cost the last second (appendfsync everysec), or damage the data, which are then set aside.
-If Redis then disagrees with the checkpoint, the run continues with Store.reset_to.
+If Redis then disagrees with the checkpoint, the run continues with StepLog.reset_to.
 """
 
 from __future__ import annotations

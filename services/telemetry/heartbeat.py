@@ -18,7 +18,7 @@ TTL_S = 10.0
 NO_SERVERS = "waits for environment servers"
 """Told by a worker that no environment server answers."""
 Send = Callable[[str, Mapping[str, Any]], object]
-"""Signature of Store.beat: the name of a process and the fields of its heartbeat."""
+"""Signature of RunState.beat: the name of a process and the fields of its heartbeat."""
 log = get_logger("heartbeat")
 
 
@@ -44,12 +44,12 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decode(beats: Mapping[str, Mapping[str, Any]]) -> dict[str, Beat]:
-    """Returns the heartbeats that Store.beats gave, by worker, sorted by name. Raises msgspec.ValidationError."""
+    """Returns the heartbeats that RunState.beats gave, by worker, sorted by name. Raises msgspec.ValidationError."""
     return {name: msgspec.convert(beats[name], Beat) for name in sorted(beats)}
 
 
 def all_do(beats: Mapping[str, Mapping[str, Any]], role: Role, doing: str) -> bool:
-    """Whether each heartbeat of a role in Store.beats() says `doing`; False if the role has none."""
+    """Whether each heartbeat of a role in RunState.beats() says `doing`; False if the role has none."""
     activities = [beat.get("doing") for beat in beats.values() if beat.get("role") == role]
     return bool(activities) and all(activity == doing for activity in activities)
 
@@ -87,7 +87,7 @@ class Pulse:
 
     @counted("metrics")
     def beat(self) -> dict[str, Any]:
-        """Returns the fields of the next heartbeat, for Store.beat."""
+        """Returns the fields of the next heartbeat, for RunState.beat."""
         return msgspec.to_builtins(Beat(
             role=self._role, version=self._version, doing=self._doing, since=self._since, progress=self._progress,
             sick=self._sick,

@@ -60,7 +60,7 @@ def hand_in_a_broken_episode(folder: Path) -> bool:
     if url is None:
         return False
     store = Store(url, json.loads((folder / "run.json").read_text())["run"])
-    entries = store.read(("XRANGE", "tickets", "-", "+"))[0]
+    entries = store.connection.read(("XRANGE", "tickets", "-", "+"))[0]
     if store.counts().next_group * GROUP_SIZE < TICKETS_AHEAD or not entries:
         return False
     entry, fields = entries[-1]

@@ -78,7 +78,7 @@ class Shelf:
     """Published weights in memory, in place of the weights actor."""
 
     def __init__(self, store: Store, model_of) -> None:
-        self.lease = store.acquire("learner", "test", ttl_s=600)
+        self.lease = store.leases.acquire("learner", "test", ttl_s=600)
         self.store = store
         self.model_of = model_of
         self.held: dict[Version, Packed] = {}
@@ -88,7 +88,7 @@ class Shelf:
         packed = pack_tensors(self.model_of(tied=True, seed=100 + step).state_dict().items())
         version = Version(incarnation=self.lease.epoch + 1000 + life, step=step, digest=packed.digest)
         self.held[version] = packed
-        self.store.publish_version(self.lease, version, "", canary)
+        self.store.state.publish_version(self.lease, version, "", canary)
         return version
 
     async def fetch(self, version: Version, folder: str) -> Packed | None:
@@ -113,7 +113,7 @@ async def working(world: SimpleNamespace, name: str = "rollout-0", text: type[To
     a test that never loses a server leaves a busy one time."""
     limits = Limits(prompt_tokens=64, response_tokens=8, reward_scale=10.0)
     parts: dict[str, Any] = {"engine": world.engine, "text": text(), "limits": limits}
-    corrector = Corrector(**parts, keep=partial(asyncio.to_thread, world.store.correct))
+    corrector = Corrector(**parts, keep=partial(asyncio.to_thread, world.store.state.correct))
     judge = judges and Judge(**parts, settings=judges, corrector=corrector if judges.correction else None)
     async with EnvClient([world.url], timeout_s=call_s, outage_s=DEADLINE_S) as client:
         runner = EpisodeRunner(worker=name, engine=held or world.engine, env=client, env_engine="corridor 1",
@@ -143,9 +143,9 @@ async def until(world: SimpleNamespace, condition, worker: asyncio.Task) -> None
 
 def counted(world: SimpleNamespace, name: str, **labels: str) -> float | None:
     """Returns the worker's last heartbeat."""
-    samples = decode(world.store.beats())["rollout-0"].metrics[name]
+    samples = decode(world.store.state.beats())["rollout-0"].metrics[name]
     return next((value for _, found, value in samples if found == labels), None)
 
 
 def said(world: SimpleNamespace) -> str:
-    return decode(world.store.beats())["rollout-0"].doing
+    return decode(world.store.state.beats())["rollout-0"].doing

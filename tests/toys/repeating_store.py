@@ -13,8 +13,14 @@ class RepeatingStore(Store):
 
     meanwhile: Sequence[Callable[[], object]] = ()
 
-    def patiently(self, what: str, call: Callable[[], T]) -> T:
-        for event in self.meanwhile:
-            call()
-            event()
-        return super().patiently(what, call)
+    def __init__(self, url: str, run: str, *, timeout_s: float = 10.0) -> None:
+        super().__init__(url, run, timeout_s=timeout_s)
+        once = self.connection.patiently
+
+        def repeatedly(what: str, call: Callable[[], T]) -> T:
+            for event in self.meanwhile:
+                call()
+                event()
+            return once(what, call)
+
+        self.connection.patiently = repeatedly

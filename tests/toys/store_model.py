@@ -71,7 +71,7 @@ class StoreModel(RuleBasedStateMachine):
         name = role if same_name else f"{role}-{next(self.nonce)}"
         store = self.connect()
         # It expires at once: a process that hung is still there when the next one takes its role.
-        lease = store.acquire(role, f"{name}-{self.generation}", ttl_s=0.0)
+        lease = store.leases.acquire(role, f"{name}-{self.generation}", ttl_s=0.0)
         self.leases[role] = (store, lease)
 
     def living(self, kind):

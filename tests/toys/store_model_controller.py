@@ -76,7 +76,7 @@ class ControllerRules(StoreModel):
     def reissue(self, again):
         """The run is resumed: all claims are void, and attempts are counted from zero."""
         store, lease = self.leases["controller"]
-        (failed,) = store.read(("HKEYS", "failed"))
+        (failed,) = store.connection.read(("HKEYS", "failed"))
         unplayed = self.open.keys() - {ticket.decode() for ticket in failed}
         for _ in range(1 + again):
             assert store.reissue(lease) == len(unplayed)
@@ -98,18 +98,18 @@ class ControllerRules(StoreModel):
         store, lease = pick(self.zombie_leases, which)
         group = pick(list(self.tickets), which) or "train/00000000"
         calls = [
-            lambda: store.renew(lease),
-            lambda: store.release(lease),
+            lambda: store.leases.renew(lease),
+            lambda: store.leases.release(lease),
             lambda: store.issue(lease, tickets_of("train", f"{self.next_group:08d}", 1), capacity=99),
             lambda: store.drop(lease, Drop(group=group, task="x", reason="late")),
-            lambda: store.begin_step(
+            lambda: store.steps.begin(
                 lease, Manifest(step=self.step + 1, incarnation=0, groups=["train/none"], drops=[])),
-            lambda: store.retire(lease, self.step),
+            lambda: store.steps.retire(lease, self.step),
             lambda: store.reissue(lease),
-            lambda: store.reset_to(lease, 0, 0),
-            lambda: store.attempt(lease, 1, 1),
-            lambda: store.attempt_succeeded(lease, 1),
-            lambda: store.skip_step(
+            lambda: store.steps.reset_to(lease, 0, 0),
+            lambda: store.steps.attempt(lease, 1, 1),
+            lambda: store.steps.attempt_succeeded(lease, 1),
+            lambda: store.steps.skip(
                 lease, Manifest(step=1, incarnation=0, groups=["train/none"], drops=[]),
                 [Drop(group="train/none", task="x", reason="late")]),
         ]

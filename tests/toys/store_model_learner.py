@@ -24,7 +24,7 @@ class LearnerRules(StoreModel):
         new = step not in self.manifests
         expected = msgspec.structs.replace(proposed, drops=self.untaken) if new else self.manifests[step]
         for _ in range(1 + again):
-            assert store.begin_step(lease, proposed) == expected
+            assert store.steps.begin(lease, proposed) == expected
         self.step = step
         if new:
             assert not set(groups) & set(self.fate)
@@ -42,10 +42,10 @@ class LearnerRules(StoreModel):
         if tried[-1:] != [incarnation]:
             tried.append(incarnation)
         for _ in range(1 + again):
-            assert store.attempt(lease, step, incarnation)[0] == len(tried) - 1
+            assert store.steps.attempt(lease, step, incarnation)[0] == len(tried) - 1
         if trained:
             for _ in range(1 + again):
-                store.attempt_succeeded(lease, step)
+                store.steps.attempt_succeeded(lease, step)
             del self.attempts[step]
 
     @precondition(lambda self: self.last_step() > max(self.durable, self.retired) and self.step < self.last_step())
@@ -58,7 +58,7 @@ class LearnerRules(StoreModel):
         drops = [Drop(group=group, task="alfworld/train/x", reason=f"skip-{next(self.nonce)}")
                  for group in manifest.groups]
         for _ in range(1 + again):
-            store.skip_step(lease, manifest, drops)
+            store.steps.skip(lease, manifest, drops)
         del self.manifests[step]
         self.groups_at.pop(step)
         self.attempts.pop(step, None)
@@ -79,7 +79,7 @@ class LearnerRules(StoreModel):
         store, lease = self.leases["learner"]
         gone = [t.id for g, step in self.fate.items() if step in range(self.durable + 1) for t in self.tickets[g]]
         before = store.retained_bytes()
-        freed = [store.retire(lease, self.durable) for _ in range(1 + again)]
+        freed = [store.steps.retire(lease, self.durable) for _ in range(1 + again)]
         assert sum(freed) == before - store.retained_bytes()
         self.retired = max(self.retired, self.durable)
         for ticket in gone:
@@ -90,8 +90,8 @@ class LearnerRules(StoreModel):
         self.take_over("learner", same_name)
         self.step = self.durable
         store = self.leases["learner"][0]
-        assert store.agrees_with(self.durable)
-        later = store.manifests(self.durable)
+        assert store.steps.agrees_with(self.durable)
+        later = store.steps.manifests(self.durable)
         assert later == [self.manifests[step] for step in sorted(self.manifests) if step > self.durable]
         for group in itertools.chain.from_iterable(manifest.groups for manifest in later):
             assert [encode_episode(e) for e in store.episodes(group)] == [

@@ -36,7 +36,7 @@ class WorkerRules(StoreModel):
             assert claim.attempt == used + 1
             self.open[claim.ticket.id] = [claim.attempt, (name, claim.attempt)]
         assert len(claims) == min(count, len(free))
-        (failed,) = store.read(("HKEYS", "failed"))
+        (failed,) = store.connection.read(("HKEYS", "failed"))
         for ticket in failed:
             assert self.open[ticket.decode()][0] == DELIVERIES
             self.open[ticket.decode()][1] = None

@@ -48,7 +48,7 @@ class World:
     """The conditions for which the run waited, as the controller reported them to the view."""
     results: list[tuple[dict, list[Episode]]] = field(default_factory=list)
     done_when_told: list[int] = field(default_factory=list)
-    """Value of store.evaluated() at the time of each result."""
+    """Value of store.state.evaluated() at the time of each result."""
     dropped: list[tuple[Drop, list[Episode]]] = field(default_factory=list)
     played: list = field(default_factory=list)
     trained: list[list[str]] = field(default_factory=list)
@@ -61,7 +61,7 @@ class World:
         """Returns a new controller with the same holder name."""
         def evaluated(summary, episodes):
             self.results.append((summary, episodes))
-            self.done_when_told.append(self.store.evaluated())
+            self.done_when_told.append(self.store.state.evaluated())
 
         def dropped(drops):
             held = {*self.store.outstanding_groups(), *self.store.ready("train")}
@@ -69,8 +69,8 @@ class World:
             self.dropped += drops.items()
 
         return Controller(
-            config=self.config, store=self.store, lease=self.store.acquire("controller", "toy", ttl_s=ttl_s),
-            supervisor=Supervisor(self.notes.append, self.config.supervision, beats=self.store.beats,
+            config=self.config, store=self.store, lease=self.store.leases.acquire("controller", "toy", ttl_s=ttl_s),
+            supervisor=Supervisor(self.notes.append, self.config.supervision, beats=self.store.state.beats,
                                   clock=lambda: self.now),
             request=self.request, clock=lambda: self.now,
             tickets=TrainTickets(config=self.config, tasks=TaskStream(TASKS, seed=0)),
@@ -97,7 +97,7 @@ class World:
 
     def commit(self, claim, **changes) -> str:
         """Commits an episode with these changes as the worker, or fails. Returns what the store says."""
-        pointer = self.store.version()
+        pointer = self.store.state.version()
         version = claim.ticket.exact_version or (pointer[0] if pointer else Version(incarnation=1, step=0))
         try:
             return self.store.commit_episode(claim, msgspec.structs.replace(an_episode(claim, version), **changes))
@@ -107,7 +107,7 @@ class World:
     def publish(self, step: int) -> Version:
         """Makes a version current, as the learner."""
         version = Version(incarnation=self.incarnation, step=step, digest=f"weights-{step}")
-        self.store.publish_version(self.store.acquire("learner", "toy-learner"), version, "")
+        self.store.state.publish_version(self.store.leases.acquire("learner", "toy-learner"), version, "")
         return version
 
     def take(self, controller: Controller, steps: int) -> None:
@@ -127,8 +127,8 @@ class World:
         if len(groups) < self.config.learner.groups_per_step:
             return False
         step = self.store.counts().last_step + 1
-        lease = self.store.acquire("learner", "toy-learner")
-        self.store.begin_step(lease, Manifest(step=step, incarnation=self.incarnation, groups=groups, drops=[]))
+        lease = self.store.leases.acquire("learner", "toy-learner")
+        self.store.steps.begin(lease, Manifest(step=step, incarnation=self.incarnation, groups=groups, drops=[]))
         self.trained.append(groups)
         self.publish(step)
         return True

@@ -31,7 +31,7 @@ def test_an_evaluation_is_played_at_its_version_and_then_marked(world):
     tickets = run.play(3)
     controller.tick()
     assert run.results == []
-    assert run.store.evaluated() == -1
+    assert run.store.state.evaluated() == -1
     tickets += run.play()
     controller.tick()
     evaluation = [ticket for ticket in tickets if ticket.kind == "eval"]
@@ -43,7 +43,7 @@ def test_an_evaluation_is_played_at_its_version_and_then_marked(world):
     assert (summary["step"], summary["tasks"], summary["episodes"], summary["success_rate"]) == (0, 2, 4, 0.5)
     assert summary["success_by_type"] == {"x": 0.5, "y": 0.5}
     assert run.done_when_told == [-1]
-    assert run.store.evaluated() == 0
+    assert run.store.state.evaluated() == 0
     assert run.store.retained_bytes() > 0  # the training episodes alone
     assert run.store.ready("eval") == []
 
@@ -57,11 +57,11 @@ def test_an_evaluation_ends_once_its_weights_are_on_disk(world):
     controller.tick()
     run.play()
     controller.tick()
-    assert (run.results, run.store.evaluated()) == ([], -1)
+    assert (run.results, run.store.state.evaluated()) == ([], -1)
     on_disk.append(version)
     controller.tick()
     ((summary, episodes),) = run.results
-    assert (summary["version"], len(episodes), run.store.evaluated()) == (version.short, 4, 0)
+    assert (summary["version"], len(episodes), run.store.state.evaluated()) == (version.short, 4, 0)
 
 
 def test_steps_that_are_not_due_are_not_evaluated(world):
@@ -166,17 +166,18 @@ def test_an_evaluation_that_redis_has_lost_is_issued_again_and_its_mark_is_set_a
     """Redis loses its last second if its machine dies: here the games that were just issued, later the mark."""
     run, controller = begun(world())
     lost = [group for group in run.store.outstanding_groups() if group.startswith("eval/")]
-    run.store.redis.zrem(run.store.key("groups"), *lost)
-    run.store.redis.hdel(run.store.key("outstanding"), *(f"{group}#{k}" for group in lost for k in range(2)))
-    run.store.redis.delete(run.store.key("evals"))
+    key, redis = run.store.connection.key, run.store.connection.redis
+    redis.zrem(key("groups"), *lost)
+    redis.hdel(key("outstanding"), *(f"{group}#{k}" for group in lost for k in range(2)))
+    redis.delete(key("evals"))
     run.now += LOOK_EVERY_S
     controller.tick()
     run.play()
     controller.tick()
-    run.store.redis.hdel(run.store.key("counters"), "evaluated")
+    run.store.connection.redis.hdel(run.store.connection.key("counters"), "evaluated")
     run.now += LOOK_EVERY_S
     controller.tick()
-    assert run.store.evaluated() == 0
+    assert run.store.state.evaluated() == 0
     ((summary, episodes),) = run.results
     assert (summary["step"], len(lost), len(episodes)) == (0, 2, 4)
 
@@ -211,13 +212,13 @@ def test_a_run_that_goes_on_shows_its_last_evaluation_and_does_not_repeat_it(wor
     panel = first | {"label": "panel-cold", "success_rate": 0.75}
     controller = run.controller()
     controller.goes_on([first, panel])
-    assert run.store.evaluated() == 0
+    assert run.store.state.evaluated() == 0
     assert gauges(controller, "gagpo_eval_success_ratio") == {"all": 0.25, "x": 0.5, "y": 0.0}
     assert gauges(controller, "gagpo_eval_episode_length_steps") == {"": 2.5}
     damaged = first | {"label": "step-000002", "step": 2, "success_by_type": {"x": None}, "episode_length": None}
     controller = run.controller()
     controller.goes_on([first, damaged, panel])
-    assert run.store.evaluated() == 2
+    assert run.store.state.evaluated() == 2
     assert gauges(controller, "gagpo_eval_success_ratio") == {"all": 0.25}
     assert gauges(controller, "gagpo_eval_step") == {"": 2}
 
@@ -233,8 +234,8 @@ def test_a_run_ends_with_the_learners_work_and_the_last_evaluation(world):
         return deaths.pop() if deaths else None
 
     def learn():
-        pointer = run.store.version()[0]
-        if run.config.evaluates(pointer.step) and run.store.evaluated() < pointer.step and len(run.trained) < 4:
+        pointer = run.store.state.version()[0]
+        if run.config.evaluates(pointer.step) and run.store.state.evaluated() < pointer.step and len(run.trained) < 4:
             return None
         run.train()
         return End("") if len(run.trained) == 4 else None
@@ -261,4 +262,4 @@ def test_requests_run_one_after_the_other_outside_training(world):
     assert [summary["label"] for summary in summaries] == ["step-0", "step-2"]
     assert run.store.counts().issued == 0
     assert [t.exact_version.step for t in run.played] == [0] * 4 + [2] * 4
-    assert run.store.evaluated() == -1
+    assert run.store.state.evaluated() == -1

@@ -11,10 +11,10 @@ def test_steps_that_are_taken_again_are_evaluated_again(world):
     run.take(controller, 3)
     assert [summary["version"] for summary, _ in run.results] == ["1.0", "1.2"]
     run.incarnation = 2
-    run.store.reset_to(run.store.acquire("learner", "toy-learner"), 1, 2)
+    run.store.steps.reset_to(run.store.leases.acquire("learner", "toy-learner"), 1, 2)
     run.publish(1)
     controller.tick()
-    assert run.store.evaluated() == 1
+    assert run.store.state.evaluated() == 1
     for _ in range(2):
         run.play()
         run.train()
@@ -34,7 +34,7 @@ def test_an_unfinished_evaluation_of_lost_weights_is_given_up(world):
     assert run.store.counts().last_step == 2
     assert any(group.startswith("eval/step-2") for group in run.store.outstanding_groups())
     run.incarnation = 2
-    run.store.reset_to(run.store.acquire("learner", "toy-learner"), 1, 2)
+    run.store.steps.reset_to(run.store.leases.acquire("learner", "toy-learner"), 1, 2)
     controller.tick()
     assert run.store.outstanding_groups() == ["train/00000002", "train/00000003"]
     assert run.store.claim("worker", 100, own=Version(incarnation=1, step=2)) == []  # their weights are lost ones, too

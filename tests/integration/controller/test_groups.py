@@ -38,7 +38,7 @@ def test_samplers_also_play_what_replaces_groups_while_the_learner_trains(world,
             controller.tick()
             run.play()
             if replaces and step < 5:
-                lease, oldest = run.store.acquire("learner", "toy-learner"), run.store.ready("train")[0]
+                lease, oldest = run.store.leases.acquire("learner", "toy-learner"), run.store.ready("train")[0]
                 assert run.store.drop(lease, Drop(group=oldest, task="", reason="uniform reward 0"))
         assert run.train()
         controller.tick()
@@ -85,7 +85,7 @@ def test_groups_carry_the_instructions_of_the_moment_of_their_issue(world, judge
     controller = run.controller()
     controller.tick()
     run.play()
-    run.store.correct("Do not go back.")
+    run.store.state.correct("Do not go back.")
     run.train()
     run.publish(0)
     for _ in range(3):
@@ -141,7 +141,7 @@ def test_groups_that_the_learner_drops_do_not_count_as_failures(world):
     avoided, and the learner gets its groups."""
     run = world(eval_every=0)
     controller = run.controller()
-    learner = run.store.acquire("learner", "toy-learner")
+    learner = run.store.leases.acquire("learner", "toy-learner")
     for number in range(9):
         controller.tick()
         run.play()
@@ -175,7 +175,7 @@ def test_a_lost_lease_stops_the_controller_before_another_write(world):
     run = world()
     controller = run.controller(ttl_s=0.05)
     time.sleep(0.1)
-    run.store.acquire("controller", "usurper")
+    run.store.leases.acquire("controller", "usurper")
     with pytest.raises(LeaseLost, match="usurper"):
         controller.tick()
     with pytest.raises(LeaseLost):
@@ -231,7 +231,7 @@ def test_a_skipped_step_gets_groups_that_can_be_played(world, staleness):
     controller.tick()
     run.play()
     groups = run.store.ready("train")[:2]
-    run.store.begin_step(run.store.acquire("learner", "toy-learner"),
+    run.store.steps.begin(run.store.leases.acquire("learner", "toy-learner"),
                          Manifest(step=2, incarnation=1, groups=groups, drops=[]))
     controller.tick()  # issues two groups that need the weights of step 2
     kept = []
@@ -239,7 +239,7 @@ def test_a_skipped_step_gets_groups_that_can_be_played(world, staleness):
     last = 4 + 2 * staleness
     assert kept == [f"train/{n:08d}" for n in (last, last + 1, 2, 3)]
     controller.tick()
-    claims = run.store.claim("worker", 100, own=run.store.version()[0])
+    claims = run.store.claim("worker", 100, own=run.store.state.version()[0])
     assert len(claims) == 4
     assert {run.commit(claim) for claim in claims} == {"accepted"}
     assert run.train()

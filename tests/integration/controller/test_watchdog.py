@@ -32,7 +32,7 @@ def test_a_turn_of_a_worker_resets_the_watchdog(world):
     controller.tick()
     for turn in range(5):
         run.now += run.config.supervision.stall_seconds - 1
-        run.store.beat("rollout-0", {"at": turn, "progress": turn})
+        run.store.state.beat("rollout-0", {"at": turn, "progress": turn})
         controller.supervisor.check()
         controller.watch()
 
@@ -56,10 +56,10 @@ def test_waiting_for_environment_servers_is_shown_and_is_no_stall(world):
     beat = {"role": "rollout", "doing": NO_SERVERS, "at": 1.0}
     for _ in range(3):
         run.now += run.config.supervision.stall_seconds
-        run.store.beat("rollout-0", beat)
+        run.store.state.beat("rollout-0", beat)
         controller.tick()
     assert run.waits == ["waiting for environment servers"]
-    run.store.beat("rollout-0", {**beat, "doing": "playing"})
+    run.store.state.beat("rollout-0", {**beat, "doing": "playing"})
     run.now += 3
     controller.tick()
     assert run.waits[1:] == [""]
@@ -76,7 +76,7 @@ def test_only_the_wait_for_servers_that_the_run_starts_itself_raises_no_alert(wo
     server.answers = not starts
     controller.supervisor.add(server)
     moved = controller.telemetry.pulse.meters("gagpo_controller_progress_timestamp_seconds")
-    run.store.beat("rollout-0", {"role": "rollout", "doing": NO_SERVERS, "at": 1.0})
+    run.store.state.beat("rollout-0", {"role": "rollout", "doing": NO_SERVERS, "at": 1.0})
     controller.tick()
     moved.set(0)
     controller.tick()

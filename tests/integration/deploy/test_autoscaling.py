@@ -49,7 +49,7 @@ class Cluster:
         self.config = config = load_config(folder / "config.yaml")
         self.store, self.folder, self.notes = Store(url, folder.name), RunFolder(folder), list[str]()
         self.store_url = url
-        self.supervisor = Supervisor(self.notes.append, config.supervision, beats=self.store.beats)
+        self.supervisor = Supervisor(self.notes.append, config.supervision, beats=self.store.state.beats)
         parts = Topology(
             config=config, run=folder.name, folder=folder, store=self.store, store_url=url, given_urls=lambda: (),
             weights=None, weights_name="", supervisor=self.supervisor,
@@ -59,7 +59,7 @@ class Cluster:
         self._pulses: dict[str, Pulse] = {}
 
     def _lease(self) -> Lease:
-        return self.store.acquire("controller", "test", ttl_s=3600)
+        return self.store.leases.acquire("controller", "test", ttl_s=3600)
 
     def _worker(self, index: int) -> Scripted | Playing:
         self._pulses[f"rollout-{index}"] = Pulse(f"rollout-{index}", "rollout")
@@ -70,7 +70,7 @@ class Cluster:
         for name, pulse in self._pulses.items():
             pulse.meters("gagpo_rollout_queue_seconds").observe(wait_s)
             pulse.meters("gagpo_rollout_tickets", state="playing").set(playing)
-            self.store.beat(name, pulse.beat(), ttl_s=600)
+            self.store.state.beat(name, pulse.beat(), ttl_s=600)
 
     async def until(self, happened: Callable[[], bool], episodes: list[EpisodeHandle], *, wait_s: float) -> None:
         """Plays the episodes on and on, and beats, until it has happened."""
@@ -123,14 +123,14 @@ def test_a_list_of_servers_that_redis_has_lost_is_published_again(tmp_path: Path
         parts = Topology(config=config, run="r", folder=tmp_path, store=store, store_url=url,
                          given_urls=lambda: ("http://new:1",), weights=None, weights_name="",
                          supervisor=Supervisor(print, config.supervision))
-        lease = store.acquire("controller", "test", ttl_s=3600)
+        lease = store.leases.acquire("controller", "test", ttl_s=3600)
         scaling = Scaling(parts, lease, lambda index: Scripted(f"rollout worker {index}", []), note=print,
                           clock=lambda: now[0])
         scaling.start()
-        store.publish_servers(lease, ["http://old:1"])
+        store.state.publish_servers(lease, ["http://old:1"])
         now[0] += 2 * LOOK_S
         scaling.tick()
-        assert store.servers() == ("http://new:1",)
+        assert store.state.servers() == ("http://new:1",)
 
 
 class Playing:

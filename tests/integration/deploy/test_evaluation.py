@@ -31,25 +31,25 @@ class Worker(Scripted):
 
     def stop(self) -> None:
         super().stop()
-        self._store.acquire("learner", "worker")
+        self._store.leases.acquire("learner", "worker")
 
 
 def test_an_interrupted_evaluation_leaves_no_key_in_redis(tmp_path: Path):
     with private_redis(tmp_path) as url:
         mine, other = Store(url, "eval-mine"), Store(url, "other")
-        other.acquire("controller", "other")
-        kept = set(other.redis.scan_iter())
+        other.leases.acquire("controller", "other")
+        kept = set(other.connection.redis.scan_iter())
         with pytest.raises(KeyboardInterrupt):
             _interrupted(mine)
-        assert set(other.redis.scan_iter()) == kept
+        assert set(other.connection.redis.scan_iter()) == kept
 
 
 def _interrupted(store: Store) -> None:
     supervisor = Supervisor(print, SupervisionSection())
     with erased(store, supervisor, pytest.fail):
-        store.acquire("controller", "eval-mine")
+        store.leases.acquire("controller", "eval-mine")
         supervisor.add(Worker(store))
-        assert list(store.redis.scan_iter(match="gagpo:{eval-mine}*"))
+        assert list(store.connection.redis.scan_iter(match="gagpo:{eval-mine}*"))
         raise KeyboardInterrupt
 
 
@@ -58,7 +58,7 @@ def test_a_redis_that_fails_does_not_hide_the_error_of_an_evaluation(tmp_path: P
     with private_redis(tmp_path) as url:
         settings = default_config(["redis.outage_seconds=1"]).redis
         store = Store(url, "eval-mine", settings=settings)
-        store.check()
+        store.connection.check()
     with pytest.raises(ZeroDivisionError), erased(store, Supervisor(print, SupervisionSection()), notes.append):
         raise ZeroDivisionError
     assert [note.partition(":")[0] for note in notes] == ["the keys of this evaluation stay in Redis"]
@@ -99,7 +99,7 @@ from services.config.file import default_config
 from services.store.store import Store
 keys = ["runs_dir=" + sys.argv[1], "ray.address=head:6379", "redis.url=" + sys.argv[2]]
 with working_folder(default_config(keys)) as folder:
-    Store(sys.argv[2], folder.name.removeprefix("gagpo-")).acquire("controller", "it")
+    Store(sys.argv[2], folder.name.removeprefix("gagpo-")).leases.acquire("controller", "it")
     print(folder, flush=True)
     sys.stdin.read()
 """
@@ -117,7 +117,7 @@ def test_the_next_evaluation_deletes_what_a_killed_one_left_and_spares_a_living_
     runs_dir = tmp_path / "runs"
     with private_redis(tmp_path / "redis") as url:
         killed, left, config = start_evaluation(runs_dir, url)
-        redis = Store(url, "other").redis
+        redis = Store(url, "other").connection.redis
         mine = f"gagpo:{{{left.name.removeprefix('gagpo-')}}}:*"
         with working_folder(config):
             assert left.exists()

@@ -62,7 +62,7 @@ def parts(redis_url: str, folder: RunFolder) -> Topology:
 
 
 def issue(store: Store) -> None:
-    lease = store.acquire("controller", "test")
+    lease = store.leases.acquire("controller", "test")
     store.issue(lease, [Ticket(group="train/0", k=k, size=2, task="toy/train/a", seed=k, kind="train", temperature=1.0,
                                max_steps=5) for k in range(2)], capacity=8)
 
@@ -91,7 +91,7 @@ def test_workers_are_shown_while_they_beat_and_the_store_beside_them(
         pulse = Pulse(name, "rollout")
         pulse.doing("waits for tickets")
         pulse.meters("gagpo_rollout_env_steps_total").inc(steps)
-        parts.store.beat(name, pulse.beat(), ttl_s=600.0)
+        parts.store.state.beat(name, pulse.beat(), ttl_s=600.0)
     notes: list[str] = []
     with monitoring(parts, Telemetry(), folder, note=notes.append):
         groups = json.loads(folder.targets.read_text())
@@ -107,7 +107,7 @@ def test_workers_are_shown_while_they_beat_and_the_store_beside_them(
         age = scrape(address)["gagpo_store_oldest_ticket_age_seconds", frozenset({("worker", "controller")})]
         assert 0 < age <= time.monotonic() - since + 1
         assert httpx.get(f"http://{address}/", timeout=60).status_code == 404
-        parts.store.beat("rollout-1", pulse.beat(), ttl_s=0.05)
+        parts.store.state.beat("rollout-1", pulse.beat(), ttl_s=0.05)
         until(address, "gagpo_rollout_env_steps_total", None, worker="rollout-1")
         workers = {dict(labels)["worker"] for _, labels in scrape(address)}
         assert workers == {"rollout-0", "controller"}, "a dead worker leaves no series"
@@ -161,7 +161,7 @@ def test_a_list_of_targets_that_cannot_be_written_ends_no_run_and_is_written_lat
     (tmp_path / "runs" / ".monitor").write_text("in the way")
     with monitoring(parts, Telemetry(), folder, note=notes.append):
         assert look(folder.path) == {}
-        wait_until(lambda: "controller" in parts.store.beats())
+        wait_until(lambda: "controller" in parts.store.state.beats())
         (tmp_path / "runs" / ".monitor").unlink()
         wait_until(lambda: "controller" in look(folder.path))
         shutil.rmtree(tmp_path / "runs" / ".monitor")
@@ -197,7 +197,7 @@ def test_the_weights_actor_is_shown_with_the_version_that_it_holds(parts: Topolo
 
 def test_a_store_that_stays_away_fails_the_scrape():
     away = Store("redis://127.0.0.1:1/0", "run", timeout_s=0.2)
-    with serving(lambda: decode(away.beats()), host="127.0.0.1", port=0) as address:
+    with serving(lambda: decode(away.state.beats()), host="127.0.0.1", port=0) as address:
         assert httpx.get(f"http://{address}/metrics", timeout=60).status_code == 503
 
 

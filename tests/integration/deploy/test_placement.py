@@ -110,9 +110,9 @@ def deaths(notes: list[str]) -> list[str]:
 def reaches_redis(mark: str, folder: Path) -> bool:
     """Whether a process on the node with this mark reaches the Redis that a run starts on this node."""
     with private_redis(folder, ray.util.get_node_ip_address()) as url:
-        beat = ray.remote(lambda: Store(url, "late").beat(mark, {})).options(num_cpus=0, resources={mark: 0.01})
+        beat = ray.remote(lambda: Store(url, "late").state.beat(mark, {})).options(num_cpus=0, resources={mark: 0.01})
         ray.get(beat.remote(), timeout=DEADLINE_S)
-        return list(Store(url, "late").beats()) == [mark]
+        return list(Store(url, "late").state.beats()) == [mark]
 
 
 def test_a_gang_waits_for_room_starts_whole_and_goes_on_with_fewer_after_the_loss_of_a_node(

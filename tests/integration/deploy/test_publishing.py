@@ -33,7 +33,8 @@ with private_ray(log_to_driver=False, configure_logging=False):
     from services.weights.actor import WeightsActor
     parts = SimpleNamespace(config=load_config("alfworld-tiny", ()), store=Store(sys.argv[1], "r"),
                             weights=WeightsActor.remote())
-    parts.store.acquire("learner", "test-learner", ttl_s=3600)  # of a learner that died at the end of its last step
+    # The lease of a learner that died at the end of its last step.
+    parts.store.leases.acquire("learner", "test-learner", ttl_s=3600)
     first = publish_folder(parts, Path(sys.argv[2]), holder="test")
     assert ray.get(parts.weights.latest.remote(), timeout=60) == first
     only_child("ray::WeightSt").kill()
@@ -48,7 +49,7 @@ with private_ray(log_to_driver=False, configure_logging=False):
         publish_folder(parts, Path(sys.argv[2]), holder="test")
     except RayLost as lost:
         print(lost)
-    assert parts.store.acquire("learner", "another").epoch == 5
+    assert parts.store.leases.acquire("learner", "another").epoch == 5
 """
 
 

@@ -59,4 +59,4 @@ def world(sampler, store, redis_url, run_name, serve_toy, tiny_model) -> SimpleN
     server, url = serve_toy()
     return SimpleNamespace(
         engine=sampler, store=store, redis_url=redis_url, run=run_name, server=server, url=url, serve=serve_toy,
-        shelf=Shelf(store, tiny_model), lease=store.acquire("controller", "test", ttl_s=600))
+        shelf=Shelf(store, tiny_model), lease=store.leases.acquire("controller", "test", ttl_s=600))

@@ -17,7 +17,7 @@ async def test_a_worker_that_starts_while_environment_servers_are_away_says_that
         env_urls=[], model_path="", weights_actor_name="", folder=str(tmp_path))
     async with EnvClient([f"http://127.0.0.1:{port}"], outage_s=240) as client, asyncio.timeout(200):
         asking = asyncio.create_task(host._environment(client, store))
-        while (beat := decode(await asyncio.to_thread(store.beats)).get("rollout-0")) is None:  # noqa: ASYNC110
+        while (beat := decode(await asyncio.to_thread(store.state.beats)).get("rollout-0")) is None:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         assert (beat.role, beat.doing) == ("rollout", NO_SERVERS)
         assert not asking.done()
@@ -28,7 +28,7 @@ async def test_a_worker_that_starts_while_environment_servers_are_away_says_that
 async def test_a_worker_follows_servers_that_have_moved_while_it_loaded_its_model(store, serve_toy, tmp_path):
     """A server that a cluster starts again is on another node. The worker was made with its old address."""
     _, url = serve_toy()
-    store.publish_servers(store.acquire("controller", "c"), [url])
+    store.state.publish_servers(store.leases.acquire("controller", "c"), [url])
     host = RolloutHost(
         config_json=Config(name="moved", steps=1).model_dump_json(), run="moved", worker="rollout-0", store_url="",
         env_urls=[], model_path="", weights_actor_name="", folder=str(tmp_path))
@@ -43,7 +43,7 @@ async def test_a_worker_whose_servers_answer_sends_no_heartbeat_before_it_works(
         env_urls=[], model_path="", weights_actor_name="", folder=str(tmp_path))
     async with EnvClient([url]) as client:
         await host._environment(client, store)
-    assert store.beats() == {}
+    assert store.state.beats() == {}
 
 
 async def test_a_worker_that_is_drained_while_it_waits_for_servers_takes_no_ticket(tmp_path):

@@ -26,8 +26,8 @@ async def test_an_episode_without_steps_is_logged_and_counted_as_failed(store, r
 
     monkeypatch.setattr(SimulatedRunner, "play", too_long)
     configure_logs(tmp_path, process="rollout-0", show=None)
-    store.publish_version(store.acquire("learner", "test", ttl_s=600), Version(incarnation=1, step=1), "")
-    issue(store, store.acquire("controller", "test", ttl_s=600), "train/0", size=1, min_step=1)
+    store.state.publish_version(store.leases.acquire("learner", "test", ttl_s=600), Version(incarnation=1, step=1), "")
+    issue(store, store.leases.acquire("controller", "test", ttl_s=600), "train/0", size=1, min_step=1)
     async with EnvClient(["http://127.0.0.1:9"]) as client:
         worker = simulated_worker("rollout-0", store, client, RolloutSection(slots=4), latency_s=0.0, games=False)
         work = asyncio.create_task(worker.run())

@@ -50,7 +50,7 @@ class Sampler:
 def learner_turns(store, memory, woken):
     """Trains ROUNDS times, each after the sampler has woken up."""
     lease, pulse = GpuLease(store, "run-learner"), Pulse("learner-0", "learner")
-    with Beating(pulse, store.beat):
+    with Beating(pulse, store.state.beat):
         for _ in range(ROUNDS):
             assert woken.wait(DEADLINE_S)
             woken.clear()
@@ -84,7 +84,7 @@ def test_the_two_never_fill_the_gpu_at_once(redis_url, run_name):
 
 def test_the_learner_gets_the_gpu_of_a_dead_worker_and_a_worker_that_starts_waits(redis_url, run_name):
     store = Store(redis_url, run_name)
-    store.acquire(f"{ROLE}-0", "rollout-0", ttl_s=0.2)  # and never renews it
+    store.leases.acquire(f"{ROLE}-0", "rollout-0", ttl_s=0.2)  # and never renews it
     turns = GpuTurns(GpuLease(store, "rollout-0"), wait_s=0.0)
     learner, pulse = GpuLease(store, "run-learner"), Pulse("learner-0", "learner")
     with (gpu_turn([learner], pulse, check=lambda: None, wait_s=DEADLINE_S),
@@ -103,7 +103,7 @@ def test_a_worker_that_lost_the_gpu_ends(redis_url, run_name, monkeypatch):
 
     async def work():
         await turns.take()
-        store.acquire(f"{ROLE}-0", "rollout-0")  # the same worker, started again elsewhere
+        store.leases.acquire(f"{ROLE}-0", "rollout-0")  # the same worker, started again elsewhere
         async with asyncio.timeout(DEADLINE_S):
             while True:
                 await turns.turn(Sampler(Memory()), lambda: None)
@@ -122,7 +122,7 @@ def test_the_learner_trains_once_every_sampler_that_it_shares_a_gpu_with_sleeps(
     trained, awake = threading.Event(), None
 
     def learn():
-        with Beating(pulse, store.beat):
+        with Beating(pulse, store.state.beat):
             with gpu_turn(leases, pulse, check=lambda: None, wait_s=DEADLINE_S):
                 for memory in memories:
                     memory.fill("learner")

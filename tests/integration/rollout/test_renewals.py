@@ -82,8 +82,8 @@ async def played(worker, store, *, within_s):
 async def test_claims_are_renewed_while_more_commits_wait_than_there_are_threads(store, redis_url, run_name,
                                                                                 monkeypatch):
     monkeypatch.setattr("rollout.worker.RENEW_S", 0.2)
-    store.publish_version(store.acquire("learner", "test", ttl_s=600), Version(incarnation=1, step=1), "")
-    issue(store, store.acquire("controller", "test", ttl_s=600), "train/0", size=64, min_step=1)
+    store.state.publish_version(store.leases.acquire("learner", "test", ttl_s=600), Version(incarnation=1, step=1), "")
+    issue(store, store.leases.acquire("controller", "test", ttl_s=600), "train/0", size=64, min_step=1)
     async with EnvClient([NO_SERVER]) as client:
         worker = simulated_worker("rollout-0", FullFolder(redis_url, run_name), client, RolloutSection(slots=64),
                                   latency_s=0.0, games=False)
@@ -96,8 +96,8 @@ async def test_a_claim_that_ends_while_claims_are_renewed_is_not_called_lost(sto
     """The commit is in the store, its answer on the way, and the worker renews all that it plays."""
     configure_logs(tmp_path, process="rollout-0", show=None)
     monkeypatch.setattr("rollout.worker.RENEW_S", 0.02)
-    store.publish_version(store.acquire("learner", "test", ttl_s=600), Version(incarnation=1, step=1), "")
-    issue(store, store.acquire("controller", "test", ttl_s=600), "train/0", size=1, min_step=1)
+    store.state.publish_version(store.leases.acquire("learner", "test", ttl_s=600), Version(incarnation=1, step=1), "")
+    issue(store, store.leases.acquire("controller", "test", ttl_s=600), "train/0", size=1, min_step=1)
     async with EnvClient([NO_SERVER]) as client:
         worker = simulated_worker("rollout-0", SlowReplies(redis_url, run_name), client, RolloutSection(slots=4),
                                   latency_s=0.0, games=False)

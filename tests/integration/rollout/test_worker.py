@@ -63,7 +63,7 @@ async def test_the_policys_summary_of_what_it_judged_bad_reaches_the_store(world
         issue(world.store, world.lease, group, min_step=1)
     async with working(world, judges=JudgeSection(questions=2, answers=8, correction=True)) as worker:
         await until(world, lambda: len(world.store.ready("train")) == 3, worker)
-    assert world.store.correction().startswith("instruction ")
+    assert world.store.state.correction().startswith("instruction ")
 
 
 async def test_a_worker_sleeps_while_the_learner_has_the_gpu_and_its_episodes_go_on(world):
@@ -75,9 +75,9 @@ async def test_a_worker_sleeps_while_the_learner_has_the_gpu_and_its_episodes_go
     await turns.take()
     async with working(world, gpu_turns=turns) as worker:
         turn = gpu_turn([learner], pulse, check=lambda: None, wait_s=DEADLINE_S)
-        with Beating(pulse, Store(world.redis_url, world.run).beat):  # its wish ends with its last heartbeat
+        with Beating(pulse, Store(world.redis_url, world.run).state.beat):  # its wish ends with its last heartbeat
             await asyncio.to_thread(turn.__enter__)
-            beats = world.store.beats
+            beats = world.store.state.beats
             await until(world, lambda: beats().get("rollout-0", {}).get("doing", "").startswith("asleep"), worker)
             await asyncio.to_thread(turn.__exit__, None, None, None)
         await until(world, lambda: len(world.store.ready("train")) == 3, worker)

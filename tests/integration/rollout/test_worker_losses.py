@@ -87,7 +87,7 @@ async def test_a_drained_worker_finishes_its_tickets_takes_no_more_and_ends_whil
     finished = sum(len(world.store.episodes(f"train/{number}")) for number in range(4))
     assert finished == SETTINGS.slots
     assert world.store.backlog().claimed == 0
-    world.store.publish_servers(world.lease, [other])
+    world.store.state.publish_servers(world.lease, [other])
     world.server.kill()
     async with working(world) as worker:
         await until(world, lambda: len(world.store.ready("train")) == 4, worker)
@@ -169,7 +169,7 @@ async def test_an_episode_that_breaks_the_parser_takes_no_other_one_with_it(worl
         return bool(failed) and counts.outstanding_tickets == len(failed_tickets())
 
     def failed_tickets() -> list[str]:
-        (names,) = world.store.read(("HKEYS", "failed"))
+        (names,) = world.store.connection.read(("HKEYS", "failed"))
         return sorted(name.decode() for name in names)
 
     async with working(world, text=Brittle) as worker:

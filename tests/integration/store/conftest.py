@@ -38,9 +38,9 @@ def store(server):
 
 @pytest.fixture
 def controller(store):
-    return store.acquire("controller", "c")
+    return store.leases.acquire("controller", "c")
 
 
 @pytest.fixture
 def learner(store):
-    return store.acquire("learner", "l")
+    return store.leases.acquire("learner", "l")

@@ -19,22 +19,22 @@ def ticket(group: str, k: int) -> Ticket:
 
 def fill(store: Store, episode) -> None:
     """Two groups are played and one of them is in a manifest; of the third group one episode is out."""
-    controller = store.acquire("controller", "c")
+    controller = store.leases.acquire("controller", "c")
     for group in GROUPS:
         assert store.issue(controller, [ticket(group, k) for k in range(2)], capacity=100)
     claims = store.claim("w", 6)
     assert len(claims) == 6
     for claim in claims[:5]:
         assert store.commit_episode(claim, episode(claim)) == "accepted"
-    learner = store.acquire("learner", "l")
-    incarnation = store.incarnation(learner)
-    store.begin_step(learner, Manifest(step=1, incarnation=incarnation, groups=[GROUPS[0]], drops=[]))
+    learner = store.leases.acquire("learner", "l")
+    incarnation = store.state.incarnation(learner)
+    store.steps.begin(learner, Manifest(step=1, incarnation=incarnation, groups=[GROUPS[0]], drops=[]))
 
 
 def seen(store: Store) -> tuple:
     """All that a run goes on with."""
     played = [[(one.ticket.id, one.steps[0].action) for one in store.episodes(group)] for group in GROUPS]
-    return store.counts(), store.manifests(0), store.supply(), played
+    return store.counts(), store.steps.manifests(0), store.supply(), played
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_a_copy_of_a_live_stores_folder_has_all_that_was_written(tmp_path, episo
         fill(store, episode)
         before = seen(store)
         assert [len(played) for played in before[3]] == [2, 2, 1]
-        wait_until_written(store.redis)
+        wait_until_written(store.connection.redis)
         shutil.copytree(tmp_path / "live", tmp_path / "copy", ignore=shutil.ignore_patterns("redis.*"))
     with private_redis(tmp_path / "copy") as url:
         assert seen(Store(url, "run")) == before

@@ -51,7 +51,7 @@ def in_folder(opened, tmp_path):
 @pytest.fixture
 def leases(opened):
     """The leases of controller and learner."""
-    return opened(None).acquire("controller", "c"), opened(None).acquire("learner", "l")
+    return opened(None).leases.acquire("controller", "c"), opened(None).leases.acquire("learner", "l")
 
 
 def issue(store, lease, number, kind="train"):
@@ -93,7 +93,7 @@ def lose(store, group, how, *, k=0):
 
 
 def step_of(store, lease, group):
-    return store.begin_step(lease, Manifest(step=1, incarnation=1, groups=[group], drops=[]))
+    return store.steps.begin(lease, Manifest(step=1, incarnation=1, groups=[group], drops=[]))
 
 
 def test_redis_holds_references_and_the_bodies_are_deleted_once_their_step_is_durable(store, leases):
@@ -109,7 +109,7 @@ def test_redis_holds_references_and_the_bodies_are_deleted_once_their_step_is_du
     (read,) = store.committed(step_of(store, learner, group))
     assert [episode.ticket.id for episode in read] == [f"{group}#0", f"{group}#1"]
     assert store.sweep() == 0
-    store.retire(learner, 1)
+    store.steps.retire(learner, 1)
     assert store.sweep() == SIZE
     assert {name.partition("#")[0] for name in names(store)} == {other.replace("/", "-")}
     store.drop(controller, Drop(group=other, task="t/1", reason="test"))
@@ -148,7 +148,8 @@ def test_an_episode_whose_body_is_lost_three_times_fails_with_the_reason(in_fold
     assert failed.reason.startswith("store: the body file://")
     assert failed.reason.endswith(" is not there")
     assert in_folder.drop(leases[0], failed)
-    assert in_folder.read(("HGETALL", "lost"), ("HGETALL", "failed"), ("HGETALL", "outstanding")) == [{}, {}, {}]
+    hashes = (("HGETALL", name) for name in ("lost", "failed", "outstanding"))
+    assert in_folder.connection.read(*hashes) == [{}, {}, {}]
 
 
 def test_an_evaluation_waits_for_the_episode_that_was_lost(in_folder, leases):
@@ -174,7 +175,7 @@ def test_a_body_that_a_manifest_needs_is_a_fault_and_its_step_can_be_skipped(in_
     with pytest.raises(StoreFault, match=f"1 episodes of {group} can be read; the log names the lost ones"):
         in_folder.committed(manifest)
     assert in_folder.claim("w", 100) == []
-    in_folder.skip_step(learner, manifest, [Drop(group=group, task="t/0", reason="skipped")])
+    in_folder.steps.skip(learner, manifest, [Drop(group=group, task="t/0", reason="skipped")])
     assert (in_folder.sweep(), names(in_folder)) == (SIZE, [])
 
 
@@ -196,7 +197,7 @@ def test_a_sweep_keeps_what_may_still_be_committed(in_folder, leases):
 def test_bodies_are_deleted_after_a_reset_and_after_an_erasure(in_folder, leases):
     issue(in_folder, leases[0], 0)
     play_all(in_folder)
-    in_folder.reset_to(leases[1], 0, 0)
+    in_folder.steps.reset_to(leases[1], 0, 0)
     assert (in_folder.sweep(), names(in_folder)) == (SIZE, [])
     issue(in_folder, leases[0], 0)
     play_all(in_folder)

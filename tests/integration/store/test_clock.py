@@ -52,30 +52,30 @@ def tickets():
 
 
 def clock(store):
-    seconds, _ = store.redis.time()
+    seconds, _ = store.connection.redis.time()
     return seconds - time.time()
 
 
 @pytest.mark.parametrize("jump", [HOUR, -HOUR])
 def test_leases_claims_and_heartbeats_outlive_a_jump_of_the_clock(store, set_clock, jump):
-    controller = store.acquire("controller", "c", ttl_s=15.0)
+    controller = store.leases.acquire("controller", "c", ttl_s=15.0)
     store.issue(controller, tickets(), capacity=9)
     (claim,) = store.claim("living", 1)
-    store.beat("living", {})
+    store.state.beat("living", {})
     set_clock(jump)
     assert clock(store) == pytest.approx(jump, abs=60)
     assert [other.ticket.k for other in store.claim("other", 9, min_idle_s=30.0)] == [1]
     with pytest.raises(LeaseHeld, match=r"another 1?\d\.\d s"):
-        store.acquire("controller", "other")
-    assert store.beats() == {"living": {}}
-    store.renew(controller)
+        store.leases.acquire("controller", "other")
+    assert store.state.beats() == {"living": {}}
+    store.leases.renew(controller)
     assert store.renew_claims("living", [claim]) == []
 
 
 @pytest.mark.parametrize("off", [HOUR, -HOUR])
 def test_a_ticket_waits_as_long_where_the_clock_of_redis_is_another(store, set_clock, off):
     set_clock(off)
-    store.issue(store.acquire("controller", "c"), tickets(), capacity=9)
+    store.issue(store.leases.acquire("controller", "c"), tickets(), capacity=9)
     time.sleep(1.0)
     (claim,) = store.claim("w", 1)
     assert 1.0 <= time.monotonic() - claim.issued_at < 60
@@ -86,7 +86,7 @@ def test_a_ticket_waits_as_long_where_the_clock_of_redis_is_another(store, set_c
 
 @pytest.mark.parametrize("jump", [HOUR, -HOUR])
 def test_a_failed_ticket_rests_as_long_as_before_although_the_clock_jumped(store, set_clock, jump):
-    store.issue(store.acquire("controller", "c", ttl_s=600.0), tickets(), capacity=9)
+    store.issue(store.leases.acquire("controller", "c", ttl_s=600.0), tickets(), capacity=9)
     first, second = store.claim("w", 2)
     began = time.monotonic()
     store.fail(first, "its server broke", pause_s=60.0)
@@ -100,17 +100,17 @@ def test_a_failed_ticket_rests_as_long_as_before_although_the_clock_jumped(store
 
 @pytest.mark.parametrize("jump", [HOUR, -HOUR])
 def test_claims_and_leases_of_a_dead_process_expire_on_time_although_the_clock_jumped(store, set_clock, jump):
-    store.issue(store.acquire("controller", "dead", ttl_s=600.0), tickets(), capacity=9)
+    store.issue(store.leases.acquire("controller", "dead", ttl_s=600.0), tickets(), capacity=9)
     first, second = store.claim("dead", 2)
-    store.beat("dead", {}, ttl_s=0.3)
+    store.state.beat("dead", {}, ttl_s=0.3)
     assert store.fail(second, "its server broke") == "retry"
-    dead = store.acquire("controller", "dead", ttl_s=0.3)
+    dead = store.leases.acquire("controller", "dead", ttl_s=0.3)
     set_clock(jump)
     assert [claim.ticket.k for claim in store.claim("living", 2, min_idle_s=30.0)] == [second.ticket.k]
     time.sleep(0.5)
     assert store.claim("living", 2, min_idle_s=0.3)[0].ticket.k == first.ticket.k
-    assert store.beats() == {}
-    taken = store.acquire("controller", "living")
+    assert store.state.beats() == {}
+    taken = store.leases.acquire("controller", "living")
     with pytest.raises(LeaseLost):
-        store.renew(dead)
-    store.renew(taken)
+        store.leases.renew(dead)
+    store.leases.renew(taken)

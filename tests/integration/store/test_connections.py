@@ -81,11 +81,11 @@ def test_tls_is_checked_against_the_certificates_of_the_config(start, certificat
     start("tls", port, [*over_tls(port, certificate), f"requirepass {PASSWORD}"])
     url = f"rediss://:{PASSWORD}@127.0.0.1:{port}/0"
     known = Store(url, "run", settings=RedisSection(url=url, ca_file=file))
-    known.check()
-    assert known.acquire("controller", "c").epoch == 1
-    Store(url, "run", settings=briefly(RedisSection(url=url, ca_file=file))).check()
+    known.connection.check()
+    assert known.leases.acquire("controller", "c").epoch == 1
+    Store(url, "run", settings=briefly(RedisSection(url=url, ca_file=file))).connection.check()
     with pytest.raises(UserError, match=r"(?i)certificate.verify.failed.*redis\.ca_file"):
-        Store(url, "run").check()
+        Store(url, "run").connection.check()
     with pytest.raises(UserError, match=r"redis\.ca_file is set, but redis\.url begins with redis:"):
         Store(url.replace("rediss", "redis"), "run", settings=RedisSection(url=url, ca_file=file))
 
@@ -100,15 +100,15 @@ def test_sentinels_lead_to_the_new_master_when_the_old_one_dies(start):
         "sentinel down-after-milliseconds runs 500", "sentinel failover-timeout runs 5000"], "--sentinel")
     store = Store(f"sentinel://:{PASSWORD}@127.0.0.1:{watch}/runs", "run", timeout_s=5.0,
                   settings=RedisSection(outage_seconds=60))
-    store.check()
-    lease = store.acquire("controller", "c")
+    store.connection.check()
+    lease = store.leases.acquire("controller", "c")
     replica = redis.Redis(port=second, password=PASSWORD, socket_timeout=60)
     deadline = time.monotonic() + START_S
-    while not replica.exists(store.key("lease:controller")) or not sees_replica(watch):
+    while not replica.exists(store.connection.key("lease:controller")) or not sees_replica(watch):
         assert time.monotonic() < deadline
         time.sleep(0.1)
     master.send_signal(signal.SIGKILL)
-    store.renew(lease)
+    store.leases.renew(lease)
     assert replica.info("replication")["role"] == "master"
 
 
@@ -119,10 +119,10 @@ def test_sentinels_and_their_master_are_asked_over_tls(start, certificate):
                               f"sentinel auth-pass runs {PASSWORD}"], "--sentinel")
     url, settings = f"sentinels://:{PASSWORD}@127.0.0.1:{watch}/runs", RedisSection(ca_file=certificate[1], url="redis://")
     store = Store(url, "run", settings=settings)
-    store.check()
-    assert store.acquire("controller", "c").epoch == 1
+    store.connection.check()
+    assert store.leases.acquire("controller", "c").epoch == 1
     with pytest.raises(UserError, match=r"(?i)certificate.verify.failed.*redis\.ca_file"):
-        Store(url, "run").check()
+        Store(url, "run").connection.check()
     with pytest.raises(UserError, match=r"write rediss://host:6379/0 or sentinels://host:26379/name"):
         Store(url.replace("sentinels", "sentinel"), "run", settings=settings)
 
@@ -134,13 +134,13 @@ def test_sentinels_that_ask_for_the_password_of_the_master_get_it(start):
     for watch, login in zip(watches, ([f"requirepass {PASSWORD}"], []), strict=True):
         start(f"sentinel{watch}", watch, [f"port {watch}", *login, f"sentinel monitor runs 127.0.0.1 {port} 1",
                                           f"sentinel auth-pass runs {PASSWORD}"], "--sentinel")
-        Store(f"sentinel://:{PASSWORD}@127.0.0.1:{watch}/runs", "run").check()
+        Store(f"sentinel://:{PASSWORD}@127.0.0.1:{watch}/runs", "run").connection.check()
     asks, asks_not = (f"127.0.0.1:{watch}" for watch in watches)
     with pytest.raises(UserError, match=rf"^Redis refused the password \(no sentinel names a master runs: {asks}: .*"
                                         rf"invalid .*password.*\); correct redis\.url$"):
-        Store(f"sentinel://:wrong@{asks}/runs", "run").check()
+        Store(f"sentinel://:wrong@{asks}/runs", "run").connection.check()
     with pytest.raises(Unanswered, match=rf"names a master other: {asks_not}: it knows no such master\); start it or"):
-        Store(f"sentinel://{asks_not}/other", "run").check()
+        Store(f"sentinel://{asks_not}/other", "run").connection.check()
 
 
 @contextmanager
@@ -184,15 +184,15 @@ def test_a_master_that_became_a_replica_is_left_for_the_one_that_its_address_lea
     ports = [first]
     with address_of(ports) as port:
         store = Store(f"redis://127.0.0.1:{port}/0", "run", settings=RedisSection(outage_seconds=60))
-        lease = store.acquire("controller", "c")
-        wait_until(lambda: new.exists(store.key("lease:controller")))
+        lease = store.leases.acquire("controller", "c")
+        wait_until(lambda: new.exists(store.connection.key("lease:controller")))
         new.replicaof("NO", "ONE")
         old.replicaof("127.0.0.1", second)
         with pytest.raises(redis.ReadOnlyError):
             old.set("any", "1")
         ports.append(second)
-        store.renew(lease)
-        store.redis.close()
+        store.leases.renew(lease)
+        store.connection.redis.close()
 
 
 def sees_replica(watch: int) -> bool:
@@ -243,12 +243,13 @@ def test_a_redis_that_can_do_nothing_for_now_is_waited_for(start, tmp_path, make
     port = likely_port()
     start("unable", port, [f"port {port}", "save 3600 1000000"])
     able_again = make_unable(redis.Redis(port=port, socket_timeout=60), tmp_path / "unable")
+    impatient = Store(f"redis://127.0.0.1:{port}/0", "run", settings=RedisSection(outage_seconds=1))
     with pytest.raises(StoreFault, match=r"acquire: .*; give Redis the memory, the disk"):
-        Store(f"redis://127.0.0.1:{port}/0", "run", settings=RedisSection(outage_seconds=1)).acquire("controller", "c")
+        impatient.leases.acquire("controller", "c")
     soon = threading.Timer(0.5, able_again)
     soon.start()
     store = Store(f"redis://127.0.0.1:{port}/0", "run", settings=RedisSection(outage_seconds=240))
-    assert store.acquire("controller", "c").epoch == 1
+    assert store.leases.acquire("controller", "c").epoch == 1
     soon.join()
 
 
@@ -263,12 +264,12 @@ def test_a_redis_that_evicts_keys_is_refused(start):
     start("evicting", port, [f"port {port}", "maxmemory 100mb", "maxmemory-policy volatile-lru"])
     store, admin = Store(f"redis://127.0.0.1:{port}/0", "run"), redis.Redis(port=port, socket_timeout=60)
     with pytest.raises(UserError, match=r"policy volatile-lru, .*; set maxmemory-policy to noeviction, or leave"):
-        store.check()
+        store.connection.check()
     admin.config_set("maxmemory", 0)
-    store.check()
+    store.connection.check()
     admin.config_set("maxmemory", 100 << 20)
     admin.config_set("maxmemory-policy", "noeviction")
-    store.check()
+    store.connection.check()
 
 
 def test_a_replica_is_refused_by_name_and_waited_for_until_it_is_the_master(start):
@@ -277,9 +278,9 @@ def test_a_replica_is_refused_by_name_and_waited_for_until_it_is_the_master(star
     start("replica", port, [f"port {port}", f"replicaof 127.0.0.1 {likely_port()}"])
     store, admin = Store(f"redis://127.0.0.1:{port}/0", "run"), redis.Redis(port=port, socket_timeout=60)
     with pytest.raises(Unanswered, match=r"a replica, .*; give its master, or the sentinels as sentinel://"):
-        store.check()
+        store.connection.check()
     admin.replicaof("NO", "ONE")
-    store.check()
+    store.connection.check()
 
 
 def test_a_node_of_a_cluster_is_refused_by_name(start):
@@ -288,4 +289,4 @@ def test_a_node_of_a_cluster_is_refused_by_name(start):
     port = likely_port()
     start("cluster", port, [f"port {port}", "cluster-enabled yes", f"cluster-port {likely_port()}"])
     with pytest.raises(UserError, match="node of a Redis cluster"):
-        Store(f"redis://127.0.0.1:{port}/0", "run").check()
+        Store(f"redis://127.0.0.1:{port}/0", "run").connection.check()

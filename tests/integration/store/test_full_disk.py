@@ -45,7 +45,7 @@ def seconds_until_refused(url: str, *settings: str) -> float:
     config = default_config(["redis.outage_seconds=1", *settings])
     began = time.monotonic()
     with pytest.raises(StoreFault, match=FULL):
-        Store.of_run(config, url, "run").acquire("controller", "c")
+        Store.of_run(config, url, "run").leases.acquire("controller", "c")
     return time.monotonic() - began
 
 

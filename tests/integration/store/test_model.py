@@ -41,7 +41,7 @@ class StoreMachine(ControllerRules, WorkerRules, LearnerRules):
     @rule(sure=st.integers(0, 3))
     def kill_redis(self, sure):
         if sure == 3:
-            wait_until_written(self.eye.redis)
+            wait_until_written(self.eye.connection.redis)
             self.server.stop(signal.SIGKILL)
             self.server.start()
 
@@ -49,7 +49,7 @@ class StoreMachine(ControllerRules, WorkerRules, LearnerRules):
     def empty_redis(self, sure):
         if sure < 5:
             return
-        redis = self.eye.redis
+        redis = self.eye.connection.redis
         redis.delete(*redis.scan_iter(f"gagpo:{{{self.run}}}:*"))
         time.sleep(0.002)  # ids of stream entries are milliseconds: a real Redis takes longer to come back
         self.outdated = [claim for _, claim, _ in self.hands()]
@@ -58,13 +58,14 @@ class StoreMachine(ControllerRules, WorkerRules, LearnerRules):
         self.take_over("controller", False)
         self.take_over("learner", False)
         store, lease = self.leases["learner"]
-        assert store.agrees_with(self.durable) == (self.durable == 0)
-        store.reset_to(lease, self.durable, self.next_group, trained=self.trained)
+        assert store.steps.agrees_with(self.durable) == (self.durable == 0)
+        store.steps.reset_to(lease, self.durable, self.next_group, trained=self.trained)
         self.step = self.emptied_at = self.durable
 
     @invariant()
     def redis_holds_what_the_model_says(self):
-        counters, training, evaluating, outstanding, groups, ready, episodes, drops, manifests, failed = self.eye.read(
+        read = self.eye.connection.read
+        counters, training, evaluating, outstanding, groups, ready, episodes, drops, manifests, failed = read(
             ("HGETALL", "counters"), ("XLEN", "tickets"), ("XLEN", "evals"), ("HKEYS", "outstanding"),
             ("ZRANGE", "groups", 0, -1), ("ZRANGE", "ready", 0, -1), ("HGETALL", "episodes"),
             ("LRANGE", "drops", 0, -1), ("HGETALL", "manifests"), ("HKEYS", "failed"))
@@ -86,7 +87,7 @@ class StoreMachine(ControllerRules, WorkerRules, LearnerRules):
         assert {ticket.decode(): blob for ticket, blob in episodes.items()} == self.stored
         playable = set(self.open) - {ticket.decode() for ticket in failed}
         self.turns = {ticket: turns for ticket, turns in self.turns.items() if ticket in playable}
-        keys = self.eye.redis.scan_iter(self.eye.key("turns:*"), count=1000)
+        keys = self.eye.connection.redis.scan_iter(self.eye.connection.key("turns:*"), count=1000)
         assert {key.decode().rpartition("turns:")[2] for key in keys} == set(self.turns)
         assert {ticket: [turn.digest for turn in self.eye.turns(ticket)] for ticket in self.turns} == self.turns
         assert [msgspec.json.decode(drop, type=Drop) for drop in drops] == self.untaken

@@ -19,12 +19,12 @@ from services.store.store import Store
 
 def test_redis_may_be_away_for_longer_than_a_lease_and_nothing_is_lost(server, store):
     patient = Store(server.url, f"case{uuid.uuid4().hex}", settings=RedisSection(outage_seconds=240))
-    patient.issue(patient.acquire("controller", "c", ttl_s=600.0), tickets(0), capacity=9)
-    controller = patient.acquire("controller", "c", ttl_s=1.0)
-    wait_until_written(patient.redis)
+    patient.issue(patient.leases.acquire("controller", "c", ttl_s=600.0), tickets(0), capacity=9)
+    controller = patient.leases.acquire("controller", "c", ttl_s=1.0)
+    wait_until_written(patient.connection.redis)
     server.stop(signal.SIGKILL)
     with ThreadPoolExecutor() as pool:
-        renewed, played = pool.submit(patient.renew, controller), pool.submit(play_all, patient)
+        renewed, played = pool.submit(patient.leases.renew, controller), pool.submit(play_all, patient)
         time.sleep(4.0)
         server.start()
         renewed.result(240.0)
@@ -37,7 +37,7 @@ def test_redis_may_be_away_for_longer_than_a_lease_and_nothing_is_lost(server, s
 def test_a_claim_whose_reply_was_lost_is_answered_the_same_and_costs_no_attempt(server, before: int):
     """Also the first claim of a process, which gives back what an earlier process of its name held."""
     store = RepeatingStore(server.url, f"case{uuid.uuid4().hex}")
-    store.issue(store.acquire("controller", "c"), tickets(0, size=3), capacity=9)
+    store.issue(store.leases.acquire("controller", "c"), tickets(0, size=3), capacity=9)
     if before:
         store.claim("w", before)
     store.meanwhile = [lambda: None] * 3
@@ -49,7 +49,7 @@ def test_a_claim_whose_reply_was_lost_is_answered_the_same_and_costs_no_attempt(
 
 def test_a_repeated_claim_leaves_out_what_another_worker_holds_by_then(server):
     store, other = (kind(server.url, "case-other", timeout_s=5.0) for kind in (RepeatingStore, Store))
-    store.issue(store.acquire("controller", "c"), tickets(0, size=2), capacity=9)
+    store.issue(store.leases.acquire("controller", "c"), tickets(0, size=2), capacity=9)
     store.meanwhile = [lambda: other.claim("other", 1, min_idle_s=0.0)]
     assert [(claim.ticket.k, claim.attempt) for claim in store.claim("w", 2)] == [(1, 1)]
     assert store.claim("w", 2) == []
@@ -62,38 +62,38 @@ def test_a_release_whose_reply_was_lost_is_answered_the_same(server, meanwhile: 
     store, other = (kind(server.url, run, timeout_s=5.0) for kind in (RepeatingStore, Store))
 
     def taken():
-        lease = other.acquire("gpu-0", "learner") if meanwhile != "nothing" else None
+        lease = other.leases.acquire("gpu-0", "learner") if meanwhile != "nothing" else None
         if lease is not None and meanwhile == "taken and released":
-            other.release(lease)
+            other.leases.release(lease)
 
-    lease = store.acquire("gpu-0", "worker")
+    lease = store.leases.acquire("gpu-0", "worker")
     store.meanwhile = [taken]
-    store.release(lease)
+    store.leases.release(lease)
     with pytest.raises(LeaseLost):
-        other.renew(lease)
+        other.leases.renew(lease)
 
 
 def test_a_release_of_a_lease_that_has_passed_to_another_is_told(store):
-    expired = store.acquire("learner", "a", ttl_s=0.01)
+    expired = store.leases.acquire("learner", "a", ttl_s=0.01)
     time.sleep(0.05)
-    store.acquire("learner", "b")
+    store.leases.acquire("learner", "b")
     with pytest.raises(LeaseLost, match="has passed to b"):
-        store.release(expired)
+        store.leases.release(expired)
 
 
 def test_a_redis_that_is_away_is_one_line_for_the_user_and_a_fault_for_the_rest(free_url):
     away = Store(free_url, "run", timeout_s=0.5)
     with pytest.raises(UserError, match=r"cannot be reached .*; start it or correct redis\.url"):
-        away.check()
+        away.connection.check()
     with pytest.raises(StoreFault, match=r"^claim: .*; Redis was away for 3 s \(redis\.outage_seconds\)$"):
         away.claim("w", 1)
 
 
 def test_check_passes_here_and_names_a_wrong_password(server):
-    Store(server.url, "run").check()
+    Store(server.url, "run").connection.check()
     wrong = server.url.replace("@", "x@")
     with pytest.raises(UserError, match="refused the password"):
-        Store(wrong, "run").check()
+        Store(wrong, "run").connection.check()
 
 
 def test_a_silent_redis_costs_no_more_than_the_timeouts():

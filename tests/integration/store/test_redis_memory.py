@@ -12,20 +12,20 @@ def test_a_checkpoint_is_asked_for_before_it_is_full(tmp_path, memory, held, cro
     """On a machine of 8 GB it held 2 GB at most, and a checkpoint was asked for beyond 2 GB."""
     with private_redis(tmp_path, memory=memory) as url:
         store = Store(url, "run")
-        store.redis.hset(store.key("counters"), "bytes", held)
+        store.connection.redis.hset(store.connection.key("counters"), "bytes", held)
         assert store.crowded() is crowded
 
 
 def test_a_run_keeps_less_where_others_have_filled_half_of_it(tmp_path):
     """Each of several runs that held just less than half would stop all of them: Redis refuses every write then."""
     with private_redis(tmp_path, memory=64 << 20) as url:
-        store, counters = Store(url, "run"), Store(url, "run").key("counters")
-        store.redis.hset(counters, "bytes", 20 << 20)
+        store, counters = Store(url, "run"), Store(url, "run").connection.key("counters")
+        store.connection.redis.hset(counters, "bytes", 20 << 20)
         assert not store.crowded()
         for number in range(33):
-            store.redis.set(f"gagpo:other:{number}", bytes(1 << 20))
+            store.connection.redis.set(f"gagpo:other:{number}", bytes(1 << 20))
         assert store.crowded()
-        store.redis.hset(counters, "bytes", 3 << 20)
+        store.connection.redis.hset(counters, "bytes", 3 << 20)
         assert not store.crowded()
 
 

@@ -107,13 +107,13 @@ def test_the_runs_own_user_has_the_rights_that_our_scripts_need_and_no_others(se
 
 def test_writes_of_a_script_survive_a_kill(server):
     """Redis 6.2 replays scripts as the default user, and skips what that user may not do."""
-    Store(server.url, "scripted").acquire("controller", "first")
+    Store(server.url, "scripted").leases.acquire("controller", "first")
     with connect(server.url) as client:
         wait_until_written(client)
     server.stop(signal.SIGKILL)
     server.start()
     with pytest.raises(LeaseHeld, match="held by first"):
-        Store(server.url, "scripted").acquire("controller", "second")
+        Store(server.url, "scripted").leases.acquire("controller", "second")
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
@@ -137,7 +137,7 @@ def test_one_that_is_killed_comes_back_with_its_data_at_the_same_address(tmp_pat
         killed = client.info()["process_id"]
         os.kill(killed, signal.SIGKILL)
         store = Store(url, "run", timeout_s=5.0, settings=RedisSection(outage_seconds=120))
-        store.acquire("controller", "c")  # waits for it
+        store.leases.acquire("controller", "c")  # waits for it
         assert client.get("gagpo:kept") == b"yes"
         assert client.info()["process_id"] != killed
     assert ends_within(url, 30)
@@ -153,7 +153,7 @@ def test_a_disk_that_is_full_when_it_dies_only_delays_its_return(tmp_path, monke
         os.kill(connect(url).info()["process_id"], signal.SIGKILL)
         wait_until(lambda: any(line["event"] == "the private Redis does not start" for line in told))
         config.rmdir()
-        Store(url, "run", settings=RedisSection(outage_seconds=120)).acquire("controller", "c")
+        Store(url, "run", settings=RedisSection(outage_seconds=120)).leases.acquire("controller", "c")
 
 
 LOADING = """#!{python} -IS
@@ -232,14 +232,14 @@ def test_data_that_a_power_loss_has_damaged_are_set_aside(tmp_path, binary):
     """A file system may fill the lost end of a file with zeros. The checkpoint says where the run goes on."""
     server = RedisServer(tmp_path, binary)
     server.start()
-    Store(server.url, "run").acquire("controller", "first")
+    Store(server.url, "run").leases.acquire("controller", "first")
     server.stop()
     (data,) = (file for file in tmp_path.rglob("*.aof") if ".base." not in file.name)
     damaged = data.read_bytes() + bytes(4096)
     data.write_bytes(damaged)
     with structlog.testing.capture_logs() as told:
         server.start()
-    Store(server.url, "run").acquire("controller", "second")
+    Store(server.url, "run").leases.acquire("controller", "second")
     server.close()
     assert [line["event"] for line in told] == ["the data of the private Redis are damaged and set aside"]
     assert (tmp_path / "damaged" / data.relative_to(tmp_path)).read_bytes() == damaged

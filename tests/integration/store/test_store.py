@@ -17,34 +17,34 @@ from services.store.store import Store
 
 
 def test_a_lease_belongs_to_one_holder_until_it_expires(store):
-    first = store.acquire("learner", "a", ttl_s=600)
+    first = store.leases.acquire("learner", "a", ttl_s=600)
     with pytest.raises(LeaseHeld, match=r"held by a for another [56]\d\d\.\d s"):
-        store.acquire("learner", "b")
-    store.renew(first)
-    store.acquire("controller", "b")  # roles are apart
-    short = store.acquire("learner", "a", ttl_s=0.05)
+        store.leases.acquire("learner", "b")
+    store.leases.renew(first)
+    store.leases.acquire("controller", "b")  # roles are apart
+    short = store.leases.acquire("learner", "a", ttl_s=0.05)
     time.sleep(0.06)
-    second = store.acquire("learner", "b")
+    second = store.leases.acquire("learner", "b")
     assert (first.epoch, short.epoch, second.epoch) == (1, 2, 3)
     with pytest.raises(LeaseLost):
-        store.renew(short)
+        store.leases.renew(short)
 
 
 def test_the_same_holder_takes_its_lease_back_at_once_and_fences_its_former_self(store):
-    first = store.acquire("learner", "a")
-    second = store.acquire("learner", "a")
+    first = store.leases.acquire("learner", "a")
+    second = store.leases.acquire("learner", "a")
     assert second.epoch == first.epoch + 1
     with pytest.raises(LeaseLost):
-        store.incarnation(first)
-    assert store.incarnation(second) == 1
+        store.state.incarnation(first)
+    assert store.state.incarnation(second) == 1
 
 
 def test_a_released_lease_is_free_and_no_longer_writes(store):
-    first = store.acquire("controller", "a")
-    store.release(first)
+    first = store.leases.acquire("controller", "a")
+    store.leases.release(first)
     with pytest.raises(LeaseLost):
         store.issue(first, tickets(0), capacity=9)
-    assert store.acquire("controller", "b").epoch == 2
+    assert store.leases.acquire("controller", "b").epoch == 2
 
 
 def test_an_episode_comes_back_as_it_went_in(store, controller):
@@ -96,7 +96,7 @@ def test_training_tickets_go_only_to_weights_that_may_sample_them_now(store, con
     store.issue(controller, waiting, capacity=9)
     store.issue(controller, tickets(0, size=1, kind="eval"), capacity=9)
     assert [c.ticket.kind for c in store.claim("a", 9, own=held)] == ["eval"], "before any version is published"
-    store.publish_version(learner, held, "")
+    store.state.publish_version(learner, held, "")
     assert store.claim("a", 9, own=held) == []
     newer = msgspec.structs.replace(held, step=5)
     (first,) = store.claim("a", 1, own=newer)
@@ -117,7 +117,7 @@ def test_training_tickets_that_can_be_played_go_before_evaluation_tickets(store,
 def test_a_claim_from_before_a_reset_cannot_answer_the_ticket_issued_anew(store, controller):
     store.issue(controller, tickets(0, size=1), capacity=9)
     (old,) = store.claim("w", 1)
-    store.reset_to(controller, 0, 0)
+    store.steps.reset_to(controller, 0, 0)
     store.issue(controller, tickets(0, size=1), capacity=9)
     assert store.commit_episode(old, played(old)) == "refused"
     (new,) = store.claim("w", 1)
@@ -152,7 +152,7 @@ def test_a_claim_that_was_given_back_can_neither_be_renewed_nor_keep_turns(serve
     """A worker may have asked for both before it knew. Others would wait 30 s for the ticket, or repeat its turns."""
     run = f"case{uuid.uuid4().hex}"
     store, restarted = (Store(server.url, run, timeout_s=5.0) for _ in range(2))
-    store.issue(store.acquire("controller", "c"), tickets(0, size=1), capacity=1)
+    store.issue(store.leases.acquire("controller", "c"), tickets(0, size=1), capacity=1)
     (claim,) = store.claim("w", 1)
     if how == "fails":
         store.fail(claim, "env: its server broke")
@@ -170,7 +170,7 @@ def test_a_failed_ticket_rests_as_long_as_its_worker_said(server):
     """Neither another worker nor the next process of the same one may take it earlier, however long claims may idle."""
     run = f"case{uuid.uuid4().hex}"
     store, restarted = (Store(server.url, run, timeout_s=5.0) for _ in range(2))
-    store.issue(store.acquire("controller", "c"), tickets(0), capacity=1)
+    store.issue(store.leases.acquire("controller", "c"), tickets(0), capacity=1)
     first, second = store.claim("w", 2)
     began = time.monotonic()
     assert [store.fail(claim, "env: it answers with faults", pause_s=1.5) for claim in (first, first)] == ["retry"] * 2
@@ -224,17 +224,17 @@ def test_a_learner_step_must_follow_the_step_before_it(store, controller, learne
     store.issue(controller, tickets(0), capacity=9)
     play_all(store)
     with pytest.raises(StoreFault, match="does not follow"):
-        store.begin_step(learner, Manifest(step=2, incarnation=1, groups=["train/00000000"], drops=[]))
+        store.steps.begin(learner, Manifest(step=2, incarnation=1, groups=["train/00000000"], drops=[]))
     with pytest.raises(NotReady):
-        store.begin_step(learner, Manifest(step=1, incarnation=1, groups=["train/00000000", "train/x"], drops=[]))
+        store.steps.begin(learner, Manifest(step=1, incarnation=1, groups=["train/00000000", "train/x"], drops=[]))
     assert store.ready("train") == ["train/00000000"]
-    store.begin_step(learner, Manifest(step=1, incarnation=1, groups=["train/00000000"], drops=[]))
+    store.steps.begin(learner, Manifest(step=1, incarnation=1, groups=["train/00000000"], drops=[]))
     with pytest.raises(StoreFault, match="no manifest"):
-        store.retire(learner, 2)
+        store.steps.retire(learner, 2)
     assert store.retained_bytes() > 0
-    assert store.retire(learner, 1) > 0
-    assert store.agrees_with(1)
-    assert not store.agrees_with(0)
+    assert store.steps.retire(learner, 1) > 0
+    assert store.steps.agrees_with(1)
+    assert not store.steps.agrees_with(0)
 
 
 def test_evaluation_groups_leave_only_once_they_are_ready(store, controller):
@@ -264,25 +264,25 @@ def test_many_workers_at_once_play_each_ticket_once(store, controller):
 
 
 def test_the_store_shows_the_version_the_incarnations_and_the_living_processes(store, learner):
-    assert store.version() is None
-    store.publish_version(learner, Version(incarnation=1, step=3, digest="d"), "runs/x/export")
-    assert store.version() == (Version(incarnation=1, step=3, digest="d"), "runs/x/export")
-    assert [store.incarnation(learner), store.incarnation(learner), store.incarnation(learner, above=7)] == [1, 2, 8]
-    store.beat("w0", {"tokens": 3.5, "state": "busy"})
-    store.beat("w1", {}, ttl_s=0.05)
+    assert store.state.version() is None
+    store.state.publish_version(learner, Version(incarnation=1, step=3, digest="d"), "runs/x/export")
+    assert store.state.version() == (Version(incarnation=1, step=3, digest="d"), "runs/x/export")
+    assert [store.state.incarnation(learner, above=above) for above in (0, 0, 7)] == [1, 2, 8]
+    store.state.beat("w0", {"tokens": 3.5, "state": "busy"})
+    store.state.beat("w1", {}, ttl_s=0.05)
     time.sleep(0.1)
-    assert store.beats() == {"w0": {"tokens": 3.5, "state": "busy"}}
+    assert store.state.beats() == {"w0": {"tokens": 3.5, "state": "busy"}}
 
 
 def test_any_worker_replaces_the_instructions_of_new_tickets(store):
-    assert store.correction() == ""
+    assert store.state.correction() == ""
     for correction in ("Do not go back.", "Nimm die Tür, dann öffne sie."):
-        store.correct(correction)
-    assert store.correction() == "Nimm die Tür, dann öffne sie."
+        store.state.correct(correction)
+    assert store.state.correction() == "Nimm die Tür, dann öffne sie."
 
 
 def test_runs_in_one_redis_do_not_see_each_others_keys(server, store, controller):
     other = Store(server.url, f"case{uuid.uuid4().hex}", timeout_s=5.0)
     store.issue(controller, tickets(0), capacity=9)
     assert other.claim("w", 5) == []
-    assert other.acquire("controller", "someone").epoch == 1
+    assert other.leases.acquire("controller", "someone").epoch == 1

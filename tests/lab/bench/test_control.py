@@ -58,5 +58,5 @@ def test_books_that_do_not_add_up_are_told(made):
     assert unaccounted(made.store, 160, 8) == nothing | {"episodes lost or doubled": 8}
     controller.store.drop(controller.lease, Drop(group="train/00000020", task="", reason="for the test"))
     assert unaccounted(made.store, 168, 8) == nothing
-    made.store.redis.hincrby(made.store.key("counters"), "next_group", 3)
+    made.store.connection.redis.hincrby(made.store.connection.key("counters"), "next_group", 3)
     assert unaccounted(made.store, 168, 8) == nothing | {"groups lost": 3}

@@ -26,7 +26,7 @@ RUN = PlannedRun(arm="gigpo", seed=0)
 @pytest.fixture
 def redis_url(tmp_path: Path) -> Iterator[str]:
     with private_redis(tmp_path / "redis") as url:
-        Store(url, "other").acquire("controller", "other")
+        Store(url, "other").leases.acquire("controller", "other")
         yield url
 
 
@@ -53,7 +53,7 @@ def begun(config: Config, secrets: Mapping[str, str] | None = None) -> Config:
             patch.setenv(name, value)
         url = redis_url_of(config.redis)
     assert url is not None
-    Store(url, run).acquire("controller", run)
+    Store(url, run).leases.acquire("controller", run)
     return config
 
 
@@ -68,7 +68,7 @@ def runner(tmp_path: Path, url: str) -> Runner:
 def runs_in(url: str) -> set[str]:
     """Returns the names of the runs that have keys."""
     return {key.decode().split("{")[1].split("}")[0].rpartition("-")[0] or "other"
-            for key in Store(url, "any").redis.scan_iter()}
+            for key in Store(url, "any").connection.redis.scan_iter()}
 
 
 def test_the_keys_of_a_run_go_with_its_folder_once_its_record_is_kept(

@@ -32,7 +32,7 @@ def episode(claim):
 
 def issue(store, numbers):
     """Issues groups of four."""
-    lease = store.acquire("controller", "c")
+    lease = store.leases.acquire("controller", "c")
     for number in numbers:
         group = f"train/{number:08d}"
         tickets = [Ticket(group=group, k=k, size=4, task=f"t/{number}", seed=k, kind="train", temperature=1.0,
@@ -92,7 +92,7 @@ def run(store, folder, model_path, gang, *, crash_at=None, leave_at=None, parks=
         sender = GpuSender(learner.sender, sender, ask, way=config.transfer, seconds=config.weights.seconds)
     with EpisodeArchive(folder / "episodes") as archive:
         TrainingLoop(
-            config=config, learner=learner, store=store, lease=store.acquire("learner", "l"), archive=archive,
+            config=config, learner=learner, store=store, lease=store.leases.acquire("learner", "l"), archive=archive,
             checkpoints=Checkpoints(folder / "checkpoints", 1),
             observer=Observer(metrics=folder / "metrics.jsonl", patience_s=60.0),
             sender=sender, before_publish=before_publish, check=check, mirrored=mirrored,

@@ -54,23 +54,23 @@ def test_the_last_attempt_names_step_groups_cause_and_remedies(store, model_path
 
 
 def test_a_learner_that_dies_without_a_word_is_counted_too(store):
-    lease = store.acquire("learner", "l")
-    assert [store.attempt(lease, 2, life)[0] for life in (1, 1, 2, 3)] == [0, 0, 1, 2]
+    lease = store.leases.acquire("learner", "l")
+    assert [store.steps.attempt(lease, 2, life)[0] for life in (1, 1, 2, 3)] == [0, 0, 1, 2]
 
 
 def test_a_resumed_run_has_its_attempts_anew(store):
-    lease = store.acquire("learner", "l")
-    store.attempt(lease, 2, 1)
-    store.attempt_failed(lease, 2, "no memory")
-    assert store.attempt(lease, 2, 2) == (1, "no memory")
-    store.reissue(store.acquire("controller", "c"))
-    assert store.attempt(lease, 2, 3) == (0, "")
+    lease = store.leases.acquire("learner", "l")
+    store.steps.attempt(lease, 2, 1)
+    store.steps.attempt_failed(lease, 2, "no memory")
+    assert store.steps.attempt(lease, 2, 2) == (1, "no memory")
+    store.reissue(store.leases.acquire("controller", "c"))
+    assert store.steps.attempt(lease, 2, 3) == (0, "")
 
 
 def test_a_skipped_step_trains_on_other_groups_and_says_what_it_left_out(store, model_path, gang, tmp_path):
     lives(store, tmp_path, model_path, gang, 1)
     kept = {}
-    controller = store.acquire("controller", "c")
+    controller = store.leases.acquire("controller", "c")
     skip_step(store, controller, 2, keep=kept.update)
     assert [(drop.group, drop.reason, len(episodes)) for drop, episodes in kept.items()] == [
         (BROKEN, REASON, 4), ("train/00000003", REASON, 4)]
@@ -102,8 +102,8 @@ def test_a_step_with_an_infinite_reward_is_named_and_can_be_skipped(redis_url, r
     assert str(error) == (
         "learner step 2 cannot be trained: episode train/00000002#0 (t/2) has the reward inf at turn 0, and at most "
         "1e+06 in size is taken; leave the groups of this step out by --resume --skip-step 2")
-    skip_step(store, store.acquire("controller", "c"), 2, keep=lambda _: None)
-    (written,) = store.read(("LRANGE", "drops", 0, -1))
+    skip_step(store, store.leases.acquire("controller", "c"), 2, keep=lambda _: None)
+    (written,) = store.connection.read(("LRANGE", "drops", 0, -1))
     assert [b"null" in drop for drop in written] == [False, False]
     play(store, [8, 9])
     run(store, tmp_path, model_path, gang)
@@ -115,10 +115,10 @@ def test_a_step_with_an_infinite_reward_is_named_and_can_be_skipped(redis_url, r
 def test_a_run_that_an_older_version_skipped_with_null_goes_on(store, model_path, gang, tmp_path):
     """Its drops wait for the next manifest, or are in the newest one."""
     lives(store, tmp_path, model_path, gang, 1)
-    skip_step(store, store.acquire("controller", "c"), 2, keep=lambda _: None)
-    (first, _) = store.read(("LRANGE", "drops", 0, -1))[0]
+    skip_step(store, store.leases.acquire("controller", "c"), 2, keep=lambda _: None)
+    (first, _) = store.connection.read(("LRANGE", "drops", 0, -1))[0]
     older = json.loads(first) | {"reward": None}
-    store.redis.lset(store.key("drops"), 0, json.dumps(older))
+    store.connection.redis.lset(store.connection.key("drops"), 0, json.dumps(older))
     play(store, [8, 9])
     run(store, tmp_path, model_path, gang)
     assert [row["step"] for row in read_rows(tmp_path / "ledger.jsonl")] == [1, 2, 3, 4]
@@ -126,7 +126,7 @@ def test_a_run_that_an_older_version_skipped_with_null_goes_on(store, model_path
 
 def test_only_the_newest_manifest_can_be_skipped(store, model_path, gang, tmp_path):
     lives(store, tmp_path, model_path, gang, 1)
-    lease = store.acquire("controller", "c")
+    lease = store.leases.acquire("controller", "c")
     for step in (1, 3):
         with pytest.raises(UserError, match=f"step {step} cannot be skipped: only step 2 can be"):
             skip_step(store, lease, step, keep=print)
@@ -144,10 +144,10 @@ def test_a_damaged_manifest_ends_the_run_at_once_and_can_be_skipped(store, model
     manifest."""
     lives(store, tmp_path, model_path, gang, 1)
     for manifest in damaged:
-        store.redis.hset(store.key("manifests"), "2", manifest)
+        store.connection.redis.hset(store.connection.key("manifests"), "2", manifest)
         with pytest.raises(UserError, match=r"the manifest of learner step 2 in Redis is damaged .*--resume --skip-st"):
             run(store, tmp_path, model_path, gang)
-    skipped = skip_step(store, store.acquire("controller", "c"), 2, keep=lambda _: None)
+    skipped = skip_step(store, store.leases.acquire("controller", "c"), 2, keep=lambda _: None)
     assert [drop.group for drop in skipped] == [BROKEN, "train/00000003"]
     counts = store.counts()
     assert (counts.trained, counts.dropped, counts.last_step) == (2, 2, 1)
@@ -163,10 +163,10 @@ def test_a_damaged_manifest_below_the_newest_is_skipped_with_those_above_it(redi
     play(store, range(2 * STEPS))
     with pytest.raises(Crash):
         run(store, tmp_path, model_path, gang, crash_at=3, **sections)
-    store.redis.hset(store.key("manifests"), "2", b"{}")
+    store.connection.redis.hset(store.connection.key("manifests"), "2", b"{}")
     with pytest.raises(UserError, match="manifest of learner step 2"):
         run(store, tmp_path, model_path, gang, **sections)
-    skipped = skip_step(store, store.acquire("controller", "c"), 2, keep=lambda _: None)
+    skipped = skip_step(store, store.leases.acquire("controller", "c"), 2, keep=lambda _: None)
     assert [drop.group for drop in skipped] == ["train/00000002", "train/00000003"]
     counts = store.counts()
     assert (counts.trained, counts.dropped, counts.last_step) == (2, 4, 1)

@@ -27,13 +27,13 @@ def states(result):
 def test_a_finished_run_is_clean_with_its_store_and_without(store, model_path, gang, tmp_path):
     """Group 1 is dropped before any of its episodes was finished; a crash and a replay change nothing."""
     issue(store, range(2))
-    store.drop(store.acquire("controller", "c"), Drop(group="train/00000001", task="t/1", reason="env: away"))
+    store.drop(store.leases.acquire("controller", "c"), Drop(group="train/00000001", task="t/1", reason="env: away"))
     play(store, range(2, 2 * STEPS + 1))
     with pytest.raises(Crash):
         run(store, tmp_path, model_path, gang, crash_at=3)
     run(store, tmp_path, model_path, gang)
     expected = [("trained", 1), ("dropped", 1), ("trained", 1), *(("trained", n // 2) for n in range(4, 10))]
-    for journal in (store.journal(), None):
+    for journal in (store.steps.journal(), None):
         result = audit(RunFolder(tmp_path), CONFIG, journal)
         assert result.findings == []
         assert states(result) == expected
@@ -48,7 +48,7 @@ def test_a_run_that_goes_on_has_groups_in_flight(store, model_path, gang, tmp_pa
     with pytest.raises(Crash):
         run(store, tmp_path, model_path, gang, crash_at=3)
     issue(store, [8])
-    result = audit(RunFolder(tmp_path), CONFIG, store.journal())
+    result = audit(RunFolder(tmp_path), CONFIG, store.steps.journal())
     assert result.findings == []
     assert states(result) == [*(("trained", 1 + n // 2) for n in range(6)), *[("in flight", None)] * 3]
     alone = audit(RunFolder(tmp_path), CONFIG, None)
@@ -60,7 +60,7 @@ def test_skipped_groups_are_explained(store, model_path, gang, tmp_path):
     play(store, range(2 * STEPS))
     with pytest.raises(Crash):
         run(store, tmp_path, model_path, gang, crash_at=3)
-    skip_step(store, store.acquire("controller", "c"), 3, keep=lambda _: None)
+    skip_step(store, store.leases.acquire("controller", "c"), 3, keep=lambda _: None)
     play(store, [8, 9])
     run(store, tmp_path, model_path, gang)
     result = audit(RunFolder(tmp_path), CONFIG, None)

@@ -17,6 +17,7 @@ from services.errors import DeadlineExceeded
 from services.records import Manifest
 from services.store.archive import EpisodeArchive
 from services.store.bodies import Bodies
+from services.store.connection import Connection
 from services.store.store import Store
 from services.telemetry.heartbeat import NO_SERVERS
 
@@ -27,7 +28,7 @@ def collector(redis_url, tmp_path, request):
     store = Store(redis_url, request.node.name.translate(str.maketrans(" []", "---")))
     with EpisodeArchive(tmp_path / "episodes") as archive:
         yield lambda **learner: GroupCollector(config=make_config(**learner), store=store, archive=archive,
-                                               lease=store.acquire("learner", "l"))
+                                               lease=store.leases.acquire("learner", "l"))
 
 
 def group(number):
@@ -103,7 +104,8 @@ def test_a_dropped_group_without_any_episode_still_says_its_task(collector):
     issue(made.store, [0])
     made.drop({group(0): "over-age"})
     play(made.store, [1, 2])
-    manifest = made.store.begin_step(made.lease, Manifest(step=1, incarnation=1, groups=[group(1), group(2)], drops=[]))
+    manifest = made.store.steps.begin(made.lease, Manifest(step=1, incarnation=1, groups=[group(1), group(2)],
+                                                           drops=[]))
     assert [(drop.group, drop.task, drop.steps) for drop in manifest.drops] == [(group(0), "t/0", 0)]
 
 
@@ -112,15 +114,15 @@ def test_a_straggler_that_finishes_while_the_learner_looks_is_not_overtaken(coll
     made = collector(staleness=1)
     issue(made.store, range(4))
     finish(made.store, [1, 2, 3])
-    read = Store.read
+    read = Connection.read
 
-    def read_then_finish(store, *commands):
-        found = read(store, *commands)
-        monkeypatch.setattr(Store, "read", read)
+    def read_then_finish(connection, *commands):
+        replies = read(connection, *commands)
+        monkeypatch.setattr(Connection, "read", read)
         finish(made.store, [0])
-        return found
+        return replies
 
-    monkeypatch.setattr(Store, "read", read_then_finish)
+    monkeypatch.setattr(Connection, "read", read_then_finish)
     assert made.collect(1) == [group(0), group(1)]
     assert made.store.counts().dropped == 0
 
@@ -167,7 +169,7 @@ def test_no_group_hangs_during_an_outage_and_after_it_the_wait_is_counted_from_z
         now[0] += 1.0
         away = 10 < now[0] < 10 + seconds
         silent = away and during is None
-        made.store.beat("rollout-0", {"role": "rollout", "doing": during if away else "playing"},
+        made.store.state.beat("rollout-0", {"role": "rollout", "doing": during if away else "playing"},
                         ttl_s=0.001 if silent else 10.0)
         time.sleep(0.002 * silent)
         assert made.store.counts().dropped == 0
@@ -197,7 +199,7 @@ def test_no_group_is_dropped_while_no_worker_is_heard_and_that_is_told(collector
 
     def a_worker_comes():
         doing.append(made.pulse.beat()["doing"])
-        made.store.beat("rollout-0", {"role": "rollout", "doing": "playing"})
+        made.store.state.beat("rollout-0", {"role": "rollout", "doing": "playing"})
         if doing[-1] == WAITS:
             finish(made.store, [0])
 

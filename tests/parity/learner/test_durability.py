@@ -13,6 +13,7 @@ from learner.trainer import Learner
 from services.errors import LeaseLost
 from services.store import archive
 from services.store.archive import EpisodeArchive
+from services.store.step_log import StepLog
 from services.store.store import Store
 from services.telemetry.logs import configure_logs
 from services.telemetry.metrics_file import read_rows
@@ -94,7 +95,7 @@ def test_a_learner_that_lost_its_role_changes_no_file(redis_url, model_path, gan
     def act_then_lose_the_role(self, *arguments, **options):
         done = act(self, *arguments, **options)
         if self.step == 2:
-            other.acquire("learner", "l")
+            other.leases.acquire("learner", "l")
             before.append(state_of(tmp_path))
             lost.set()
         return done
@@ -122,7 +123,7 @@ def test_a_learner_that_lost_its_role_while_the_disk_was_full_changes_no_file(
 
     def act_once_the_disk_has_room(self, *arguments):
         if not before:
-            other.acquire("learner", "l")
+            other.leases.acquire("learner", "l")
             shutil.rmtree(tmp_path / "checkpoints" / ".tmp-step-00000002", ignore_errors=True)
             theirs.mkdir()
             (theirs / "shard").touch()
@@ -149,7 +150,7 @@ def test_a_death_between_two_steps_of_a_checkpoint_leaves_a_whole_one(
     store = Store(redis_url, f"died-{moment}")
     play(store, range(2 * STEPS))
     owner, name = {"copied": (Learner, "write"), "written": (Checkpoints, "commit"),
-                   "committed": (Store, "retire")}[moment]
+                   "committed": (StepLog, "retire")}[moment]
     act, calls = getattr(owner, name), []
 
     def act_once(self, *arguments):
@@ -179,7 +180,7 @@ def test_a_run_trains_on_while_its_checkpoint_is_copied_and_keeps_the_episodes(r
     play(store, range(2 * STEPS))
 
     def mirrored():
-        return STEPS if store.version()[0].step == STEPS else 0
+        return STEPS if store.state.version()[0].step == STEPS else 0
 
     learner, published, _ = run(store, tmp_path, model_path, gang, mirrored=mirrored, eval={"every": 2},
                                 meanwhile=lambda _: held.append(store.counts().retired_step))
@@ -202,7 +203,7 @@ def test_a_run_whose_folder_leaves_and_returns_has_every_step(redis_url, model_p
         aside.rename(folder)
 
     def leaves(check):
-        if store.version()[0].step == step:
+        if store.state.version()[0].step == step:
             folder.rename(aside)
             threading.Timer(1.5, back).start()
 

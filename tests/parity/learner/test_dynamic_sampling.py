@@ -45,7 +45,7 @@ def life(store, folder, model_path, gang, *, crash_when=lambda counts: False, ro
     config = Config.model_validate(make_config(dynamic_sampling=rounds).model_dump() | {
         "steps": 2, "runs_dir": folder, "eval": {"every": 0}})
     controller = Controller(
-        config=config, store=store, lease=store.acquire("controller", "c"),
+        config=config, store=store, lease=store.leases.acquire("controller", "c"),
         supervisor=Supervisor(print, config.supervision),
         tickets=TrainTickets(config=config, tasks=TaskStream(["a", "b", "c"], seed=0)), request=lambda version: None,
         hooks=Hooks(note=print, evaluated=print, task_type=str, tick=lambda: None))
@@ -60,7 +60,7 @@ def life(store, folder, model_path, gang, *, crash_when=lambda counts: False, ro
     learner = Learner(config, model_path, gang)
     with EpisodeArchive(folder / "episodes") as archive:
         TrainingLoop(
-            config=config, learner=learner, store=store, lease=store.acquire("learner", "l"), archive=archive,
+            config=config, learner=learner, store=store, lease=store.leases.acquire("learner", "l"), archive=archive,
             checkpoints=Checkpoints(folder / "checkpoints", 1), observer=Observer(metrics=folder / "metrics.jsonl"),
             sender=HostSender(learner.sender, lambda *_: None), before_publish=lambda *_: None, check=others,
         ).run()
@@ -81,7 +81,7 @@ def test_a_step_replaces_uniform_groups_up_to_its_rounds(whole):
     """One round of two groups: step 1 drops 0 and what replaced it, 2, and takes 3 as it is. Step 2 has its own round:
     5 goes, 6 comes. No group is issued that no step trains on."""
     folder, store, _ = whole
-    first, second = store.manifests(0)
+    first, second = store.steps.manifests(0)
     assert [first.groups, second.groups] == [[group(1), group(3)], [group(4), group(6)]]
     assert [(drop.group, drop.reason, drop.steps) for drop in first.drops] == [
         (group(0), "uniform reward 0", 8), (group(2), "uniform reward 10", 8)]
@@ -124,9 +124,9 @@ def test_a_crash_amid_replacing_changes_nothing(whole, redis_url, model_path, ga
     with pytest.raises(Crash):
         life(store, tmp_path, model_path, gang, crash_when=crash_when)
     learner = life(store, tmp_path, model_path, gang)
-    assert [m.groups for m in store.manifests(0)] == [m.groups for m in whole[1].manifests(0)]
-    assert [[d.group for d in m.drops] for m in store.manifests(0)] == [
-        [d.group for d in m.drops] for m in whole[1].manifests(0)]
+    assert [m.groups for m in store.steps.manifests(0)] == [m.groups for m in whole[1].steps.manifests(0)]
+    assert [[d.group for d in m.drops] for m in store.steps.manifests(0)] == [
+        [d.group for d in m.drops] for m in whole[1].steps.manifests(0)]
     expected = weights(whole[2])
     assert all((tensor == expected[name]).all() for name, tensor in weights(learner).items())
 
@@ -134,7 +134,7 @@ def test_a_crash_amid_replacing_changes_nothing(whole, redis_url, model_path, ga
 def test_without_rounds_uniform_groups_are_trained_on(redis_url, model_path, gang, tmp_path):
     store = Store(redis_url, "as-they-come")
     life(store, tmp_path, model_path, gang, rounds=0)
-    assert [m.groups for m in store.manifests(0)] == [[group(0), group(1)], [group(2), group(3)]]
+    assert [m.groups for m in store.steps.manifests(0)] == [[group(0), group(1)], [group(2), group(3)]]
 
 
 def test_groups_that_are_dropped_at_once_are_in_one_file(redis_url, model_path, gang, tmp_path, monkeypatch):
@@ -156,5 +156,5 @@ def test_groups_that_are_dropped_at_once_are_in_one_file(redis_url, model_path, 
             (group(number), k, f"uniform reward {uniform[number]:g}")
             for number in (0, 1) for k in range(4) for _turn in range(2)]
     life(store, tmp_path, model_path, gang, uniform=uniform)
-    first, _ = store.manifests(0)
+    first, _ = store.steps.manifests(0)
     assert (first.groups, [drop.group for drop in first.drops]) == ([group(2), group(3)], [group(0), group(1)])

@@ -23,6 +23,7 @@ from services.config.redis import RedisSection
 from services.config.tree import Config
 from services.errors import StoreFault, UserError
 from services.store.lease import Lease
+from services.store.step_log import StepLog
 from services.store.store import Store
 from services.telemetry.logs import configure_logs
 from services.telemetry.metrics_file import METRIC_KEYS, append_row, check_metrics, read_metrics, read_rows
@@ -41,7 +42,7 @@ def test_the_files_that_a_run_leaves(uninterrupted):
     assert [version.step for version, _ in published] == list(range(STEPS + 1))
     assert replaced == [version for version, _ in published[:-1]]
     assert len({version.digest for version, _ in published}) == STEPS + 1
-    pointer, path = store.version()
+    pointer, path = store.state.version()
     assert pointer == published[-1][0]
     assert path == str(folder / "checkpoints" / "step-00000004" / "hf")
     rows = read_metrics(folder / "metrics.jsonl")
@@ -153,13 +154,13 @@ def test_an_evaluated_step_has_its_weights_on_disk_and_no_checkpoint(
     written = files_of(tmp_path / "checkpoints")
     assert {"weights-00000003/hf/model.safetensors", "weights-00000003/meta.json"} < set(written)
     assert {name.rpartition("/")[0] for name in written} == {"weights-00000003", "weights-00000003/hf"}
-    assert store.version()[1] == str(tmp_path / "checkpoints" / "weights-00000003" / "hf")
+    assert store.state.version()[1] == str(tmp_path / "checkpoints" / "weights-00000003" / "hf")
     checkpoints.check_weights(3)
     exported = load_file(tmp_path / "checkpoints" / "weights-00000003" / "hf" / "model.safetensors")
     published = unpack(*(getattr(uninterrupted[3][3][1], part) for part in ("manifest", "buffer")))
     assert all(torch.equal(tensor, published[name]) for name, tensor in exported.items())
     checkpoints.record_score(3, 0.5)
-    store.mark_evaluated(store.acquire("controller", "c"), 3)
+    store.state.mark_evaluated(store.leases.acquire("controller", "c"), 3)
     before = (tmp_path / "checkpoints" / "weights-00000003" / "meta.json").stat().st_mtime_ns
     learner, _, _ = run(store, tmp_path, model_path, gang, **sections)
     assert (checkpoints.steps(), checkpoints.weights_steps()) == ([4], [3, 4])
@@ -196,14 +197,20 @@ def test_the_ledger_has_each_step_once_with_its_manifest(redis_url, model_path, 
     run(store, tmp_path, model_path, gang)
     rows = read_rows(tmp_path / "ledger.jsonl")
     assert [{key: row[key] for key in ("step", "incarnation", "groups", "drops")} for row in rows] == [
-        msgspec.to_builtins(manifest) for manifest in store.manifests(0)]
+        msgspec.to_builtins(manifest) for manifest in store.steps.manifests(0)]
+
+
+class StepsKilledAtReset(StepLog):
+    def reset_to(self, lease: Lease, step: int, next_group: int, *, trained: int | None = None) -> None:
+        raise Crash
 
 
 class KilledAtReset(Store):
     """A store whose learner dies when it is about to reset it."""
 
-    def reset_to(self, lease: Lease, step: int, next_group: int, *, trained: int | None = None) -> None:
-        raise Crash
+    def __init__(self, url: str, run: str) -> None:
+        super().__init__(url, run)
+        self.steps = StepsKilledAtReset(self.connection)
 
 
 def test_an_emptied_redis_goes_on_from_the_checkpoint(redis_url, model_path, gang, tmp_path):
@@ -233,9 +240,9 @@ def test_a_version_that_redis_has_lost_is_named_again(redis_url, model_path, gan
     store, named = Store(redis_url, "lost-version"), []
 
     def redis_loses_it(check):
-        store.redis.hdel(store.key("counters"), "version")
+        store.connection.redis.hdel(store.connection.key("counters"), "version")
         check()
-        named.append(store.version()[0])
+        named.append(store.state.version()[0])
 
     play(store, range(2 * STEPS))
     _, _, replaced = run(store, tmp_path, model_path, gang, meanwhile=redis_loses_it)

@@ -79,7 +79,7 @@ def ran(store, folder, model_path, gang, way, *, dies_at=None, wanted=lambda: No
 
     def ask(method, *arguments):
         if method == "end":  # the pointer has not moved yet
-            before.append(store.version())
+            before.append(store.state.version())
         return getattr(registry, method)(*arguments)
 
     try:
@@ -110,7 +110,7 @@ def test_workers_receive_every_version_before_it_is_current_and_training_is_the_
         assert all(torch.equal(tensors[name], tensor)
                    for name, tensor in unpack(packed.manifest, packed.buffer).items())
     assert [pointer and pointer[0].step for pointer in before] == [None, *range(STEPS)]
-    assert store.version()[0] == list(worker.received)[-1]
+    assert store.state.version()[0] == list(worker.received)[-1]
     assert all(torch.equal(tensor, by_host[0][name]) for name, tensor in weights(learner).items())
 
 
@@ -125,7 +125,7 @@ def test_the_next_step_does_not_wait_while_host_memory_gets_a_version(by_host, r
             missing.append(not third.wait(DEADLINE_S))
 
     def wanted():
-        pointer = store.version()
+        pointer = store.state.version()
         if pointer is not None and pointer[0].step == 3:
             third.set()
         return pointer[0] if pointer is not None and pointer[0].step == 1 else None
@@ -145,7 +145,7 @@ def test_versions_that_a_worker_refuses_go_through_host_memory_and_after_some_no
     _, published, worker, before = ran(store, tmp_path, model_path, gang, "nccl", refuses=range(STEPS + 1))
     assert len(before) == len(worker.received) == GIVE_UP
     assert [version.step for version, _ in published] == list(range(STEPS + 1))
-    assert store.version()[0] == published[-1][0]
+    assert store.state.version()[0] == published[-1][0]
 
 
 def test_a_worker_that_dies_in_a_round_costs_neither_a_version_nor_a_bit(
@@ -157,5 +157,5 @@ def test_a_worker_that_dies_in_a_round_costs_neither_a_version_nor_a_bit(
     assert {version.step for version, _ in published} == {0, 1, 2, 4}
     assert all(packed.buffer.tobytes() == expected[version.step].buffer.tobytes() for version, packed in published)
     assert before[1][0].step == 0
-    assert store.version()[0].step == STEPS
+    assert store.state.version()[0].step == STEPS
     assert all(torch.equal(tensor, by_host[0][name]) for name, tensor in weights(learner).items())

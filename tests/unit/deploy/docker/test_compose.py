@@ -85,8 +85,8 @@ def started_redis(folder: Path, password: str, more: str = "") -> Iterator[int]:
 def test_the_runs_user_has_the_rights_of_our_scripts_and_the_operator_all(tmp_path: Path):
     with started_redis(tmp_path, "secret") as port:
         store = Store(f"redis://gagpo:secret@127.0.0.1:{port}/0", "run")
-        until_answered(store.check, 60.0, print)
-        store.acquire("controller", "first")
+        until_answered(store.connection.check, 60.0, print)
+        store.leases.acquire("controller", "first")
         operator = (tmp_path / "operator").read_text()
         with redis.Redis(port=port, username="default", password=operator) as client:
             assert client.config_set("auto-aof-rewrite-percentage", 0)
