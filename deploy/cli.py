@@ -44,10 +44,10 @@ from deploy.console.printable import printable
 from services.config.keys import config_keys
 from services.errors import Fault, UserError
 from services.files import FULL
+from services.process.environment import wait_politely
 from services.process.own_code import OWN_CODE, Judge, allow, announcing, judging_imports, refuse
 from services.process.packages import check_one_installation, naming_extras
 from services.process.signals import signals_unwind
-from services.process.threads import wait_politely
 from services.telemetry.logs import get_logger, log_fails, log_path, say
 
 Subparsers = argparse._SubParsersAction  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it

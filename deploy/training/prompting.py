@@ -27,8 +27,8 @@ from rollout.prompting.trials import PlayedTrial, TaskPlayer
 from services.config.tree import Config
 from services.errors import EnvFault, UserError
 from services.files import NOT_JSON, open_plain, read_bounded
-from services.process.daemon_thread import DaemonThread
 from services.process.sole_lock import lock_alone
+from services.process.threads import DaemonThread
 from services.statistics import success_interval
 from services.telemetry.metrics_file import FILE_BYTES, FORMAT, append_row, keep_row
 

@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from services.process.watching import watched
+from services.process.threads import watched
 
 LOOKS = 20
 """Number of looks within the longest time. Looks are counted, not seconds: a process that was stopped has made none."""

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from services.process.threads import wait_politely
+from services.process.environment import wait_politely
 
 
 def main() -> int:

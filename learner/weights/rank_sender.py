@@ -23,8 +23,8 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from learner.model.lora import DOWN, UP, adapter_scale, is_adapter, merged
 from learner.model.policy import Policy, whole
 from learner.rank_group import RankGroup
-from services.process.daemon_thread import started
 from services.process.rendezvous import Rendezvous
+from services.process.threads import started
 from services.weights.checksum import combined, element_sum
 from services.weights.link import Link
 from services.weights.pack import Entry, Manifest, Packed, Share, TensorPiece, digest, layout

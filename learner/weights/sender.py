@@ -19,7 +19,7 @@ from ray.exceptions import GetTimeoutError, RayActorError
 
 from learner.weights.rank_sender import RankSender, Snapshot
 from services.errors import DeadlineExceeded
-from services.process.daemon_thread import started
+from services.process.threads import started
 from services.records import Version
 from services.telemetry.logs import get_logger
 from services.weights.pack import Packed

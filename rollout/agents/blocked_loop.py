@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from services.process.watching import watched
+from services.process.threads import watched
 
 BLOCKED_S = 10.0
 """Seconds after which a blocked loop is logged. Claims are lost after 30."""

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from services.config.rollout import RolloutSection
 from services.errors import UserError
-from services.process.threads import wait_politely
+from services.process.environment import wait_politely
 from services.units import GIB
 
 BLOCK_TOKENS = 32

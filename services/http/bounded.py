@@ -14,8 +14,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 import httpx
 
 from services.files import JSON_BYTES
-from services.process.daemon_thread import DaemonThread
-from services.process.event_loops import in_loop
+from services.process.threads import DaemonThread, in_loop
 
 PLAIN = {"accept-encoding": "identity"}
 """The header of requests whose answers are read here."""

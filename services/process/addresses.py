@@ -10,6 +10,7 @@ from urllib.parse import SplitResult, urlsplit
 from services.errors import UserError
 
 _HOLDERS: list[socket.socket] = []
+"""Sockets that keep ports until this process ends."""
 
 
 def is_local(host: str) -> bool:
@@ -36,8 +37,7 @@ def is_host(name: str) -> bool:
 
 
 def parts_of(url: str) -> SplitResult:
-    """Returns the parts of an http or https address. Raises ValueError for anything else, such as a port that is none.
-    """
+    """Returns the parts of an http or https address. Raises ValueError for anything else, such as an invalid port."""
     parts = urlsplit(url)
     _ = parts.port  # reading it checks it
     if parts.scheme not in ("http", "https") or not parts.hostname or not is_host(parts.hostname):
@@ -66,8 +66,8 @@ def interface_of(address: str) -> str | None:
     """Returns the name of the network interface that has this IP address, or None."""
     import psutil
 
-    for name, found in psutil.net_if_addrs().items():
-        if any(one.address.partition("%")[0] == address for one in found):
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(one.address.partition("%")[0] == address for one in addresses):
             return name
     return None
 
@@ -77,7 +77,7 @@ def held_port(host: str = "127.0.0.1") -> int:
 
     The socket that holds it does not listen, so connections are refused until a server takes the port, and again after
     that has ended. A server that asks for this port gets it if it sets SO_REUSEPORT (`reserve(..., held=True)`), which
-    the kernel allows to the same user only. So nobody else can take the place of a server that has died, and be told
+    the kernel allows to the same user only. So nobody else can take the place of a server that has died, and receive
     its clients' secrets.
     """
     return _held(host, socket.SO_REUSEPORT)
@@ -109,7 +109,7 @@ def servers_behind(url: str) -> tuple[str, ...]:
     parts = urlsplit(url)
     if parts.scheme != "http" or parts.hostname is None:
         return (url,)
-    found = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM)
-    hosts = sorted({str(at[0]) for family, *_, at in found if family == socket.AF_INET}
-                   or {f"[{at[0]}]" for *_, at in found})
+    infos = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM)
+    hosts = sorted({str(at[0]) for family, *_, at in infos if family == socket.AF_INET}
+                   or {f"[{at[0]}]" for *_, at in infos})
     return tuple(parts._replace(netloc=f"{host}:{parts.port or 80}").geturl() for host in hosts)

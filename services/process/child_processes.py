@@ -1,4 +1,4 @@
-"""Child processes: they end with their parent, even if it is killed, and when they are told to. Light."""
+"""Child processes: they end with their parent, even if it is killed, and when asked to. Light."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def ending_with_parent(command: Sequence[str | os.PathLike[str]]) -> list[str]:
 
 
 def wait_or_kill(process: subprocess.Popen[bytes] | subprocess.Popen[str], grace_s: float) -> None:
-    """Waits `grace_s` for a process that was told to end, then kills it. Afterwards it is gone and reaped.
+    """Waits `grace_s` for a process that was asked to end, then kills it. Afterwards it is gone and reaped.
 
     Raises DeadlineExceeded if it is not: a process that waits for a broken disk or device cannot be killed.
     """

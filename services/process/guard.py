@@ -1,6 +1,6 @@
 """A guard ends the processes that a killed process left behind, and removes their folder of temporary files.
 
-A child that somebody else's code starts cannot be told to end with its parent (see child_processes.py), and vLLM's
+A child that somebody else's code starts cannot be made to end with its parent (see child_processes.py), and vLLM's
 engine outlives a killed worker and keeps its GPU. The guard is started before the engine is. It waits for the end of
 its standard input, which the kernel closes when the worker dies, however it dies. It finds the engine's processes by
 their environment, where TMPDIR is the guarded folder. So it sees them from the first moment, while they still start.
@@ -52,7 +52,7 @@ def processes_in(folder: str) -> list[int]:
 
 def processes_with(wanted: Callable[[bytes], bool]) -> list[int]:
     """Returns the ids of the processes that were started with a variable, as `NAME=value`, that is `wanted`. Linux."""
-    found: list[int] = []
+    processes: list[int] = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
@@ -61,36 +61,36 @@ def processes_with(wanted: Callable[[bytes], bool]) -> list[int]:
         except OSError:  # it has ended, or it is another user's
             continue
         if any(map(wanted, variables)):
-            found.append(int(entry.name))
-    return found
+            processes.append(int(entry.name))
+    return processes
 
 
 def end_all(folder: str, grace_s: float = GRACE_S) -> None:
-    """Ends the processes of `folder`: SIGTERM first, SIGKILL after the grace. Returns when two looks find none.
+    """Ends the processes of `folder`: SIGTERM first, SIGKILL after the grace. Returns when two scans find none.
 
     Processes that cannot be killed are named on stderr and left.
     """
     started, quiet = time.monotonic(), 0
-    told: set[int] = set()
+    signalled: set[int] = set()
     while quiet < 2:  # a process between fork and exec still shows its parent's environment
-        found = processes_in(folder)
+        processes = processes_in(folder)
         late = time.monotonic() - started >= grace_s
-        if found and time.monotonic() - started >= grace_s + UNKILLABLE_S:
-            print(f"warning: processes {found} have not ended {UNKILLABLE_S:g} s after SIGKILL", file=sys.stderr)
+        if processes and time.monotonic() - started >= grace_s + UNKILLABLE_S:
+            print(f"warning: processes {processes} have not ended {UNKILLABLE_S:g} s after SIGKILL", file=sys.stderr)
             return
-        for process in found:
-            if late or process not in told:
-                told.add(process)
+        for process in processes:
+            if late or process not in signalled:
+                signalled.add(process)
                 try:
                     os.kill(process, signal.SIGKILL if late else signal.SIGTERM)
                 except ProcessLookupError:
                     continue
-        quiet = 0 if found else quiet + 1
+        quiet = 0 if processes else quiet + 1
         time.sleep(LOOK_EVERY_S)
 
 
 def main(folder: str) -> None:
-    """Waits for the end of standard input, then clears up unless the guard was released."""
+    """Waits for the end of standard input, then cleans up unless the guard was released."""
     if sys.stdin.buffer.read() == RELEASE:
         return
     end_all(folder)

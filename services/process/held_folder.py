@@ -31,7 +31,7 @@ class HeldFolder:
     """A new folder of `mode` in `root`, whose name begins with `prefix`, held until `remove` or the process's end.
 
     First it removes the folders of this prefix that nobody holds any more, and ends the processes that still keep their
-    temporary files in them. `root` None: the folder for temporary files. `leaving`: see sweep.
+    temporary files in them. `root` None: the folder for temporary files. `leaving`: see `sweep`.
     """
 
     def __init__(self, prefix: str, root: Path | None = None, *, mode: int = 0o700,

@@ -110,7 +110,7 @@ def import_object(target: str, *, kind: str, key: str, shipped: bool = False) ->
         sys.path.append(here)
     try:
         # Ours may be imported under a prefix, next to a project's packages of the same name (gagpo/installation.py).
-        found = importlib.import_module(__name__.removesuffix("services.process.own_code") * shipped + module)
+        imported = importlib.import_module(__name__.removesuffix("services.process.own_code") * shipped + module)
     except UserError:  # the module itself says in one line how to fix it
         raise
     except ModuleNotFoundError as error:
@@ -126,11 +126,11 @@ def import_object(target: str, *, kind: str, key: str, shipped: bool = False) ->
             raise
         raise UserError(f"the {kind} {target} cannot be imported ({type(error).__name__}: {error})",
                         f"fix {module}") from error
-    if not hasattr(found, attribute):
-        file = getattr(found, "__file__", None)
+    if not hasattr(imported, attribute):
+        file = getattr(imported, "__file__", None)
         raise UserError(f"{module} has no {attribute}{f' in {file}' if file else ''}",
                         _hidden(module) or f"set {key} to module:attribute of your {kind}")
-    return getattr(found, attribute)
+    return getattr(imported, attribute)
 
 
 def _origin(module: str) -> str:
@@ -161,10 +161,10 @@ def spelling_hint(target: str) -> str | None:
 
 
 def _hidden(module: str) -> str | None:
-    """Returns how to fix it if the current folder has this module and Python found another one, else None."""
+    """Returns the fix if the current folder has this module and Python imports another one, else None."""
     top, path = module.partition(".")[0], Path.cwd().joinpath(*module.split("."))
     own = next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
-    found = getattr(sys.modules.get(module), "__file__", None)
-    if own is None or (found and Path(found).resolve() == own.resolve()):
+    used = getattr(sys.modules.get(module), "__file__", None)
+    if own is None or (used and Path(used).resolve() == own.resolve()):
         return None
     return f"rename your {f'{top}.py' if own.stem == module else f'folder {top}'}: Python finds another {top} first"

@@ -22,12 +22,7 @@ EXTRAS: Mapping[str, str] = {
         "blake3", "fastapi", "hiredis", "huggingface_hub", "ijson", "jinja2", "matplotlib", "packaging", "PIL",
         "prometheus_client", "psutil", "pyarrow", "rapidfuzz", "ray", "redis", "regex", "rich", "safetensors",
         "starlette", "tokenizers", "torch", "transformers", "uvicorn", "websockets", "zstandard"), "train"),
-    "vllm": "cpu",
-    "gguf": "gguf",
-    "trl": "trl",
-    "accelerate": "trl",
-    "tensorboard": "tensorboard",
-    "wandb": "wandb",
+    "vllm": "cpu", "accelerate": "trl", **{name: name for name in ("gguf", "tensorboard", "trl", "wandb")},
 }
 """Name in `import` -> the extra of pyproject.toml that installs it. Without extras `pip install gagpo` has none."""
 
@@ -51,8 +46,8 @@ def installation_root() -> Path:
     return Path(__file__).resolve().parents[2]
 
 
-def found_in(package: str) -> Path | None:
-    """Returns the folder that `import package` would use, or None if it cannot be imported. Imports nothing."""
+def import_folder(package: str) -> Path | None:
+    """Returns the folder from which `import package` would take it; None if there is none. Imports nothing."""
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -63,13 +58,13 @@ def check_one_installation() -> None:
     """Raises UserError that names the package if one is missing or comes from another installation."""
     root = installation_root()
     for package in OURS:
-        place = found_in(package)
-        if place is None:
+        folder = import_folder(package)
+        if folder is None:
             raise UserError(f"package {package} is missing from {root}", "install gagpo again: scripts/setup")
-        if place != root:
+        if folder != root:
             raise UserError(
-                f"package {package} comes from {place}, but services from {root}",
-                f"rename or remove {place / package}, or start from another folder")
+                f"package {package} comes from {folder}, but services from {root}",
+                f"rename or remove {folder / package}, or start from another folder")
 
 
 def program() -> str:

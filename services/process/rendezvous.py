@@ -1,4 +1,4 @@
-"""The meeting point of the learner's ranks (their gang), as a text that rank 0 makes and all ranks join.
+"""The meeting point of the learner's rank group, as a text that rank 0 makes and all ranks join.
 
 torch's TCP store does not authenticate clients. So ranks on one machine meet in a file of this user. Ranks on several
 machines meet at the address by which Ray knows the node of rank 0, and at no other address of that node. Anyone who can

@@ -19,8 +19,8 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from services.process.daemon_thread import started
 from services.process.environment import variable
+from services.process.threads import started
 
 if TYPE_CHECKING:
     import torch

@@ -25,9 +25,8 @@ from services.amounts import rounded
 from services.config.file import as_yaml, flatten
 from services.config.tree import Config
 from services.errors import EnvFault, UserError, described
-from services.process.daemon_thread import DaemonThread
-from services.process.event_loops import in_loop
 from services.process.own_code import as_user_error
+from services.process.threads import DaemonThread, in_loop
 from services.records import Episode, Step, Ticket, choices_digest
 
 PROBED_GAMES = 24

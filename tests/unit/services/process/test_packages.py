@@ -4,12 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from services.process.packages import OURS, check_one_installation, found_in, installation_root
+from services.process.packages import OURS, check_one_installation, import_folder, installation_root
 
 
 def test_all_our_packages_come_from_one_installation():
     check_one_installation()
-    assert {found_in(name) for name in OURS} == {installation_root()}
+    assert {import_folder(name) for name in OURS} == {installation_root()}
 
 
 def test_a_folder_that_shadows_one_of_ours_is_named(tmp_path: Path):

@@ -6,11 +6,11 @@ import threading
 
 import pytest
 
-from services.process.daemon_thread import DaemonThread
+from services.process.threads import DaemonThread
 
 HANGS = """
 import threading
-from services.process.daemon_thread import DaemonThread
+from services.process.threads import DaemonThread
 
 begun = threading.Event()
 with DaemonThread("hangs") as thread:
