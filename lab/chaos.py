@@ -113,7 +113,7 @@ class DisturbedRun:
             return psutil.Process(self.driver.pid) if self.driver.poll() is None else None
         root, title = psutil.Process(self.driver.pid), TITLES.get(part, "")
         if part in LINKS:
-            root, title = psutil.Process(), "redis-server" if part == "redis" else "serve-env"
+            root, title = psutil.Process(), "gagpo-redis" if part == "redis" else "serve-env"
         for process in root.children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 if title in " ".join(process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:

@@ -34,7 +34,7 @@ def gpu_turn(leases: Sequence[GpuLease], pulse: Pulse, *, check: Callable[[], No
     """
     started = time.monotonic()
     pulse.doing(WANTED)
-    leases[0].tell(pulse)
+    leases[0].send_heartbeat(pulse)
     with ExitStack() as held:
         for lease in leases:
             held.callback(lease.give)
@@ -45,7 +45,7 @@ def gpu_turn(leases: Sequence[GpuLease], pulse: Pulse, *, check: Callable[[], No
                 time.sleep(POLL_S)
         full = held.pop_all()
     pulse.doing("trains, while the sampler sleeps")
-    leases[0].tell(pulse)
+    leases[0].send_heartbeat(pulse)
     yield
     for lease in leases:
         lease.check()

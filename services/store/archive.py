@@ -40,7 +40,7 @@ ROW_GROUP = 512
 """Fewest rows of a parquet row group. It holds whole groups of episodes, so reading one group reads few others."""
 log = get_logger("archive")
 _QUEUE = 8
-"""Most files that wait for the disk. Beyond it training waits, so that a slow disk does not fill the memory."""
+"""Most files that wait for the disk. Once there are so many, training waits: a slow disk must not fill the memory."""
 
 
 def file_name(step: int, part: str = "") -> str:
@@ -68,7 +68,7 @@ class ArchiveRow:
 class EpisodeArchive:
     """Writes parquet files into one folder. Close it, or use it as a context manager.
 
-    A disk that is full or away is waited for: for `deadline_s`, which bounds each wait for the disk.
+    If the disk is full or unavailable, each call waits for it for up to `deadline_s` seconds.
     """
 
     def __init__(self, folder: Path, *, deadline_s: float = 60.0) -> None:
@@ -141,7 +141,7 @@ class EpisodeArchive:
         return DeadlineExceeded(f"{files} files of the episode archive are not written in {self._deadline_s:g} s "
                                 f"({self._trouble or 'the disk is slow'}; learner.collective_s)")
 
-    def _waits(self, error: Exception) -> None:
+    def _warn(self, error: Exception) -> None:
         self._trouble = str(error)
         log.warning("the episode archive cannot write; waiting for the disk", reason=str(error))
 
@@ -150,7 +150,7 @@ class EpisodeArchive:
         while (job := self._jobs.get()) is not None:
             try:
                 if self._error is None:
-                    patiently(partial(_write, *job), seconds=self._deadline_s, tell=self._waits,
+                    patiently(partial(_write, *job), seconds=self._deadline_s, tell=self._warn,
                               away=lambda error: isinstance(error, OSError))
                     self._trouble = ""
             except Exception as error:
@@ -171,7 +171,6 @@ def _check(row: ArchiveRow) -> None:
 def _line(row: ArchiveRow, t: int, step: Step) -> dict[str, Any]:
     episode, ticket = row.episode, row.episode.ticket
     judged = next((question for question in episode.judged if question.turn == t), None)
-    extra = {name: row.columns[name][t] if name in row.columns else None for name in LEARNER}
     return {
         "group": ticket.group, "k": ticket.k, "task": ticket.task,
         "task_type": ticket.task_type or None, "kind": ticket.kind,
@@ -185,7 +184,7 @@ def _line(row: ArchiveRow, t: int, step: Step) -> dict[str, Any]:
         "judged": None if judged is None else verdict_of(judged.good),
         "verdicts": None if judged is None else [answer.action for answer in judged.answers],
         "cut": step.cut, "version": ",".join(dict.fromkeys(span.version.short for span in step.spans)),
-        **extra,
+        **{name: row.columns[name][t] if name in row.columns else None for name in LEARNER},
     }
 
 
@@ -203,8 +202,6 @@ _COLUMNS = {
 """Arrow's names of the types; [] for a list. `version` lists the short versions that sampled the step's tokens;
 final_observation is what the episode's last action led to, in its last row; judged is the label of an action that the
 policy was asked about, and verdicts what its answers said."""
-
-
 _REPEATING = [name for name, kind in _COLUMNS.items() if kind == "string"]
 """Columns that are written with a dictionary. Token columns are not: prompts share long sequences, which zstd finds in
 plain numbers, but not in packed dictionary indices."""

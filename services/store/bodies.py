@@ -1,4 +1,4 @@
-"""Where the bodies of episodes lie: in Redis, or in the folder that `redis.bodies` names, where Redis holds references.
+"""The bodies of episodes: in Redis, or in the folder that `redis.bodies` names, while Redis holds references.
 
     worker   writes the body ──▶ commits its reference
     reader   reads the reference ──▶ reads the body, compares its digest; a body that is lost is played again
@@ -36,7 +36,7 @@ log = get_logger("store")
 
 
 class Reference(msgspec.Struct, frozen=True, kw_only=True):
-    """An episode whose body lies in a folder, as Redis holds it."""
+    """What Redis holds of an episode whose body is in a folder."""
 
     ticket: Ticket
     entry: str
@@ -60,7 +60,7 @@ def stem(ticket: str, entry: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """An episode whose body cannot be had."""
+    """An episode whose body cannot be read."""
 
     held: bytes
     ticket: Ticket
@@ -68,7 +68,7 @@ class Lost:
 
 
 class Bodies:
-    """The bodies of one run's episodes. Thread-safe. Without a URL they lie in Redis, and nothing is written here.
+    """The bodies of one run's episodes. Thread-safe. Without a URL they are in Redis, and nothing is written here.
 
     Calls wait for a folder that fails, for up to `outage_s` seconds; then they raise StoreFault.
     """
@@ -141,12 +141,12 @@ class Bodies:
                 raise FileNotFoundError(f"{self._local} is not there")
             return call()
 
-        def tell(error: Exception) -> None:
+        def warn(error: Exception) -> None:
             log.warning("the folder of bodies fails; waiting for it", folder=url, reason=reason(error),
                         at_most_s=self._outage_s)
 
         try:
-            return patiently(mounted, seconds=self._outage_s, tell=tell, longest_pause_s=LONGEST_PAUSE_S,
+            return patiently(mounted, seconds=self._outage_s, tell=warn, longest_pause_s=LONGEST_PAUSE_S,
                              away=lambda error: isinstance(error, OSError))
         except OSError as error:
             raise StoreFault(f"{url} has failed for {self._outage_s:g} s ({reason(error)}; redis.outage_seconds)"

@@ -137,13 +137,13 @@ def connect(url: str, timeout_s: float, ca_file: Path | None = None) -> Any:
     if scheme == "sentinels":
         options["ssl"] = True  # from_url finds it out by itself
     try:
-        return connect_master(url, options) if scheme in ("sentinel", "sentinels") else _server(url, options)
+        return connect_master(url, options) if scheme in ("sentinel", "sentinels") else _connect_server(url, options)
     except ValueError as error:
         raise UserError(f"redis.url is not a Redis address: {error}",
                         "write redis://host:6379/0 or sentinel://host:26379/name") from error
 
 
-def _server(url: str, options: dict[str, Any]) -> Any:
+def _connect_server(url: str, options: dict[str, Any]) -> Any:
     if not is_host(urlsplit(url).hostname or ""):
         raise ValueError("no name service can be asked for its host")
     return redis.Redis.from_url(url, **options)
@@ -197,11 +197,9 @@ class Connection:
 
     def erase(self) -> None:
         """Deletes every key of this run. Use it only for runs that will not be resumed. Raises StoreFault."""
-        def delete() -> None:
-            for key in self.redis.scan_iter(match=self._prefix.replace("[", "\\[") + "*", count=1000):
-                self.redis.unlink(key)
-
-        self.patiently("erase", delete)
+        pattern = self._prefix.replace("[", "\\[") + "*"
+        self.patiently("erase", lambda: [self.redis.unlink(key) for key in
+                                         self.redis.scan_iter(match=pattern, count=1000)])
 
     def script(self, name: str, *args: str | bytes | float, role: str = "none") -> Any:
         """Runs `<name>.lua` on this run's keys. Raises StoreFault, LeaseLost or NotReady."""
@@ -226,8 +224,7 @@ class Connection:
         return self.patiently(commands[0][0], ask)
 
     def patiently(self, what: str, call: Callable[[], T]) -> T:
-        """Returns the result of `call`, repeating it while Redis is unavailable. Raises a StoreFault that names `what`.
-        """
+        """Returns the result of `call`, repeated while Redis is unavailable. Raises a StoreFault that names `what`."""
         since = time.monotonic()  # of the outage. A Redis that waits for its disk is available
 
         def warn(error: Exception) -> None:

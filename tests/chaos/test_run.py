@@ -102,7 +102,7 @@ def test_resumed_it_outlives_the_death_of_ray_redis_its_server_learner_and_sampl
     run.wait_for("another Ray", lambda: "the private Ray died (GCS); starting everything in a new one" in run.said)
     run.wait_for("a step after the resume", lambda: len(run.steps) > taken)
     before = len(run.said)
-    run.find("redis-server").kill()
+    run.find("gagpo-redis").kill()
     run.find("ray::LearnerRank").kill()
     run.find("serve-env").kill()
     run.wait_for("the environment server's death", lambda: "environment server 0 died" in run.said[before:])

