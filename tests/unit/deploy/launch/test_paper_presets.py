@@ -60,7 +60,7 @@ def test_each_preset_has_its_papers_numbers(name: str, steps: int, loss: tuple[o
     assert config.learner.credit.model_dump().items() >= credit.items()
     assert config.learner.dynamic_sampling == (9 if name.endswith("dapo") else 0)
     placed = (config.rollout.workers, config.learner.ranks)
-    assert placed == ((1, 1) if "7b" not in name else (2, 6) if name.endswith("ppo") else (4, 4))
+    assert placed == ((8, 8) if "7b" in name else (1, 1))
     assert (config.learner.critic_lr, config.learner.critic.value_clip) == (pytest.approx(1e-5), 0.5)
 
 
