@@ -153,6 +153,8 @@ class Stepper:
     """Whether gradients are reduced over the ranks only at the last pack of an update."""
     grid: bool = True
     """Whether attention needs the rows of a pack as a rectangle."""
+    pair_cost: float = 0.0
+    """The policy's Shape.pair_cost, by which ranks get equal work."""
     probe: Probe | None = None
     """Compares each batch with its sampler before anything is trained on it."""
 
@@ -200,7 +202,8 @@ class Stepper:
         minibatches: list[Minibatch] = []
         for indices in runs(rows.sequence, count):
             sequences = np.unique(rows.sequence[indices])
-            packs = split(rows.lengths[sequences], self.gang.world, self.section.token_budget, grid=self.grid)
+            packs = split(rows.lengths[sequences], self.gang.world, self.section.token_budget, grid=self.grid,
+                          pair_cost=self.pair_cost)
             if self.grid:
                 packs = share_prefixes(packs, [contents[i] for i in sequences], self.section.token_budget)
             minibatches.append(Minibatch(

@@ -101,7 +101,7 @@ class Learner:
         self.stepper = Stepper(
             policy=Trainee(policy, section, lr=section.lr), reference=reference,
             critic=make_critic(config, model_path, gang, self.layout) if needs_critic else None, gang=gang,
-            section=section, whole=self.layout.whole and gang.world > 1, grid=grid,
+            section=section, whole=self.layout.whole and gang.world > 1, grid=grid, pair_cost=self.shape.pair_cost,
             probe=Probe(gang=gang, token_budget=section.token_budget, half=half, grid=grid) if probed else None)
         trainees = self.stepper.trainees
         self._parking = Parking(

@@ -83,7 +83,8 @@ def _update(stepper: Stepper, batch: Sequence[TokenRow], *, response_tokens: flo
     rows = rows_to_learn(batch, prompts=prompt_loss > 0)
     answers = np.array([row.prompt_tokens for row in batch])
     prompt_tokens = int(rows.response_lengths.sum() - (rows.lengths - answers).sum())
-    parts = split(rows.lengths, gang.world, stepper.section.token_budget, grid=stepper.grid)[gang.rank]
+    parts = split(rows.lengths, gang.world, stepper.section.token_budget, grid=stepper.grid,
+                  pair_cost=stepper.pair_cost)[gang.rank]
     sums = torch.zeros(2, device=gang.device)
     for i, part in enumerate(parts):
         pack = pack_rows(rows, part, gang.device, grid=stepper.grid)

@@ -47,6 +47,16 @@ class Shape:
     capped: bool = False
     """Whether attention caps its scores, as in Gemma 2. Then it holds all of them."""
 
+    @property
+    def pair_cost(self) -> float:
+        """FLOPs of attention per squared token of a sequence, over those of all matrices per token."""
+        return self.queries * self.layers / max(1, self.matrices)
+
+    @property
+    def matrices(self) -> int:
+        """Parameters without embeddings and head."""
+        return self.parameters - self.vocabulary * self.hidden * (1 if self.tied else 2)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:

@@ -142,10 +142,13 @@ class Pack:
         return len(self.advantages)
 
 
-def split(lengths: Ints, ranks: int, token_budget: int, *, grid: bool = True) -> list[list[Ints]]:
+def split(lengths: Ints, ranks: int, token_budget: int, *, grid: bool = True,
+          pair_cost: float = 0.0) -> list[list[Ints]]:
     """Indices of sequences [rank][pack]: the same on every rank, every rank with the same number of packs.
 
-    Longest first, each to the rank with the fewest tokens so far; then `cut`.
+    Longest first, each to the rank with the fewest tokens so far; then `cut`. Ranks wait for each other in every pack,
+    so without a grid the packs themselves get equal work instead, if that shortens the waits. The work of l tokens is
+    l + pair_cost l² (Shape.pair_cost).
     """
     shares: list[list[int]] = [[] for _ in range(ranks)]
     loads = [0] * ranks
@@ -153,7 +156,39 @@ def split(lengths: Ints, ranks: int, token_budget: int, *, grid: bool = True) ->
         rank = loads.index(min(loads))
         shares[rank].append(int(index))
         loads[rank] += int(lengths[index])
-    return cut([np.array(share, dtype=np.int64) for share in shares], lengths, token_budget, grid=grid)
+    by_rank = cut([np.array(share, dtype=np.int64) for share in shares], lengths, token_budget, grid=grid)
+    if grid or ranks == 1:
+        return by_rank
+    work = lengths + pair_cost * lengths.astype(np.float64) ** 2
+    least = -(-int(lengths.sum()) // (ranks * token_budget))
+    options = [by_rank, *(packs for count in range(least, len(by_rank[0]) + 1)
+                          if (packs := _level(work, lengths, ranks, count, token_budget)) is not None)]
+    return min(options, key=lambda packs: slowest(packs, work))
+
+
+def _level(work: Floats, lengths: Ints, ranks: int, count: int, token_budget: int) -> list[list[Ints]] | None:
+    """Returns `count` packs of each rank with as equal work as can be, [rank][pack]; None if they do not fit.
+
+    Longest first, each to the pack with the least work so far that has room. Packs of like work run at once.
+    """
+    packs: list[list[int]] = [[] for _ in range(ranks * count)]
+    loads, tokens = np.zeros(len(packs)), np.zeros(len(packs), dtype=np.int64)
+    for index in np.argsort(-lengths, kind="stable"):
+        room = (tokens + lengths[index] <= token_budget) | (tokens == 0)
+        if not room.any():
+            return None
+        place = int(np.argmin(np.where(room, loads, np.inf)))
+        packs[place].append(int(index))
+        loads[place] += work[index]
+        tokens[place] += lengths[index]
+    order = np.argsort(-loads, kind="stable").reshape(count, ranks)
+    order[1::2] = order[1::2, ::-1]  # so that no rank gets the fullest pack of each row
+    return [[np.array(packs[place], dtype=np.int64) for place in own] for own in order.T]
+
+
+def slowest(packs: list[list[Ints]], work: Floats) -> float:
+    """Returns the work of the busiest rank in each pack [rank][pack], summed over the packs. `work` [M]."""
+    return sum(max(float(work[pack].sum()) for pack in at_once) for at_once in zip(*packs, strict=True))
 
 
 def cut(shares: Sequence[Ints], lengths: Ints, token_budget: int, *, grid: bool = True) -> list[list[Ints]]:

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from learner.model import policy as module
 from learner.model.policy import load_policy
-from learner.rows.packing import make_rows, pack_rows, split
+from learner.rows.packing import cut, make_rows, pack_rows, slowest, split
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +117,42 @@ def test_split_covers_every_row_once_within_the_budget(lengths, ranks, budget):
     assert all(len(p) * max(lengths[p]) <= budget for packs in plan for p in packs if len(p))
     loads = [sum(lengths[i] for p in packs for i in p) for packs in plan]
     assert max(loads) - min(loads) <= max(lengths)
+
+
+TRANSCRIPTS = np.array([
+    2284, 2680, 2377, 2620, 2288, 3124, 3017, 2219, 1723, 1855, 1689, 1791, 2313, 3922, 2048, 2036, 1933, 1695, 2317,
+    1687, 1582, 1589, 1352, 1474, 2748, 4039, 3546, 2631, 2032, 1991, 1725, 2840, 2634, 1554, 757, 1811, 2036, 3213,
+    1659, 2109, 3312, 1945, 2539, 2067, 1662, 1954, 1876, 2473])
+"""Words of 48 episodes of the scripted player in ALFWorld, each as one transcript."""
+
+
+PAIR_COST = 3.28e-5
+"""At 1.5B: attention has the work of all matrices at 30,000 tokens."""
+
+
+@pytest.mark.parametrize(("longer", "ranks", "budget"), [
+    (1, 4, 16_384), (8, 3, 65_536), (8, 8, 65_536), (12, 8, 65_536)])
+def test_packs_that_run_at_once_have_equal_work(longer, ranks, budget):
+    """Each rank's sequences cut one after another, as a rectangle needs them, wait 4 to 25% of the time: the last packs
+    are not equally full, and attention is quadratic. Transcripts `longer` times as long stand for longer episodes."""
+    lengths = TRANSCRIPTS * longer
+    work = lengths + PAIR_COST * lengths.astype(float) ** 2
+    shares = [np.concatenate(own) for own in split(lengths, ranks, budget, pair_cost=PAIR_COST)]
+    before, after = cut(shares, lengths, budget, grid=False), split(lengths, ranks, budget, grid=False,
+                                                                   pair_cost=PAIR_COST)
+    ideal = work.sum() / ranks
+    assert slowest(before, work) / ideal > 1.03
+    assert slowest(after, work) / ideal < 1.06
+    assert len(after[0]) <= len(before[0])
+
+
+@given(st.lists(st.integers(2, 50), min_size=1, max_size=40), st.integers(1, 3), st.integers(20, 300))
+def test_packs_of_equal_work_have_every_row_once_within_the_budget(lengths, ranks, budget):
+    lengths = np.array(lengths)
+    plan = split(lengths, ranks, budget, grid=False, pair_cost=0.02)
+    assert sorted(int(i) for packs in plan for p in packs for i in p) == list(range(len(lengths)))
+    assert len({len(packs) for packs in plan}) == 1
+    assert all(sum(lengths[p]) <= budget or len(p) == 1 for packs in plan for p in packs)
 
 
 def test_an_empty_response_is_refused(steps):
