@@ -23,6 +23,9 @@ SCRATCH_VOCABULARY = 1024
 """Upper bound of the vocabulary of the tokenizer that the cold start trains."""
 TYPICAL_ROW = 0.25
 """Length of a typical row over that of the longest: ALFWorld's full prompts have about 650 of 2,560 tokens."""
+SPEED = {"kept": 306e12, "checkpointed": 269e12, "adapters": 227e12}
+"""Model FLOPs per second of 1.5B on one H100, layers not compiled, with activations that are kept, that are computed
+twice, and with adapters: docs/gpu-status.md, packs of 12,288 tokens."""
 
 
 def model_shape(model: ModelSection) -> Shape:
@@ -54,6 +57,20 @@ def pack_tokens(config: Config, rows: int) -> int:
     learner, rollout = config.learner, config.rollout
     tokens = rows * TYPICAL_ROW * (rollout.max_prompt_tokens + rollout.max_response_tokens) / learner.ranks
     return round(tokens / math.ceil(tokens / learner.token_budget))
+
+
+def training_seconds(config: Config, rows: int, *, checkpointing: bool) -> float:
+    """Returns the seconds that the learner's passes over a step of `rows` typical rows would take on H100s, without
+    communication between ranks. learner/model/utilization.py counts the same FLOPs and passes."""
+    learner, rollout, shape = config.learner, config.rollout, model_shape(config.model)
+    training = planned_training(config, shape, None)
+    answer = TYPICAL_ROW * rollout.max_response_tokens
+    row = TYPICAL_ROW * rollout.max_prompt_tokens + answer
+    forward = 2 * (shape.matrices * (row + shape.pair_cost * row**2) + shape.vocabulary * shape.hidden * answer)
+    updates, adapters = math.ceil(rows / learner.minibatch_rows), bool(training.adapters)
+    passes = 1 - 1 / updates + (2 if adapters else 3) + training.reference + 4 * training.critic
+    rate = SPEED["adapters" if adapters else "checkpointed" if checkpointing else "kept"]
+    return rows * forward * passes / (rate * learner.ranks)
 
 
 def check_cache(config: Config) -> None:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from deploy.launch.planning.gpu_plan import ADAPTER_RANK, gpu_plan
+from deploy.launch.planning.gpu_plan import ADAPTER_RANK, GpuPlan, gpu_plan
 from deploy.launch.planning.gpu_plan import describe as describe_gpus
 from deploy.launch.planning.gpu_pool import pool_of
 from deploy.launch.planning.model_memory import (
@@ -18,6 +18,7 @@ from deploy.launch.planning.model_memory import (
     pack_tokens,
     planned_training,
     sampler_bytes,
+    training_seconds,
 )
 from deploy.launch.planning.warnings import warnings
 from deploy.launch.ray_address import ray_address
@@ -227,6 +228,7 @@ def as_dict(config: Config) -> dict[str, Any]:
     totals = {"cpus": plan.cpus, "gpus": plan.gpus, "memory_gib": round(plan.memory_gib, 2)}
     gpu_memory = gpu_plan(config, pool_of(config))
     return {"format": FORMAT, **asdict(plan), **totals, "gpu_memory": gpu_memory and asdict(gpu_memory),
+            "training_seconds": _training_seconds(config, plan, gpu_memory),
             "warnings": warnings(config), "config": config.model_dump(mode="json")}
 
 
@@ -235,7 +237,8 @@ def describe(config: Config, *, resume: bool = False, games: str | None = None, 
 
     `games`: the games that there are, which are compared with those of that run. `kept`: the config that the folder
     keeps, if the plan is made with another model."""
-    plan = make_plan(config)
+    plan, gpu_memory = make_plan(config), gpu_plan(config, pool_of(config))
+    seconds = _training_seconds(config, plan, gpu_memory)
     lines = [
         f"run           {plan.run_dir}, {number_of(config.steps, 'learner step')}, seed {config.seed}",
         *_folder(kept or config, resume=resume, games=games),
@@ -247,6 +250,9 @@ def describe(config: Config, *, resume: bool = False, games: str | None = None, 
         f"{plan.episodes_per_step:,} episodes, at most {plan.rows_per_step:,} rows and {plan.tokens_per_step:,} tokens",
         f"packs         about {plan.pack_tokens:,} of {config.learner.token_budget:,} tokens on each rank "
         f"({100 * plan.pack_tokens / config.learner.token_budget:.0f}%), if rows have a quarter of the longest one's",
+        *([] if seconds is None else [
+            f"training      about {seconds:,.0f} s a step for {plan.rows_per_step:,} such rows, at the speed of 1.5B "
+            "on an H100, without sampling and communication"]),
         "processes     count  CPUs  GPUs  GiB   where",
     ]
     lines += [
@@ -256,11 +262,17 @@ def describe(config: Config, *, resume: bool = False, games: str | None = None, 
     lines += [f"  redis at {config.redis.url.rpartition('@')[2]}"] if config.redis.url else []
     lines += [f"  environment server at {url}" for url in config.env.urls]
     lines += [] if plan.private_ray else [f"  Ray at {ray_address(config)}"]
-    gpu_memory = gpu_plan(config, pool_of(config))
     lines += describe_gpus(gpu_memory) if gpu_memory else []
     lines.append(f"  together {plan.cpus:g} CPUs, {plan.gpus:g} GPUs, about {plan.memory_gib:.1f} GiB of host memory")
     lines.append("nothing was started")
     return "\n".join(lines)
+
+
+def _training_seconds(config: Config, plan: Plan, gpu_memory: GpuPlan | None) -> float | None:
+    """Returns the seconds of a step's passes, if the learner uses GPUs that their basis compares with."""
+    if gpu_memory is None or not config.learner.gpus or config.model.dtype != "bfloat16":
+        return None
+    return training_seconds(config, plan.rows_per_step, checkpointing=gpu_memory.checkpointing)
 
 
 def _folder(config: Config, *, resume: bool, games: str | None) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from deploy import cli
 from deploy.launch.checks import gpu_checks, preflight
 from deploy.launch.planning import gpu_pool
 from deploy.launch.planning.gpu_plan import gpu_plan, gpus_needed
+from deploy.launch.planning.model_memory import training_seconds
 from deploy.runs.configs import SHIPPED, load_config
 
 PRESETS = sorted([*SHIPPED.glob("*.yaml"), *(SHIPPED / "paper").glob("*.yaml")])
@@ -57,6 +59,17 @@ def test_adapters_train_7b_on_the_smaller_gpu(models: dict[str, Path]):
     gpu_checks.check_gpus(config, gpu_pool.named(config), private=True)
 
 
+def test_the_seconds_of_training_follow_from_the_flops(models: dict[str, Path]):
+    """1.5B, 6,400 rows of 640 tokens, 128 of them answers, 25 updates: 1.31e9 matrices and a head of 2.33e8.
+
+    A row takes 2 (1.310e9 (640 + 3.28e-5 * 640²) + 2.33e8 * 128) = 1.77e12 FLOPs forwards, and 4.96 such passes.
+    """
+    config = load_config("alfworld-1.5b", [f"model.path={models['1.5b']}"])
+    kept, twice = (training_seconds(config, 6400, checkpointing=wanted) for wanted in (False, True))
+    assert kept == pytest.approx(6400 * 1.77e12 * 4.96 / 306e12, rel=0.01)
+    assert twice / kept == pytest.approx(306 / 269)
+
+
 def test_all_hardware_is_named_by_some_preset():
     assert {load_config(preset).hardware for preset in PRESETS} - {None} == HARDWARE
 
@@ -73,6 +86,8 @@ def test_a_laptop_prints_the_plan_of_a_preset(preset: Path, models: dict[str, Pa
     assert cli.main(["train", "--config", str(preset), *keys, "--dry-run"]) == 0
     text = capsys.readouterr().out
     assert SHOWN.get(preset.stem, " x learner") in text
+    assert re.search(r"packs +about [\d,]+ of [\d,]+ tokens on each rank", text)
+    assert re.search(r"training +about [\d,]+ s a step for [\d,]+ such rows, at the speed of 1.5B on an H100", text)
     assert "gradients" in text
     assert "KV cache" in text
     assert "free" in text
