@@ -1,12 +1,13 @@
 """Confidence intervals that evaluations and experiments report. Pure functions, without SciPy.
 
 A success rate over tasks gets Wilson's interval, a paired gain the normal interval (Student's for few tasks), a mean
-over seeds Student's.
+over seeds Student's, the best of several episodes a bootstrap's over tasks.
 """
 
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Sequence
 from statistics import NormalDist
 
@@ -15,6 +16,8 @@ FEW = 30
 """Paired differences below which their interval is Student's. From there on the normal one is narrower by under 5%."""
 ROUNDING = 1e-9
 """Differences that are as near as this are equal: those of mean successes are rounded."""
+RESAMPLES = 2000
+"""Resamples of a bootstrap: 50 of them lie beyond each end of its interval."""
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
@@ -71,6 +74,39 @@ def paired_gain(before: dict[str, float], after: dict[str, float], *, comparison
         half = width * spread(gains) / math.sqrt(n)
         low, high = mean - half, mean + half
     return mean, min(mean, max(-1.0, low)), max(mean, min(1.0, high))
+
+
+def best_of(values: Sequence[float], k: int) -> float:
+    """Returns the expected largest of `k` of the values, drawn without replacement: an unbiased estimate for k new
+    episodes. Of wins (0 or 1) it is pass@k (arXiv 2107.03374, equation 1).
+
+    The i-th smallest of n values is the largest of k in C(i - 1, k - 1) of C(n, k) draws. Raises ValueError unless
+    1 <= k <= n.
+    """
+    if not 1 <= k <= len(values):
+        raise ValueError(f"the best of {k} of {len(values)} values")
+    ways = (value * math.comb(i, k - 1) for i, value in enumerate(sorted(values)))
+    return math.fsum(ways) / math.comb(len(values), k)
+
+
+def bootstrap_interval(values: Sequence[float], *, bounds: tuple[float, float]) -> tuple[float, float, float]:
+    """Returns (mean, low, high): the percentile bootstrap's 95% interval of the mean over tasks. The same values in the
+    same order give the same interval.
+
+    `bounds`: the smallest and the largest value that there can be. If all n values are equal, resamples say nothing of
+    other tasks. Then at most a share p = 1 - 0.025^(1/n) of these differs, as in paired_gain. Raises ValueError on no
+    values.
+    """
+    if not values:
+        raise ValueError("no values to average")
+    n, mean = len(values), math.fsum(values) / len(values)
+    if max(values) - min(values) < ROUNDING:
+        share = 1 - 0.025 ** (1 / n)
+        return mean, mean - share * (mean - bounds[0]), mean + share * (bounds[1] - mean)
+    draw = random.Random(0)  # with a fixed seed
+    means = sorted(math.fsum(draw.choices(values, k=n)) / n for _ in range(RESAMPLES))
+    beyond = round(0.025 * RESAMPLES)
+    return mean, means[beyond], means[-beyond - 1]
 
 
 def student_t(confidence: float, df: int) -> float:

@@ -17,7 +17,7 @@ import msgspec
 
 from deploy.console.plain import answer_shares
 from deploy.console.printable import printable
-from deploy.runs.comparison import Kind, evaluation_kind, stand_in_notes
+from deploy.runs.comparison import REPEATED, Kind, evaluation_kind, repeats, stand_in_notes
 from deploy.runs.configs import light_config
 from deploy.runs.folder import RunFolder, go_on
 from deploy.runs.health import warnings
@@ -129,7 +129,7 @@ def _evaluations(rows: Sequence[Mapping[str, Any]], run_folder: str) -> list[str
         shown |= {curve[0], max(curve, key=lambda index: rows[index]["success_rate"]), *curve[-LAST:]}
     lines = [f"  {title_of(row['label'])}, T={row['temperature']:g}: {row['success_rate']:.1%} "
              f"[{row['success_low']:.1%}, {row['success_high']:.1%}] on {number_of(row['tasks'], 'game')} of "
-             f"{row['split']}  {answer_shares(row)}".rstrip()
+             f"{row['split']}{''.join(f', {best}' for best in repeats(row))}  {answer_shares(row)}".rstrip()
              for index, row in enumerate(rows) if index in shown]
     return lines if len(shown) == len(rows) else [
         *lines, f"  shown: the first, the best and the last {LAST} of the curve; {len(rows) - len(shown)} more: "
@@ -173,7 +173,8 @@ def read_status(folder: RunFolder, history: RunHistory) -> dict[str, Any]:
         "success_rate": last["success_rate"] if last else None,
         "step_times": asdict(times) if (times := step_times(metrics)) else None,
         **{name: last.get(name) if last else None for name in SHARES},
-        "evaluations": [{key: e[key] for key in shown} | {name: e.get(name) for name in SHARES} for e in evaluations],
+        "evaluations": [{key: e[key] for key in shown} | {name: e.get(name) for name in SHARES}
+                        | {key: e[key] for key in REPEATED if key in e} for e in evaluations],
         "stand_ins": stand_in_notes(evaluations),
         "warnings": [one.text for one in warnings(
             metrics, evaluations, config.learner.credit, agents=config.agent.name is not None)],

@@ -27,7 +27,7 @@ from deploy.explorer.index import GroupEntry
 from deploy.explorer.lists import Choice, choose, matrix
 from deploy.explorer.runs import ExploredRun, Piece
 from deploy.explorer.verdict import heading, judge, sentences
-from deploy.runs.comparison import judged_by, stand_in_notes
+from deploy.runs.comparison import judged_by, repeats, stand_in_notes
 from deploy.runs.health import warnings
 from deploy.runs.verdict import verdicts
 from envservice.text.tool_calls import invalid_reason
@@ -155,7 +155,8 @@ def trained_policy(evaluations: Sequence[dict[str, Any]]) -> dict[str, str] | No
     row = rows[0]
     return {"name": title_of(row["label"]),
             "text": f"{percent(row['success_rate'])} {interval(row['success_low'], row['success_high'])} of "
-                    f"{number_of(row['tasks'], 'game')} of {row['split']}, T={row['temperature']:g}"}
+                    f"{number_of(row['tasks'], 'game')} of {row['split']}, T={row['temperature']:g}"
+                    + "".join(f"; {best}" for best in repeats(row))}
 
 
 def groups(run: ExploredRun, choice: Choice) -> dict[str, Any]:

@@ -20,6 +20,35 @@ def evaluation_kind(row: Mapping[str, Any]) -> Kind:
     return row["split"], row["temperature"]
 
 
+REPEATED = tuple(f"{name}{end}" for name in ("pass_at", "best_score") for end in ("", "_low", "_high"))
+"""Keys of an evaluation that plays each game several times. Each maps k to a number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BestOf:
+    """The expected best of k episodes of a game: a mean over games, with its 95% interval."""
+
+    name: str
+    """`pass@4`, or `best score of 4`."""
+    mean: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        form = ".1%" if self.name.startswith("pass@") else ".3g"
+        return f"{self.name} {self.mean:{form}} [{self.low:{form}}, {self.high:{form}}]"
+
+
+def repeats(row: Mapping[str, Any]) -> tuple[BestOf, ...]:
+    """Returns the best of k of an evaluation that plays each game several times; () for another one, or an older."""
+    found: list[BestOf] = []
+    for key, title in (("pass_at", "pass@"), ("best_score", "best score of ")):
+        means, lows, highs = (row.get(f"{key}{end}") or {} for end in ("", "_low", "_high"))
+        found += [BestOf(name=f"{title}{k}", mean=means[k], low=lows[k], high=highs[k])
+                  for k in means if k in lows and k in highs]
+    return tuple(found)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyResult:
     """Success rate of one policy at one temperature on held-out games, with its 95% interval, all in [0, 1]."""
@@ -30,6 +59,7 @@ class PolicyResult:
     success: float
     low: float
     high: float
+    repeats: tuple[BestOf, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +128,7 @@ def compare(evaluations: Sequence[dict[str, Any]]) -> Comparison | None:
         return None
     rows = tuple(
         PolicyResult(label=label, temperature=t, games=e["tasks"], success=e["success_rate"],
-            low=e["success_low"], high=e["success_high"])
+            low=e["success_low"], high=e["success_high"], repeats=repeats(e))
         for (label, t), e in found.items()
     )
     gains: list[Gain] = []
@@ -125,6 +155,7 @@ def as_lines(comparison: Comparison, *, env: str) -> list[str]:
             f"  {TITLES[row.label]:<36} T={row.temperature:<4g} {row.success:6.1%}  "
             f"[{row.low:6.1%}, {row.high:6.1%}]  {number_of(row.games, 'game')}"
         )
+        lines += [f"    {best}" for best in row.repeats]
     for gain in comparison.gains:
         lines.append(
             f"  RL - {TITLES[gain.over]:<31} T={gain.temperature:<4g} {100 * gain.gain:+5.1f}   "

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from services.controller.tickets import EvalRequest, typed
 from services.records import Drop, Episode
-from services.statistics import success_interval
+from services.statistics import best_of, bootstrap_interval, success_interval
 from services.store.lease import Lease
 from services.store.store import Store, is_complete
 from services.telemetry.logs import get_logger
@@ -107,10 +107,36 @@ def success_by_task(episodes: list[Episode]) -> dict[str, float]:
     return {task: sum(values) / len(values) for task, values in wins.items()}
 
 
+def best_of_repeats(episodes: Sequence[Episode], samples: int) -> dict[str, dict[str, float]]:
+    """Returns the expected best of k of each game's `samples` episodes, by k: 2, 4, ... and `samples` itself.
+
+    pass_at: share of games won at least once; best_score: the environment's own score, if all episodes have one. Each
+    is a mean over games, with the ends of its 95% interval beside it (_low, _high). Nothing without repeats.
+    """
+    wins, scores = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
+    for episode in episodes:
+        wins[episode.ticket.task].append(float(episode.won))
+        if episode.task_score is not None:
+            scores[episode.ticket.task].append(episode.task_score)
+    measures = {"pass_at": (wins, (0.0, 1.0))}
+    if seen := [score for values in scores.values() for score in values]:
+        measures["best_score"] = (scores, (min(seen), max(seen)))
+    found: dict[str, dict[str, float]] = {}
+    for name, (by_task, bounds) in measures.items():
+        if samples < 2 or len(by_task) < len(wins) or any(len(values) != samples for values in by_task.values()):
+            continue
+        found |= {name: {}, f"{name}_low": {}, f"{name}_high": {}}
+        for k in sorted({samples, *(1 << power for power in range(1, samples.bit_length()))}):
+            ends = bootstrap_interval([best_of(by_task[task], k) for task in sorted(by_task)], bounds=bounds)
+            for column, value in zip((name, f"{name}_low", f"{name}_high"), ends, strict=True):
+                found[column][str(k)] = value
+    return found
+
+
 def summarise(request: EvalRequest, episodes: list[Episode], *, dropped: int,
               task_type: Callable[[str], str]) -> dict[str, Any]:
     """Returns one row of evaluations.jsonl: mean success with its 95% interval over tasks, by task type, lengths,
-    shares of bad answers and the number of sampled tokens.
+    shares of bad answers, the number of sampled tokens and the best of repeated episodes.
 
     Lengths are in turns. task_score: mean of the environment's own score over episodes, null if it has no score.
     """
@@ -142,4 +168,5 @@ def summarise(request: EvalRequest, episodes: list[Episode], *, dropped: int,
         "cut_share": sum(s.cut for s in steps) / max(1, len(steps)),
         "tokens_sampled": sum(len(step.response_ids) for step in steps),
         "success_by_task": by_task,
+        **best_of_repeats(episodes, request.samples),
     }

@@ -6,6 +6,8 @@ import pytest
 
 from services.statistics import (
     Z95,
+    best_of,
+    bootstrap_interval,
     detectable,
     holm,
     mean_interval,
@@ -174,3 +176,36 @@ def test_samples_of_one_task_are_fewer_trials_than_their_number() -> None:
     between = success_interval([1.0, 1.0, 0.75, 0.75, 0.5, 0.5, 0.25, 0.25, 0.0, 0.0], samples=4)
     assert alike[1] > between[1] > certain[1]
     assert success_interval([0.5] * 10, samples=4) == success_interval([1.0] * 5 + [0.0] * 5)
+
+
+def test_the_best_of_k_wins_is_pass_at_k() -> None:
+    """1 - C(n - c, k) / C(n, k): of 4 episodes one was won, so a pair of them is without it in 3 of 6 draws."""
+    assert best_of([0, 0, 1, 0], 2) == 0.5
+    assert [best_of([1, 0, 1, 0, 0], k) for k in (1, 2, 3, 4, 5)] == pytest.approx([0.4, 0.7, 0.9, 1.0, 1.0])
+    assert [best_of([0, 0], k) for k in (1, 2)] == [0.0, 0.0]
+
+
+def test_the_best_of_k_values_weighs_each_by_the_draws_that_it_is_the_largest_of() -> None:
+    """Of the six pairs of 0, 1, 2, 5 the largest is once 1, twice 2 and thrice 5: (1 + 4 + 15) / 6."""
+    assert best_of([5, 1, 0, 2], 2) == pytest.approx(20 / 6)
+    assert (best_of([5, 1, 0, 2], 1), best_of([5, 1, 0, 2], 4)) == (2.0, 5.0)
+    with pytest.raises(ValueError, match="the best of 5 of 4 values"):
+        best_of([5, 1, 0, 2], 5)
+
+
+def test_the_bootstrap_has_the_spread_of_the_mean_and_repeats_itself() -> None:
+    """A hundred values, half of them 1: standard error .05, so 1.96 x .05 on both sides, within a resample's 1/100."""
+    values = [0.0, 1.0] * 50
+    mean, low, high = bootstrap_interval(values, bounds=(0, 1))
+    assert mean == 0.5
+    assert (low, high) == (pytest.approx(0.402, abs=0.015), pytest.approx(0.598, abs=0.015))
+    assert bootstrap_interval(values, bounds=(0, 1)) == (mean, low, high)
+
+
+def test_equal_values_of_few_tasks_leave_the_bootstrap_an_interval() -> None:
+    """Three tasks: a share of up to 1 - 0.025^(1/3) = 0.7076 of all may have another value, down to 0 or up to 1."""
+    assert bootstrap_interval([1.0] * 3, bounds=(0, 1)) == (1.0, pytest.approx(0.2924, abs=1e-4), 1.0)
+    assert bootstrap_interval([0.5] * 3, bounds=(0, 1)) == (
+        0.5, pytest.approx(0.1462, abs=1e-4), pytest.approx(0.8538, abs=1e-4))
+    with pytest.raises(ValueError, match="no values"):
+        bootstrap_interval([], bounds=(0, 1))

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from deploy.runs.comparison import as_lines, compare, heldout
+from deploy.runs.comparison import as_lines, compare, heldout, repeats
 from services.telemetry.evaluation_labels import COLD, TRAINED
 
 
@@ -39,6 +39,18 @@ def test_a_steady_difference_over_enough_games_is_told_either_way(
     comparison = compare([line(COLD, dict.fromkeys(games, before)), line(TRAINED, dict.fromkeys(games, after))])
     assert comparison is not None
     assert as_lines(comparison, env="alfworld-gen")[-1].endswith(f"paired by game: {verdict}")
+
+
+def test_repeated_games_have_the_best_of_k_below_their_row() -> None:
+    best = {"pass_at": {"2": 0.5}, "pass_at_low": {"2": 0.25}, "pass_at_high": {"2": 0.75},
+            "best_score": {"2": 7}, "best_score_low": {"2": 6}, "best_score_high": {"2": 8.25}}
+    comparison = compare([line(COLD, {"a": 0.5}) | best, line(TRAINED, {"a": 0.5})])
+    assert comparison is not None
+    _, cold, *of_two, trained, _ = as_lines(comparison, env="alfworld-gen")
+    assert of_two == ["    pass@2 50.0% [25.0%, 75.0%]", "    best score of 2 7 [6, 8.25]"]
+    assert "T=1" in cold
+    assert "T=1" in trained
+    assert repeats({"pass_at": {"2": 0.5}}) == (), "a line that lacks its interval"
 
 
 def test_a_game_that_a_fault_took_from_one_side_is_left_out() -> None:

@@ -1,5 +1,7 @@
 """The row that an evaluation writes."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -29,6 +31,34 @@ def test_success_is_a_mean_over_tasks_of_means_over_samples():
     assert line["success_by_task"] == {"shop/a": 0.5, "shop/b": 0.0}
     assert line["success_by_type"] == {"a": 0.5, "b": 0.0}
     assert (line["success_rate"], line["tasks"], line["episodes"]) == (0.25, 2, 4)
+
+
+def test_repeats_tell_the_best_of_two_by_task():
+    """pass@2 is 1 in the first game and 0 in the other. Of two games a resample has the mean 0, 1/2 or 1 of the way."""
+    line = summary([1.0, 0.5, 0.25, 0.0])
+    assert (line["pass_at"], line["pass_at_low"], line["pass_at_high"]) == ({"2": 0.5}, {"2": 0.0}, {"2": 1.0})
+    assert (line["best_score"], line["best_score_low"], line["best_score_high"]) == (
+        {"2": 0.625}, {"2": 0.25}, {"2": 1.0})
+
+
+@pytest.mark.parametrize("scores", [[None] * 4, [1.0, 1.0, None, None], [1.0, None, 0.0, 0.0]])
+def test_the_best_score_needs_a_score_of_every_episode(scores):
+    line = summary(scores)
+    assert "best_score" not in line
+    assert line["pass_at"] == {"2": 0.5}
+
+
+def test_of_eight_episodes_a_game_the_best_of_two_four_and_eight_are_told():
+    """One win of eight, in one game: pass@k = k / 8. All games are equal, so p = 1 - 0.025 of them may be otherwise."""
+    request = replace(REQUEST, tasks=("shop/a",), samples=8)
+    tickets = [ticket for group in request.tickets() for ticket in group]
+    episodes = [Episode(ticket=ticket, steps=[], won=not ticket.k, end="won", worker="w", attempt=1, seconds=1.0,
+                        engine="e") for ticket in tickets]
+    line = summarise(request, episodes, dropped=0, task_type=str)
+    assert line["pass_at"] == {"2": 0.25, "4": 0.5, "8": 1.0}
+    assert line["pass_at_low"]["4"] == pytest.approx(0.5 - 0.975 * 0.5)
+    alone = replace(request, samples=1)
+    assert "pass_at" not in summarise(alone, episodes[:1], dropped=0, task_type=str)
 
 
 def test_answers_without_form_and_actions_that_are_not_admissible_are_shares_of_the_turns():
