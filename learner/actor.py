@@ -72,19 +72,26 @@ class LearnerRank:
         self._leaving.set()
 
     def _work(self, rendezvous: str) -> None:
+        from learner.cold_start.sft_data import DEMONSTRATIONS, load_rows
         from learner.loop import Leaving
         from learner.rank_group import STOP, RankGroup
         from learner.trainer import Learner
 
-        check_seen(self._config.run_dir, self._model)
         section = self._config.learner
+        check_seen(self._config.run_dir, self._model)
+        if section.distill.teacher is not None:
+            check_seen(section.distill.teacher, fix="put learner.distill.teacher on storage that every node sees")
         store = self._meeting.join(rendezvous, section.collective_s)
         gang = RankGroup(self._rank, self._world, store, gpu=section.gpus > 0, collective_s=section.collective_s,
                          node=self._node)
 
+        def make_part() -> Learner:
+            shown = load_rows(self._config.run_dir / DEMONSTRATIONS) if section.imitation.weight else ()
+            return Learner(self._config, self._model, gang, probed=True, shared=self._shared, demonstrations=shown)
+
         def make() -> Any:
             gang.send_command("make")
-            return Learner(self._config, self._model, gang, probed=True, shared=self._shared)
+            return make_part()
 
         if not self._rank:
             try:
@@ -93,7 +100,7 @@ class LearnerRank:
             except Leaving:
                 log.info("left as asked, before it had the GPUs")
         elif gang.receive_command()[0] != STOP:  # rank 0 comes once it has the GPUs, unless it is asked to leave before
-            Learner(self._config, self._model, gang, probed=True, shared=self._shared).follow()
+            make_part().follow()
         gang.leave()  # not after an error: the others may be inside another collective, and the supervisor ends them
 
     def _made(self, make: Callable[[], Any], store: Store, pulse: Pulse,

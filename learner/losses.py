@@ -230,6 +230,21 @@ def kl_loss(logp: Tensor, reference: Tensor, *, num_tokens: int) -> Tensor:
     return (d.exp() - d - 1).clamp(-MAX_KL, MAX_KL).sum() / num_tokens
 
 
+def imitation_loss(logp: Tensor, *, num_tokens: int) -> Tensor:
+    """Returns the token mean of -log π over demonstrated answers. logp [T]."""
+    return -logp.sum() / num_tokens
+
+
+def distilled_advantages(credit: Tensor, policy: Tensor, teacher: Tensor, *, weight: float,
+                         credit_weight: float) -> Tensor:
+    """Returns credit_weight A + weight (log π_teacher - log π) of each sampled token, [T], without gradient.
+
+    The second term is the negative of a one-sample estimate of KL(π, π_teacher), the reverse KL. All tensors [T].
+    """
+    assert credit.shape == policy.shape == teacher.shape
+    return (credit_weight * credit + weight * (teacher - policy)).detach()
+
+
 def entropy_mean(entropy: Tensor, *, num_tokens: int) -> Tensor:
     """Returns the token mean of the entropies [T] in nats, which the entropy bonus subtracts from the loss."""
     return entropy.sum() / num_tokens

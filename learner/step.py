@@ -23,8 +23,10 @@ from learner.critic import Critic, CriticOutput
 from learner.losses import (
     Clip,
     Mean,
+    distilled_advantages,
     entropy_mean,
     first_tokens,
+    imitation_loss,
     kl_loss,
     off_policy,
     row_mean,
@@ -44,7 +46,8 @@ from services.config.tree import LearnerSection
 
 TOKEN_DUAL_CLIP = 3.0
 SUMS: tuple[str, ...] = (
-    "loss/policy", "loss/value", "loss/kl", "loss/entropy", "clip_fraction", "ratio_mean", "is_capped_share")
+    "loss/policy", "loss/value", "loss/kl", "loss/entropy", "clip_fraction", "ratio_mean", "is_capped_share",
+    "loss/imitation")
 UPDATE_METRICS = frozenset({"loss/policy", "loss/value"})
 """Metrics that are means over the updates of a step. All others are means over its tokens or actions."""
 RATIO_METRICS = frozenset({"clip_fraction", "ratio_mean"})
@@ -83,6 +86,38 @@ class StepOutput:
     """By how much learner and sampler differ on tokens of the same weights; "" if rounding explains it."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imitation:
+    """The demonstrations of one learner step."""
+
+    rows: Rows
+    """Rows whose responses are the answers to learn."""
+    weight: float
+    """Weight of their loss, above 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distillation:
+    """The weights of the two signals in the advantage of a token, in one learner step."""
+
+    weight: float
+    """That of log π_teacher - log π. With 0 the teacher is not asked."""
+    credit: float
+    """That of the estimator's advantage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemonstratedPart:
+    """The demonstrations of one optimizer update."""
+
+    packs: list[Pack]
+    """This rank's packs; none on any rank if the update has no demonstrations."""
+    num_tokens: int
+    """Number of answer tokens, on all ranks."""
+    share: float
+    """Share of the learner step's answer tokens."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Minibatch:
     """The rows of one optimizer update."""
@@ -96,11 +131,14 @@ class Minibatch:
     """Whether nothing is updated before it, so that its own pass gives the logprobs before the step."""
     power: float
     """p of the mean of an action's token ratios."""
+    demonstrated: DemonstratedPart
 
     def share(self, name: str, rows: Rows, count: int) -> float:
         """Returns the weight of this minibatch in a metric of the step, 0 to 1. `count`: the step's minibatches."""
         if name in UPDATE_METRICS:
             return 1 / count
+        if name == "loss/imitation":
+            return self.demonstrated.share
         if name in RATIO_METRICS and self.mean.over == "actions":
             return self.mean.num_rows / len(rows)
         return self.mean.num_tokens / int(rows.response_lengths.sum())
@@ -119,10 +157,21 @@ class PriorValues:
     """The reference's logprobs; None without a KL term."""
     critic: CriticOutput | None
     """None without a critic."""
+    teacher: Tensor | None
+    """The teacher's logprobs; None if it is not asked."""
+    distillation: Distillation | None
+    """None without a teacher."""
 
     def token_advantages(self, p: Pack) -> Tensor:
-        """Returns the advantages of a pack, [T]: the critic's, else each row's advantage at all its tokens."""
-        return p.advantages[p.row] if self.critic is None else self.critic.advantages[p.places]
+        """Returns the advantages of a pack, [T]: the critic's, else each row's advantage at all its tokens, and the
+        teacher's signal. Called once the policy's logprobs of the pack are there."""
+        credit = p.advantages[p.row] if self.critic is None else self.critic.advantages[p.places]
+        if self.distillation is None:
+            return credit
+        policy = self.logprobs[p.places]
+        teacher = policy if self.teacher is None else self.teacher[p.places]
+        return distilled_advantages(credit, policy, teacher, weight=self.distillation.weight,
+                                    credit_weight=self.distillation.credit)
 
     def row_advantages(self, p: Pack) -> Tensor:
         """Returns the advantage of each row of a pack, [n]. A critic must give all tokens of a row the same one."""
@@ -142,11 +191,13 @@ class _BatchFigures(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Stepper:
-    """Policy, frozen reference (None without a KL term) and critic (None if credit needs none) of one rank."""
+    """Policy, frozen reference (None without a KL term), critic (None if credit needs none) and frozen teacher (None
+    without distillation) of one rank."""
 
     policy: Trainee[Policy]
     reference: Callable[[Pack], tuple[Tensor, Tensor]] | None
     critic: Critic | None
+    teacher: Policy | None = None
     gang: RankGroup
     section: LearnerSection
     whole: bool = False
@@ -163,23 +214,27 @@ class Stepper:
         """Returns all models that are trained, the policy first."""
         return [self.policy] if self.critic is None else [self.policy, self.critic.trainee]
 
-    def take(self, rows: Rows, timer: Timer, *, power: float = 0.0) -> StepOutput:
+    def take(self, rows: Rows, timer: Timer, *, power: float = 0.0, imitation: Imitation | None = None,
+             distillation: Distillation | None = None) -> StepOutput:
         """Updates the policy and the critic, minibatch by minibatch. `power`: p of the mean of an action's ratios.
 
+        `imitation`: demonstrations that the policy learns in the same updates. `distillation`: weights of the teacher's
+        signal, which needs one ratio per token.
         grad_norm is the policy's, NaN if an update was skipped. Raises LearnerFault if too many updates in a row are
         skipped, and UserError if the probe finds that the model is not computed correctly.
         """
         if self.probe is not None:
             self.probe.check_packs(self.policy.model, rows)
         with timer.phase("pack"):
-            minibatches = self._plan(rows, power)
+            minibatches = self._plan(rows, power, imitation)
             every, later = (self._packs_across(some, rows) for some in (minibatches, minibatches[1:]))
         with timer.phase("forward_backward"):
-            prior, figures = self._compute_prior(every, later, rows)
+            prior, figures = self._compute_prior(every, later, rows, distillation)
         totals, norms, doubt = dict.fromkeys(SUMS, 0.0), [], ""
         for minibatch in minibatches:
             with timer.phase("forward_backward"):
-                for name, value in self._accumulate(minibatch, prior).items():
+                imitated = 0.0 if imitation is None else self._accumulate_imitation(minibatch, imitation.weight)
+                for name, value in (self._accumulate(minibatch, prior) | {"loss/imitation": imitated}).items():
                     totals[name] += value * minibatch.share(name, rows, len(minibatches))
                 if minibatch.opens_step and self.probe is not None:  # all logprobs are there, and nothing is updated
                     doubt = self.probe.check_sampler(
@@ -188,19 +243,22 @@ class Stepper:
                 norms.append(self.policy.update())
                 if self.critic is not None:
                     self.critic.trainee.update()
-        metrics = {**self._report(totals, norms, _gaps(every, prior)), "explained_variance": figures.explained_variance}
+        metrics = {**self._report(totals, norms, _gaps(every, prior)), "explained_variance": figures.explained_variance,
+                   "distill/reverse_kl": self._reverse_kl(every, prior)}
+        if imitation is None:
+            metrics["loss/imitation"] = math.nan
         return StepOutput(
             metrics=metrics, advantages=figures.advantages, logprobs=self._gathered(prior.logprobs), doubt=doubt)
 
-    def _plan(self, rows: Rows, power: float) -> list[Minibatch]:
+    def _plan(self, rows: Rows, power: float, imitation: Imitation | None) -> list[Minibatch]:
         """Runs of consecutive rows, as equal as can be and at most minibatch_rows long: no small, noisy last one.
 
         A conversation is never cut, so a run that has one may be longer.
         """
-        count = -(-len(rows) // self.section.minibatch_rows)
         contents = rows.contents if self.grid else []
+        consecutive = runs(rows.sequence, -(-len(rows) // self.section.minibatch_rows))
         minibatches: list[Minibatch] = []
-        for indices in runs(rows.sequence, count):
+        for indices, demonstrated in zip(consecutive, self._demonstrated(imitation, len(consecutive)), strict=True):
             sequences = np.unique(rows.sequence[indices])
             packs = split(rows.lengths[sequences], self.gang.world, self.section.token_budget, grid=self.grid,
                           pair_cost=self.pair_cost)
@@ -211,8 +269,21 @@ class Stepper:
                        for part in packs[self.gang.rank]],
                 shares=[sequences[np.concatenate(parts)] for parts in packs],
                 mean=Mean(self.section.loss.aggregation, len(indices), int(rows.response_lengths[indices].sum())),
-                opens_step=not minibatches, power=power))
+                opens_step=not minibatches, power=power, demonstrated=demonstrated))
         return minibatches
+
+    def _demonstrated(self, imitation: Imitation | None, count: int) -> list[DemonstratedPart]:
+        """Returns the demonstrations of a step in `count` parts of nearly equal numbers of rows."""
+        if imitation is None:
+            return [DemonstratedPart(packs=[], num_tokens=0, share=0.0)] * count
+        rows, parts = imitation.rows, list[DemonstratedPart]()
+        for part in np.array_split(np.arange(len(rows)), count):
+            packs = split(rows.lengths[part], self.gang.world, self.section.token_budget, grid=self.grid)
+            num_tokens = int(rows.response_lengths[part].sum())
+            parts.append(DemonstratedPart(
+                packs=[pack_rows(rows, part[pack], self.gang.device, grid=self.grid) for pack in packs[self.gang.rank]],
+                num_tokens=num_tokens, share=num_tokens / int(rows.response_lengths.sum())))
+        return parts
 
     def _packs_across(self, minibatches: list[Minibatch], rows: Rows) -> list[Pack]:
         """Returns this rank's sequences of these minibatches in as few packs as the token budget allows.
@@ -229,7 +300,8 @@ class Stepper:
         return [pack_rows(rows, part, self.gang.device, grid=self.grid) for part in packs[self.gang.rank]]
 
     @torch.no_grad()
-    def _compute_prior(self, every: list[Pack], later: list[Pack], rows: Rows) -> tuple[PriorValues, _BatchFigures]:
+    def _compute_prior(self, every: list[Pack], later: list[Pack], rows: Rows,
+                       distillation: Distillation | None) -> tuple[PriorValues, _BatchFigures]:
         """Computes everything that uses the weights before the step. `every`: packs of all minibatches; `later`: those
         of all but the first, whose logprobs before the step are those of its own pass."""
         def spread(packs: list[Pack], values: Iterable[Tensor]) -> Tensor:
@@ -239,18 +311,25 @@ class Stepper:
                     out[p.places] = value
             return out
 
-        logprobs, reference, critic = spread(later, (self.policy.model(p)[0] for p in later)), None, None
+        logprobs = spread(later, (self.policy.model(p)[0] for p in later))
+        reference = critic = teacher = None
         figures = _BatchFigures(advantages=rows.advantages, explained_variance=math.nan)
         if self.reference is not None:
             reference = spread(every, (self.reference(p)[0] for p in every))
         if isinstance(self.reference, Policy):
             end_passes(self.reference)
+        if distillation is not None and distillation.weight:
+            assert self.teacher is not None
+            assert self.section.loss.ratio == "token"
+            teacher = spread(every, (self.teacher(p)[0] for p in every))
+            end_passes(self.teacher)
         if self.critic is not None:
             outputs = self.critic.outputs(every, rows)
             critic = CriticOutput(*(spread(every, values) for values in zip(*outputs, strict=True)))
             figures = _BatchFigures(advantages=self._row_advantages(every, outputs, len(rows)),
                                     explained_variance=self.critic.explained_variance(every, outputs))
-        return PriorValues(logprobs=logprobs, reference=reference, critic=critic), figures
+        return PriorValues(logprobs=logprobs, reference=reference, critic=critic, teacher=teacher,
+                           distillation=distillation), figures
 
     def _row_advantages(self, packs: list[Pack], outputs: list[CriticOutput], num_rows: int) -> Floats:
         """Returns the mean advantage over the tokens of each row, [N], gathered from all ranks."""
@@ -264,6 +343,19 @@ class Stepper:
         """Returns values of response tokens [R], each of which one rank has, on all ranks."""
         mine = values.cpu().numpy().astype(np.float64)
         return np.array(self.gang.all_reduce(mine.tolist())) if self.gang.world > 1 else mine
+
+    def _accumulate_imitation(self, minibatch: Minibatch, weight: float) -> float:
+        """Accumulates the gradient of the imitation loss. Returns this rank's part of the loss, without its weight.
+
+        The packs of the policy loss follow, so gradients are not reduced yet where they are reduced once.
+        """
+        total = torch.zeros((), device=self.gang.device)
+        for p in minibatch.demonstrated.packs:
+            sync_gradients(self.policy.model, whole=self.whole, last=False)
+            loss = imitation_loss(self.policy.model(p)[0], num_tokens=minibatch.demonstrated.num_tokens)
+            (weight * loss * p.weight * self.gang.world).backward()
+            total += loss.detach() * p.weight
+        return float(total)
 
     def _accumulate(self, minibatch: Minibatch, prior: PriorValues) -> dict[str, float]:
         """Accumulates the gradients of one minibatch. Returns this rank's part of its metrics."""
@@ -301,6 +393,17 @@ class Stepper:
             "logprob_difference_mean": summed[-2] / max(summed[-1], 1.0),
             "logprob_difference_max": largest,
         }
+
+
+    def _reverse_kl(self, packs: list[Pack], prior: PriorValues) -> float:
+        """Returns the mean of log π - log π_teacher over the sampled tokens of all ranks; NaN without the teacher."""
+        if prior.teacher is None:
+            return math.nan
+        places = torch.cat([p.places for p in packs if p.weight] or [torch.zeros(0, dtype=torch.int64)])
+        places = places.to(self.gang.device)
+        total, count = self.gang.all_reduce([
+            float((prior.logprobs[places] - prior.teacher[places]).double().sum()), float(len(places))])
+        return total / count
 
 
 def _gaps(packs: list[Pack], prior: PriorValues) -> list[Tensor]:

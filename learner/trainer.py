@@ -7,7 +7,7 @@ Ranks above 0 call follow, which does their part. In a cold start all ranks call
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,13 +20,14 @@ from torch import Tensor
 from learner.checkpoints.export import write_export
 from learner.checkpoints.staging import HostCopy
 from learner.checkpoints.state_files import load_state, save_state
+from learner.cold_start.sft_data import TokenRow
 from learner.credit.registry import estimator
 from learner.credit.types import Credit, mixed_share, statistics
 from learner.critic import make_critic
 from learner.model.attention import takes_varlen
 from learner.model.family import needs_grid
 from learner.model.lora import add_adapters
-from learner.model.memory import SharedDevice, layout_of
+from learner.model.memory import Layout, SharedDevice, is_whole, layout_of
 from learner.model.parking import Parking
 from learner.model.policy import Policy, empty_policy, frozen_reference, initial_policy, shape_in
 from learner.model.probe import Probe
@@ -35,12 +36,14 @@ from learner.model.trainee import Trainee
 from learner.model.utilization import forward_flops, passes, utilization
 from learner.rank_group import RankGroup
 from learner.rows.batch import Groups, assign_credit, rows_of, step_mask, with_advantages
+from learner.rows.demonstrated import rows_to_learn, shown_at
 from learner.rows.judge import judgements
 from learner.rows.packing import Floats, Rows
-from learner.step import StepOutput, Stepper, Timer
+from learner.step import Distillation, Imitation, StepOutput, Stepper, Timer
 from learner.weights.policy_canary import policy_canary
 from learner.weights.rank_sender import RankSender
 from services.config.tree import Config
+from services.seeds import seed_for
 from services.weights.canary import Canary
 from services.weights.pack import Packed, unpack
 
@@ -64,17 +67,21 @@ class StepReport:
 
 
 class Learner:
-    """The policy, its frozen reference, and the critic if the estimator needs one.
+    """The policy, its frozen reference, the critic if the estimator needs one, and the teacher if there is one.
 
     `model_path`: the initial policy, which is also the reference and the start of the critic. `probed`: whether
     learner/model/probe.py compares each batch with its sampler. `shared`: what else this rank's GPU holds, if a sampler
-    shares it. Raises UserError if the folder holds no model, or for an unknown estimator.
+    shares it. `demonstrations`: what learner.imitation imitates. Raises UserError if a folder holds no model, or for an
+    unknown estimator, and ValueError for imitation without demonstrations.
     """
 
     def __init__(self, config: Config, model_path: Path, gang: RankGroup, *, probed: bool = False,
-                 shared: SharedDevice | None = None) -> None:
+                 shared: SharedDevice | None = None, demonstrations: Sequence[TokenRow] = ()) -> None:
         section, half = config.learner, config.model.dtype == "bfloat16"
+        if section.imitation.weight and not demonstrations:
+            raise ValueError("no demonstrations to imitate")
         torch.set_num_threads(section.threads)
+        self._demonstrations = demonstrations
         self.config = config
         self.model_path = model_path
         self.gang = gang
@@ -85,9 +92,12 @@ class Learner:
         needs_critic = estimator(section.credit.estimator).needs_critic
         policy, weights = empty_policy(model_path)
         self.shape = shape_in(policy)
+        taught_by = section.distill.teacher
+        teacher_shape = None if taught_by is None else shape_in(empty_policy(taught_by)[0])
         self.layout = layout_of(config, self.shape, critic=needs_critic, per_node=gang.per_node, ranks=gang.world,
-                                device_bytes=gang.device_bytes(min(1.0, section.gpus), shared))
-        mesh, reference = gang.mesh_of(self.layout.shards), None
+                                device_bytes=gang.device_bytes(min(1.0, section.gpus), shared),
+                                teacher=0 if teacher_shape is None else teacher_shape.parameters)
+        mesh, reference, teacher = gang.mesh_of(self.layout.shards), None, None
         if section.lora.rank:
             add_adapters(policy, section.lora, seed=config.seed)
         shard(policy, policy.body, weights, mesh, layout=self.layout, half=half,
@@ -95,17 +105,22 @@ class Learner:
         if section.loss.kl:
             reference = (initial_policy(policy) if section.lora.rank else
                          frozen_reference(model_path, mesh, layout=self.layout, half=half))
-        grid = needs_grid(policy.hf) or not takes_varlen(gang.device, half=half)
+        if taught_by is not None and teacher_shape is not None:
+            teacher = frozen_reference(taught_by, mesh, layout=Layout(whole=is_whole(teacher_shape)), half=half)
+        grid = (needs_grid(policy.hf) or (teacher is not None and needs_grid(teacher.hf))
+                or not takes_varlen(gang.device, half=half))
         self.sender = RankSender(policy, gang, dtype=getattr(torch, config.model.dtype), shards=self.layout.shards,
                                  ipc=config.transfer == "ipc")
         self.stepper = Stepper(
             policy=Trainee(policy, section, lr=section.lr), reference=reference,
-            critic=make_critic(config, model_path, gang, self.layout) if needs_critic else None, gang=gang,
-            section=section, whole=self.layout.whole and gang.world > 1, grid=grid, pair_cost=self.shape.pair_cost,
+            critic=make_critic(config, model_path, gang, self.layout) if needs_critic else None, teacher=teacher,
+            gang=gang, section=section, whole=self.layout.whole and gang.world > 1, grid=grid,
+            pair_cost=self.shape.pair_cost,
             probe=Probe(gang=gang, token_budget=section.token_budget, half=half, grid=grid) if probed else None)
         trainees = self.stepper.trainees
         self._parking = Parking(
-            gang.device, [trainee.model for trainee in trainees] + [reference] * isinstance(reference, Policy),
+            gang.device, [*(trainee.model for trainee in trainees),
+                          *(model for model in (reference, teacher) if isinstance(model, Policy))],
             [trainee.optimizer for trainee in trainees])
 
     @property
@@ -140,13 +155,19 @@ class Learner:
                           utilization=self._utilization(rows, timer.seconds["forward_backward"]))
 
     def _utilization(self, rows: Rows, seconds: float) -> float | None:
-        stepper = self.stepper
-        if stepper.grid:
+        """Returns the utilization of the learner step just taken."""
+        if self.stepper.grid:
             return None
+        imitation, distillation = self._imitation(self.step), self._distillation(self.step)
+        stepper, adapters = self.stepper, self.config.learner.lora.rank > 0
         flops = forward_flops(stepper.policy.model, rows) * passes(
-            reference=stepper.reference is not None, critic=stepper.critic is not None,
-            adapters=self.config.learner.lora.rank > 0,
+            reference=stepper.reference is not None, critic=stepper.critic is not None, adapters=adapters,
             updates=math.ceil(len(rows) / self.config.learner.minibatch_rows))
+        if imitation is not None:
+            flops += forward_flops(stepper.policy.model, imitation.rows) * passes(
+                reference=False, critic=False, adapters=adapters)
+        if distillation is not None and distillation.weight and stepper.teacher is not None:
+            flops += forward_flops(stepper.teacher, rows)
         return utilization(flops, seconds, device=self.gang.device, ranks=self.gang.world,
                            half=self.config.model.dtype == "bfloat16")
 
@@ -247,10 +268,24 @@ class Learner:
             trainee.skipped_in_a_row = count
 
     def _train(self, rows: Rows, timer: Timer) -> StepOutput:
-        power = self.config.learner.loss.power_at(self.step + 1, self.config.steps)
-        taken = self.stepper.take(rows, timer, power=power)
-        self.step += 1
+        step = self.step + 1
+        taken = self.stepper.take(
+            rows, timer, power=self.config.learner.loss.power_at(step, self.config.steps),
+            imitation=self._imitation(step), distillation=self._distillation(step))
+        self.step = step
         return taken
+
+    def _imitation(self, step: int) -> Imitation | None:
+        """Returns the demonstrations of a learner step, the same on all ranks and in a replay; None at weight 0."""
+        section = self.config.learner.imitation
+        if not (weight := section.weight_at(step)):
+            return None
+        shown = shown_at(self._demonstrations, step, count=section.rows, seed=seed_for(self.config.seed, "imitation"))
+        return Imitation(rows=rows_to_learn(shown, prompts=False), weight=weight)
+
+    def _distillation(self, step: int) -> Distillation | None:
+        section = self.config.learner.distill
+        return None if section.teacher is None else Distillation(weight=section.weight_at(step), credit=section.credit)
 
     def _state(self) -> dict[str, Any]:
         stepper = self.stepper

@@ -120,7 +120,7 @@ class Topology:
 def topology(config: Config, *, run: str, folder: Path, config_file: Path, note: Any) -> Iterator[Topology]:
     """Starts everything except rollout workers and the learner. On any exit, stops what it has started."""
     # Actors may have other working folders than this process, above all in a submitted job.
-    config = with_transfer(config.model_copy(update={"runs_dir": config.runs_dir.absolute()}), pool_of(config))
+    config = with_transfer(_with_absolute_paths(config), pool_of(config))
     with ExitStack() as stack:
         note("starting Ray" if ray_address(config) is None else "connecting to Ray")
         namespace = f"gagpo-{uuid.uuid4().hex[:12]}"
@@ -146,6 +146,15 @@ def topology(config: Config, *, run: str, folder: Path, config_file: Path, note:
         yield Topology(config=config, run=run, folder=folder, store=store, store_url=url, given_urls=given.urls,
                        address=address, env_token=token, weights=weights, weights_name=name, supervisor=supervisor,
                        shared_gpus=_shared_gpus(config), servers=servers)
+
+
+def _with_absolute_paths(config: Config) -> Config:
+    """Returns the config with absolute paths to the folders that actors read."""
+    config = config.model_copy(update={"runs_dir": config.runs_dir.absolute()})
+    if (teacher := config.learner.distill.teacher) is None:
+        return config
+    distill = config.learner.distill.model_copy(update={"teacher": teacher.absolute()})
+    return config.model_copy(update={"learner": config.learner.model_copy(update={"distill": distill})})
 
 
 def _shared_gpus(config: Config) -> SharedGpus | None:

@@ -35,14 +35,16 @@ def differences(before: Config, now: Config) -> list[str]:
 
 
 def compared(before: Config, now: Config) -> tuple[dict[str, object], dict[str, object]]:
-    """Returns both configs by dotted key, without a model that is the same folder, however its path is written and
-    wherever the runs were moved with it, or of the hub and of one commit, wherever its cache is.
+    """Returns both configs by dotted key, without a model or a teacher that is the same folder, however its path is
+    written and wherever the runs were moved with it, and without a model of the hub and of one commit, wherever its
+    cache is.
     """
     theirs, mine = flatten(before), flatten(now)
-    if (there := before.model.path) is not None and (here := now.model.path) is not None:
-        moved = followed(there, before.runs_dir, now.runs_dir.absolute())
-        if here.absolute() in (there.absolute(), moved):
-            theirs["model.path"] = mine["model.path"]
+    for key, there, here in (("model.path", before.model.path, now.model.path),
+                             ("learner.distill.teacher", before.learner.distill.teacher, now.learner.distill.teacher)):
+        if there is not None and here is not None and here.absolute() in (
+                there.absolute(), followed(there, before.runs_dir, now.runs_dir.absolute())):
+            theirs[key] = mine[key]
     if (commit := origin(now.model.path)) and commit == origin(before.model.path):
         for keys in (theirs, mine):
             del keys["model.path"], keys["model.revision"]

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deploy.training.demonstrations import Report, shown_to
+from deploy.training.demonstrations import Demonstrations, Report, shown_to
 from services.amounts import number_of, span
 from services.answer_end import answer_end, generation_ends
 from services.chat import chat_format
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from envservice.spec import EnvironmentSpec
     from learner.cold_start.sft import Budget, Lesson, SftProgress
-    from learner.cold_start.sft_data import Example
+    from learner.cold_start.sft_data import Example, TokenRow
 
 FORMAT = 1
 TOKENIZER_TEXTS = 20_000
@@ -47,10 +47,7 @@ def cold_start(
     scripted player never wins, or the model path holds no model, and DeadlineExceeded if `out` cannot be written for
     learner.collective_s seconds.
     """
-    from envservice.registry import find_spec, make_template
-    from envservice.text.tool_calls import TAGS
     from learner.cold_start.sft import Budget, Lesson, SftProgress
-    from learner.cold_start.sft_data import encode
     from learner.cold_start.states import folder_of
 
     passing = passing or report
@@ -58,15 +55,7 @@ def cold_start(
     if path is not None and not (path / "config.json").exists():
         raise UserError(f"{path} holds no model", "give model.path a Hugging Face folder")
     seed = seed_for(config.seed, "sft", "start" if continue_from is None else "more")
-    spec, template = find_spec(config.env.name), make_template(config.env)
-    shown = shown_to(config, template, seed=seed, report=report, passing=passing)
-    passing(f"makes tokens of {number_of(len(shown.examples), 'answer')}")
-    tokenizer = _tokenizer(config, path, shown.examples, spec, report)
-    max_tokens = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
-    chat = chat_format(tokenizer, config.model, {*TAGS, *spec.stops}) if template.chat else None
-    end = answer_end(tokenizer, chat, stops=spec.stops, ends=generation_ends(path) if path is not None else ())
-    rows = encode(tokenizer, shown.examples, chat=chat, max_tokens=max_tokens, end=end)
-    _check_length(len(rows), len(shown.examples), max_tokens, report)
+    shown, tokenizer, rows = _demonstrated(config, path, seed=seed, report=report, passing=passing)
     budget = Budget(minutes=minutes) if epochs is None else \
         Budget(updates=epochs * math.ceil(len(rows) / config.sft.batch_rows))
     report(f"training for {_whole(budget)} on {number_of(len(rows), 'demonstrated step')} of "
@@ -83,6 +72,41 @@ def cold_start(
                       seconds=config.learner.collective_s, what=f"{out} could not be written", note=report)
     shutil.rmtree(folder_of(out), ignore_errors=True)
     return out
+
+
+def write_demonstrations(config: Config, model: Path, out: Path, *, report: Report = print,
+                         passing: Report | None = None) -> None:
+    """Writes the rows of a cold start of `config` into the file `out`, as tokens of the model in a folder.
+
+    Each call writes the same rows. Raises UserError as cold_start does, and DeadlineExceeded if `out` cannot be written
+    for learner.collective_s seconds.
+    """
+    from learner.cold_start.sft_data import save_rows
+
+    _, _, rows = _demonstrated(config, model, seed=seed_for(config.seed, "sft", "start"), report=report,
+                               passing=passing or report)
+    while_folder_away(partial(save_rows, rows, out), seconds=config.learner.collective_s,
+                      what=f"{out} could not be written", note=report)
+    report(f"imitation during RL: {number_of(config.learner.imitation.rows, 'row')} a step, of {len(rows):,}")
+
+
+def _demonstrated(config: Config, path: Path | None, *, seed: int, report: Report, passing: Report,
+                  ) -> tuple[Demonstrations, PreTrainedTokenizerBase, list[TokenRow]]:
+    """Returns the demonstrations, the tokenizer of the model at `path` (None: a new one), and their rows."""
+    from envservice.registry import find_spec, make_template
+    from envservice.text.tool_calls import TAGS
+    from learner.cold_start.sft_data import encode
+
+    spec, template = find_spec(config.env.name), make_template(config.env)
+    shown = shown_to(config, template, seed=seed, report=report, passing=passing)
+    passing(f"makes tokens of {number_of(len(shown.examples), 'answer')}")
+    tokenizer = _tokenizer(config, path, shown.examples, spec, report)
+    max_tokens = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
+    chat = chat_format(tokenizer, config.model, {*TAGS, *spec.stops}) if template.chat else None
+    end = answer_end(tokenizer, chat, stops=spec.stops, ends=generation_ends(path) if path is not None else ())
+    rows = encode(tokenizer, shown.examples, chat=chat, max_tokens=max_tokens, end=end)
+    _check_length(len(rows), len(shown.examples), max_tokens, report)
+    return shown, tokenizer, rows
 
 
 def _trainer(config: Config, path: Path | None, out: Path, tokenizer: PreTrainedTokenizerBase

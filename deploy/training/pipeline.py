@@ -91,6 +91,8 @@ class TrainingRun:
         cold = self.cold_start()
         if not self.rl_is_done() or self.unplayed():
             self.folder.summary.unlink(missing_ok=True)
+            if not self.rl_is_done():
+                self.demonstrate(cold)
             self._run_to_its_end(cold)
         return self.report()
 
@@ -172,6 +174,15 @@ class TrainingRun:
             cold_start(self.config, out, minutes=minutes, epochs=epochs, continue_from=continue_from,
                        report=self.progress.note, passing=self.progress.passing)
         return out
+
+    def demonstrate(self, cold: Path) -> None:
+        """Writes the demonstrations that the learner imitates during RL, if it does and they are not there yet."""
+        from deploy.training.cold_start import write_demonstrations
+        from learner.cold_start.sft_data import DEMONSTRATIONS
+
+        file = self.folder.path / DEMONSTRATIONS
+        if self.config.learner.imitation.weight and not file.exists():
+            write_demonstrations(self.config, cold, file, report=self.progress.note, passing=self.progress.passing)
 
     def controller(self, parts: Topology, lease: Lease, tell: Sinks, loading: Loading, scaling: Scaling) -> Controller:
         """Returns a controller that is wired to this run's folder and task sets."""

@@ -24,10 +24,12 @@ from learner.cold_start.sft import RECENT, Budget, Reached, SftProgress, lr_fact
 from learner.cold_start.sft_data import TokenRow, drawn
 from learner.model.sharding import sync_gradients
 from learner.rank_group import RankGroup
-from learner.rows.packing import Pack, Rows, pack_rows, split
+from learner.rows.demonstrated import rows_to_learn
+from learner.rows.packing import Pack, pack_rows, split
 from learner.step import Stepper
 from learner.trainer import Learner
 from services.config.credit import CreditSection
+from services.config.objectives import DistillSection, ImitationSection
 from services.config.sft import SftSection
 from services.config.tree import Config
 
@@ -36,10 +38,14 @@ if TYPE_CHECKING:
 
 
 def imitator(config: Config, model_path: Path, gang: RankGroup) -> Learner:
-    """Returns a learner without what only RL needs: reference and critic. Raises UserError as Learner does."""
+    """Returns a learner without what only RL needs: reference, critic, imitation and teacher.
+
+    Raises UserError as Learner does.
+    """
     section = config.learner
     alone = section.model_copy(update={
-        "loss": section.loss.model_copy(update={"kl": 0.0}), "credit": CreditSection(), "lr": config.sft.lr})
+        "loss": section.loss.model_copy(update={"kl": 0.0}), "credit": CreditSection(), "lr": config.sft.lr,
+        "imitation": ImitationSection(), "distill": DistillSection()})
     return Learner(config.model_copy(update={"learner": alone}), model_path, gang)
 
 
@@ -104,16 +110,3 @@ def _nats(nats: Tensor, pack: Pack, answers: np.ndarray) -> Tensor:
     begins = torch.as_tensor(answers[pack.members], device=nats.device)
     of_answer = pack.positions[0].index_select(0, pack.predicting) + 1 >= begins.index_select(0, pack.row)
     return torch.stack([(nats * of_answer).sum(), (nats * ~of_answer).sum()])
-
-
-def rows_to_learn(batch: Sequence[TokenRow], *, prompts: bool) -> Rows:
-    """Returns demonstrated rows as rows of the learner, whose responses are the tokens to learn: the answers, with
-    `prompts` also all but the first token of each prompt that counts."""
-    lengths = np.array([len(row.ids) for row in batch])
-    begins = np.array([1 if prompts and row.learn_prompt else max(1, row.prompt_tokens) for row in batch])
-    n, tokens = len(batch), int((lengths - begins).sum())
-    return Rows(
-        tokens=np.concatenate([row.ids for row in batch]), sequence=np.arange(n), prompt_lengths=begins,
-        response_lengths=lengths - begins, sampler_logprobs=np.zeros(tokens, dtype=np.float32),
-        advantages=np.zeros(n), temperatures=np.ones(n), stale=np.zeros(n, dtype=np.bool_),
-        ends=np.ones(n, dtype=np.bool_))

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 IGNORE = -100
 ROWS = "rows.npz"
 """The rows that the learner's ranks train on, in a folder that they share with the driver."""
+DEMONSTRATIONS = "demonstrations.npz"
+"""The rows that learner.imitation imitates, in the run's folder. The driver writes it before RL."""
 PROGRESS = "progress.json"
 """Heartbeats and progress of rank 0, there too."""
 AT_ONCE = 4096

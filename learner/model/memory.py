@@ -82,6 +82,8 @@ class Training:
     checkpointing: bool = False
     reference: bool = True
     """Whether there is a frozen copy of the first weights for the KL term. Adapters need none: see lora.py."""
+    teacher: int = 0
+    """Number of parameters of the teacher of distillation; 0 without one."""
     critic: bool = False
     offload: bool = False
     """Whether the optimizer's moments lie in host memory."""
@@ -102,6 +104,7 @@ class DeviceMemory:
     moments: float
     """Bytes of the optimizer's state. 0 if it is in host memory."""
     reference: float
+    """Bytes of the frozen models: the reference and the teacher."""
     critic: float
     gathered: float
     """Weights in the compute format and gradients that are not sharded yet."""
@@ -211,7 +214,8 @@ def memory(shape: Shape, training: Training) -> DeviceMemory:
         weights=held / training.shards,
         gradients=4 * trained / training.shards,
         moments=moments * trained / training.shards,
-        reference=c * shape.parameters / training.shards if training.reference and not training.adapters else 0,
+        reference=c * (training.teacher + (shape.parameters if training.reference and not training.adapters else 0)
+                       ) / training.shards,
         critic=(8 + moments) * shape.parameters / training.shards if training.critic else 0,
         gathered=c * at_once + 4 * apart + beside,
         activations=training.tokens * (saved + working),
@@ -249,14 +253,17 @@ def is_whole(shape: Shape) -> bool:
     return 8 * shape.parameters <= WHOLE
 
 
-def training_of(config: Config, *, critic: bool, adapters: int = 0) -> Training:
-    """Returns the settings of a run, sharded over all of its ranks. Checkpointing `auto` counts as off."""
+def training_of(config: Config, *, critic: bool, adapters: int = 0, teacher: int = 0) -> Training:
+    """Returns the settings of a run, sharded over all of its ranks. Checkpointing `auto` counts as off.
+
+    `adapters`, `teacher`: numbers of parameters.
+    """
     learner, half = config.learner, config.model.dtype == "bfloat16"
     row = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
     return Training(
         tokens=max(learner.token_budget, row), longest=row,
         shards=learner.ranks, ranks=learner.ranks, half=half, checkpointing=learner.checkpointing is True,
-        reference=learner.loss.kl > 0, critic=critic, offload=learner.offload, adapters=adapters,
+        reference=learner.loss.kl > 0, critic=critic, offload=learner.offload, adapters=adapters, teacher=teacher,
         grid=not learner.gpus or not half)
 
 
@@ -287,12 +294,14 @@ def fits(training: Training, shape: Shape, device_bytes: int | None) -> bool:
 
 
 def layout_of(config: Config, shape: Shape, *, critic: bool, per_node: int, ranks: int,
-              device_bytes: int | None) -> Layout:
+              device_bytes: int | None, teacher: int = 0) -> Layout:
     """Returns the layout of a model: sharded over the ranks of one machine if it fits there, else over all ranks.
 
-    `ranks`: those that there are, which may be fewer than the config asks for (learner.fewest_ranks).
+    `ranks`: those that there are, which may be fewer than the config asks for (learner.fewest_ranks). `teacher`: number
+    of parameters of the teacher.
     """
-    plain = replace(training_of(config, critic=critic, adapters=adapter_parameters(shape, config)), ranks=ranks)
+    plain = replace(training_of(config, critic=critic, adapters=adapter_parameters(shape, config), teacher=teacher),
+                    ranks=ranks)
     options = (replace(plain, shards=shards) for shards in (per_node, ranks))
     within, across = (settled(training, shape, config, device_bytes) for training in options)
     chosen = within if per_node > 1 and fits(within, shape, device_bytes) else across

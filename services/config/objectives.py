@@ -1,7 +1,8 @@
-"""The objectives of the learner: the sections `learner.loss`, `learner.critic` and `learner.judge`."""
+"""The objectives of the learner: the sections `loss`, `critic`, `judge`, `imitation` and `distill` of `learner`."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
@@ -71,3 +72,44 @@ class JudgeSection(Section):
     correction: bool = False
     """Whether the policy sums up the mistakes that it judged bad, and training prompts carry this summary (prompt
     correction of GCD). Prompts of evaluations do not."""
+
+
+def decayed(weight: float, decay_steps: int | None, step: int) -> float:
+    """Returns a weight at learner step `step`, counted from 1: it falls linearly and is 0 after `decay_steps` steps.
+
+    None: it stays. A weight of 1 over 4 steps is 1, 3/4, 1/2, 1/4, 0, ...
+    """
+    return weight if decay_steps is None else weight * max(0.0, 1 - (step - 1) / decay_steps)
+
+
+class ImitationSection(Section):
+    """Imitation during RL: the next-token loss on the answers that a cold start imitates (sft.file, else a scripted
+    player), in the same updates as the policy loss."""
+
+    weight: float = Field(default=0.0, ge=0)
+    """Weight of the loss at the first learner step. 0: no imitation."""
+    rows: int = Field(default=64, ge=1)
+    """Demonstrated turns of one learner step, divided evenly among its updates."""
+    decay_steps: int | None = Field(default=None, ge=1)
+    """Learner steps over which the weight falls linearly to 0. None: it stays."""
+
+    def weight_at(self, step: int) -> float:
+        """Returns the weight at learner step `step`, counted from 1."""
+        return decayed(self.weight, self.decay_steps, step)
+
+
+class DistillSection(Section):
+    """On-policy distillation: a teacher scores the tokens that the policy sampled."""
+
+    teacher: Path | None = None
+    """Hugging Face folder of the teacher, whose tokenizer must be that of model.path. None: no distillation."""
+    weight: float = Field(default=1.0, gt=0)
+    """Weight of log π_teacher - log π of a token in its advantage, at the first learner step."""
+    decay_steps: int | None = Field(default=None, ge=1)
+    """Learner steps over which the weight falls linearly to 0. None: it stays."""
+    credit: float = Field(default=1.0, ge=0)
+    """Weight of the estimator's advantage beside it. 0: the teacher is the only signal."""
+
+    def weight_at(self, step: int) -> float:
+        """Returns the weight at learner step `step`, counted from 1; 0 without a teacher."""
+        return 0.0 if self.teacher is None else decayed(self.weight, self.decay_steps, step)

@@ -17,7 +17,7 @@ from services.config.autoscale import AutoscaleSection
 from services.config.credit import CreditSection
 from services.config.env import EnvSection, Section
 from services.config.lora import LoraSection
-from services.config.objectives import CriticSection, JudgeSection, LossSection
+from services.config.objectives import CriticSection, DistillSection, ImitationSection, JudgeSection, LossSection
 from services.config.prompting import PromptingSection
 from services.config.redis import RedisSection
 from services.config.rollout import RolloutSection, SupervisionSection, Temperature
@@ -150,6 +150,8 @@ class LearnerSection(Section):
     critic: CriticSection = CriticSection()
     judge: JudgeSection = JudgeSection()
     loss: LossSection = LossSection()
+    imitation: ImitationSection = ImitationSection()
+    distill: DistillSection = DistillSection()
     lora: LoraSection = LoraSection()
 
     @property

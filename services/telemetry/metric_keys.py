@@ -51,6 +51,9 @@ METRIC_TEXTS: Mapping[str, str] = {
                           "1 if it knows each, 0 if no more than their mean; null without a critic.",
     "loss/kl": "Estimate of the KL divergence to the initial policy per token; 0 if learner.loss.kl is 0.",
     "loss/entropy": "Mean entropy of the policy in nats per token.",
+    "loss/imitation": "Mean of -log π over the tokens of demonstrated answers; null in a step without imitation.",
+    "distill/reverse_kl": "Mean of log π - log π_teacher over the sampled tokens before the step's updates; null if no "
+                          "teacher is asked.",
     "grad_norm": "Mean norm of the policy's gradient before clipping; null if an update was skipped.",
     "clip_fraction": "Share of the policy loss whose ratio is clipped, each action or each token with the weight that "
                      "learner.loss.aggregation gives it.",

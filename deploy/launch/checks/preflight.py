@@ -18,6 +18,7 @@ from deploy.launch.checks.chat_template import check_template
 from deploy.launch.checks.games import check_games
 from deploy.launch.checks.gpu_checks import check_builds, check_gpus
 from deploy.launch.checks.model_folder import check_model, check_weights, described_sizes
+from deploy.launch.checks.teacher import check_teacher
 from deploy.launch.planning import gpu_pool, machine
 from deploy.launch.planning.model_memory import check_cache
 from deploy.launch.planning.plan import Plan, host_memory_fix, make_plan
@@ -134,7 +135,7 @@ def check_learner(config: Config) -> None:
     """Checks that the estimator suits the loss and the groups, that a batch can be filled and fits, and that the model
     has the layers of adapters."""
     check_together(partial(_credit, config), partial(_batch, config), partial(_sessions, config),
-                   partial(check_adapters, config))
+                   partial(check_adapters, config), partial(check_teacher, config))
 
 
 def _object_stores(config: Config) -> None:
@@ -147,7 +148,7 @@ def _object_stores(config: Config) -> None:
 def _unread(config: Config) -> Iterator[UserError]:
     """Yields a UserError for choices that would do nothing, such as a file that nobody reads."""
     sft = config.sft
-    if sft.file is not None and not sft.enabled:
+    if sft.file is not None and not (sft.enabled or config.learner.imitation.weight):
         yield UserError(f"sft.file={sft.file} would not be read, because sft.enabled is false",
                         "set sft.enabled=true, or leave sft.file out")
     if sft.judgements and sft.file is not None:
@@ -199,9 +200,10 @@ def _environment(config: Config) -> None:
     check_settings(config.env)
     if config.agent.name is not None:
         find_agent(config.agent.name, starts=ray_address(config) is None)  # a cluster's machines have their own files
-    if config.sft.enabled and config.sft.file is None:
+    imitates = config.sft.enabled or config.learner.imitation.weight > 0
+    if imitates and config.sft.file is None:
         find_teacher(config.env)
-    elif config.sft.enabled and config.sft.file is not None:
+    elif imitates and config.sft.file is not None:
         read_trajectories(config.sft.file, chat=make_template(config.env).chat)
 
 

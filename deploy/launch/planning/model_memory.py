@@ -45,7 +45,9 @@ def model_shape(model: ModelSection) -> Shape:
 def planned_training(config: Config, shape: Shape, device_bytes: int | None) -> Training:
     """Returns how the learner trains if a rank may take `device_bytes` of a GPU. None stands for host memory."""
     critic = estimator(config.learner.credit.estimator).needs_critic
-    training = training_of(config, critic=critic, adapters=adapter_parameters(shape, config))
+    path = config.learner.distill.teacher
+    training = training_of(config, critic=critic, adapters=adapter_parameters(shape, config),
+                           teacher=0 if path is None else folder_parameters(path))
     return settled(training, shape, config, device_bytes)
 
 

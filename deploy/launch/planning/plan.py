@@ -246,6 +246,7 @@ def describe(config: Config, *, resume: bool = False, games: str | None = None, 
         f"model         {plan.model}, {plan.parameters:,} parameters, {config.model.dtype}",
         f"games         {_games(config)}",
         *([f"cold start    {_cold_start(config)}"] if config.sft.enabled else []),
+        *(f"each step     {line}" for line in _signals(config)),
         f"each step     {number_of(plan.groups_per_step, 'group')} of {config.learner.group_size}: "
         f"{plan.episodes_per_step:,} episodes, at most {plan.rows_per_step:,} rows and {plan.tokens_per_step:,} tokens",
         f"packs         about {plan.pack_tokens:,} of {config.learner.token_budget:,} tokens on each rank "
@@ -291,6 +292,21 @@ def _cold_start(config: Config) -> str:
     length = f"{sft.minutes:g} min" if sft.epochs is None else number_of(sft.epochs, "epoch")
     where = number_of(config.learner.ranks, "learner rank") if config.imitates_on_ranks else "this process, on the CPU"
     return f"imitates {shown} for {length}, trained by {where}"
+
+
+def _signals(config: Config) -> Iterator[str]:
+    """Yields a line for each signal beside the reward."""
+    imitation, distill = config.learner.imitation, config.learner.distill
+    if imitation.weight:
+        yield (f"imitates {number_of(imitation.rows, 'demonstrated turn')} at weight {imitation.weight:g}"
+               f"{_until(imitation.decay_steps)}")
+    if distill.teacher is not None:
+        yield (f"{distill.teacher} scores the sampled tokens at weight {distill.weight:g}"
+               f"{_until(distill.decay_steps)}, beside credit at weight {distill.credit:g}")
+
+
+def _until(decay_steps: int | None) -> str:
+    return "" if decay_steps is None else f", which falls to 0 in {number_of(decay_steps, 'step')}"
 
 
 def _games(config: Config) -> str:

@@ -6,13 +6,15 @@ import numpy as np
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from learner.cold_start.sft_data import TokenRow
 from learner.cold_start.tokenizer import train_tokenizer
+from learner.trainer import Learner
 from services.config.tree import Config
 from services.records import Episode, Step, Ticket, Version, VersionSpan
 
 
-def make_model(folder, *, tied):
-    torch.manual_seed(0)
+def make_model(folder, *, tied, seed=0):
+    torch.manual_seed(seed)
     config = Qwen2Config(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
                          num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=tied,
                          max_position_embeddings=64, initializer_range=0.3, eos_token_id=0, bos_token_id=None)
@@ -54,6 +56,30 @@ def make_config(**learner):
     return Config(name="t", steps=4, learner={**base, **learner})
 
 
+TEACHER = "TEACHER"
+"""Stands for the folder of teacher_of in the settings of make_learner."""
+
+
+def teacher_of(model):
+    """Returns the folder of a teacher of the model in a folder, next to it. Makes it if it is not there."""
+    folder = model.with_name(f"{model.name}-teacher")
+    return folder if folder.exists() else make_model(folder, tied=True, seed=1)
+
+
+def make_demonstrations(count=7):
+    """Makes rows of 4 to 40 tokens."""
+    rng = np.random.default_rng(4)
+    return [TokenRow(ids=rng.integers(1, 97, int(rng.integers(4, 40)), dtype=np.int32),
+                     prompt_tokens=int(rng.integers(1, 4))) for _ in range(count)]
+
+
+def make_learner(model, gang, **learner):
+    """Makes a learner, with demonstrations."""
+    if learner.get("distill", {}).get("teacher") == TEACHER:
+        learner = learner | {"distill": learner["distill"] | {"teacher": teacher_of(model)}}
+    return Learner(make_config(**learner), model, gang, demonstrations=make_demonstrations())
+
+
 CASES = {
     f"{ratio}-{over}": {"loss": {"ratio": ratio, "aggregation": over, "kl": 0.1, "entropy": 0.01}}
     for ratio in ("sequence", "token") for over in ("actions", "tokens")
@@ -71,9 +97,14 @@ VARIANTS = {
     "in-turn": CASES["sequence-actions"],
     "critic-parked": CASES["critic"],
     "lora": {**CASES["token-tokens"], "lr": 5e-3, "lora": {"rank": 4, "alpha": 8.0}},
+    "signals": (SIGNALS := {
+        **CASES["token-tokens"], "imitation": {"weight": 0.5, "rows": 5, "decay_steps": 4},
+        "distill": {"teacher": TEACHER, "weight": 0.3, "credit": 0.5, "decay_steps": 4}}),
+    "in-turn-signals": SIGNALS,
 }
 """Further settings for several ranks. In-turn: layers are gathered one after another, as in large models. Parked:
-between steps, and while a checkpoint is made, the states wait in host memory."""
+between steps, and while a checkpoint is made, the states wait in host memory. Signals: demonstrations and a teacher; an
+update has so few demonstrations that a rank may have none."""
 WRONG = {"skewed": CASES["token-tokens"]}
 """Settings with a fault in rank 1, which the comparison with one rank must find. Skewed: each of its packs counts SKEW
 times."""

@@ -26,6 +26,7 @@ from learner_tiny import (
     interrupt,
     make_config,
     make_groups,
+    make_learner,
     norms_of,
     weights,
 )
@@ -40,7 +41,6 @@ from learner.cold_start.states import States
 from learner.model import memory
 from learner.rank_group import STOP, RankGroup
 from learner.rows.packing import pack_rows
-from learner.trainer import Learner
 from learner.weights.policy_canary import folder_canary
 from services.config.sft import SftSection
 from services.process.rendezvous import Rendezvous
@@ -144,7 +144,7 @@ def run(rank, world, nodes, rendezvous, model, out, cases):
             continue
         memory.WHOLE = 0 if name.startswith("in-turn") else 1 << 30
         step.pack_rows = skewed if (name, rank) == ("skewed", 1) else pack_rows
-        learner = Learner(make_config(ranks=world, **(CASES | VARIANTS | WRONG)[name]), Path(model), gang)
+        learner = make_learner(Path(model), gang, ranks=world, **(CASES | VARIANTS | WRONG)[name])
         assert learner.layout.shards == (world // nodes if nodes < world else world)
         for group in gang.mesh_of(learner.layout.shards).get_all_groups():
             assert group._get_backend(gang.device).options._timeout.total_seconds() == COLLECTIVE_S

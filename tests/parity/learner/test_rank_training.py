@@ -8,11 +8,12 @@ import torch
 from learner_tiny import make_config, norms_of, weights
 from test_trainer import Slack, run_gang
 
-from learner.cold_start.rank_training import imitator, rows_to_learn, train_on_ranks
+from learner.cold_start.rank_training import imitator, train_on_ranks
 from learner.cold_start.sft import Budget, Lesson, train
 from learner.cold_start.sft_data import TokenRow, load_rows, save_rows
 from learner.model.loading import plain_model
 from learner.rank_group import RankGroup
+from learner.rows.demonstrated import rows_to_learn
 from services.config.sft import SftSection
 
 BUDGET = Budget(updates=5)

@@ -105,6 +105,14 @@ def test_one_folder_of_a_model_has_many_paths(tmp_path: Path, monkeypatch: pytes
     assert [line.split()[0] for line in differences(relative, other)] == ["model.path"]
 
 
+def test_one_folder_of_a_teacher_has_many_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    relative, absolute, other = (config(tmp_path, learner={"distill": {"teacher": path}})
+                                 for path in ("m", tmp_path / "m", "n"))
+    assert differences(relative, absolute) == []
+    assert [line.split()[0] for line in differences(relative, other)] == ["learner.distill.teacher"]
+
+
 def test_a_change_of_the_estimator_is_named(tmp_path: Path):
     """Each config holds the options of its own estimator only."""
     configs = {name: config(tmp_path, learner={"credit": {"estimator": name}}) for name in ESTIMATORS}

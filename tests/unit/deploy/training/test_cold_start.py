@@ -6,12 +6,14 @@ import pytest
 from safetensors import safe_open
 
 from deploy.runs.configs import load_config
-from deploy.training.cold_start import cold_start
+from deploy.training.cold_start import _demonstrated, cold_start, write_demonstrations
 from deploy.training.demonstrations import _examples, demonstrations
 from envservice.registry import find_teacher, make_template, open_environment
+from learner.cold_start.sft_data import load_rows
 from rollout.demonstrations import Demonstration, DemoStep
 from services.config.tree import EnvSection
 from services.errors import EnvFault, Unavailable, UserError
+from services.seeds import seed_for
 from services.tokenizer import load_tokenizer
 
 
@@ -113,6 +115,19 @@ def test_a_cold_start_waits_for_a_disk_that_is_full_when_it_saves_its_model(tmp_
         assert list(weights.keys())
     assert load_tokenizer(out).encode("take")
     assert json.loads((out / "sft.json").read_text())["training"]["updates"] > 0
+
+
+def test_imitation_during_rl_shows_the_rows_of_the_cold_start_in_every_life(tmp_path, monkeypatch):
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    config = load_config("alfworld-tiny", ["env.alfworld.task_types=[look]", "env.max_steps=12", "sft.demos_per_game=1",
+                                           "model.layers=1"])
+    out = cold_start(config, tmp_path / "model", minutes=0.001, report=str)
+    _, _, trained_on = _demonstrated(config, None, seed=seed_for(config.seed, "sft", "start"), report=str, passing=str)
+    for life in ("first.npz", "second.npz"):
+        write_demonstrations(config, out, tmp_path / life, report=str)
+        rows = load_rows(tmp_path / life)
+        assert [row.ids.tolist() for row in rows] == [row.ids.tolist() for row in trained_on]
+        assert [row.prompt_tokens for row in rows] == [row.prompt_tokens for row in trained_on]
 
 
 @pytest.mark.parametrize("start", [None, "model"])

@@ -1,5 +1,7 @@
 """Choices that would do nothing are refused before a run starts."""
 
+from pathlib import Path
+
 import pytest
 
 from deploy.launch.checks import preflight
@@ -11,6 +13,15 @@ from services.errors import UserError
 def generated_games(two_cpus: None, monkeypatch: pytest.MonkeyPatch):
     """Provides a machine that is the same on any test machine, and generated games."""
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+
+
+def test_a_file_is_read_for_imitation_alone(tmp_path: Path):
+    """Without a cold start, too: its mistakes are found."""
+    (tmp_path / "shown.jsonl").write_text("{}\n")
+    with pytest.raises(UserError, match="line 1 has neither messages nor steps"):
+        preflight.check(load_config("alfworld-tiny", (
+            "eval.episodes=8", "eval.panel=8", f"sft.file={tmp_path / 'shown.jsonl'}", "sft.enabled=false",
+            "learner.imitation.weight=0.1")))
 
 
 @pytest.mark.parametrize(("overrides", "expected"), [

@@ -28,7 +28,8 @@ def test_a_key_of_another_estimator_is_told():
     ["learner.loss.corrected_rows=all", "learner.loss.is_cap=3"],
     ["learner.judge.questions=1", "learner.judge.answers=8", "learner.judge.weight=2", "learner.judge.correction=true"],
     ["learner.lora.rank=8", "learner.lora.alpha=16", "learner.lora.targets=[q_proj]"], ["sft.minutes=1"],
-    ["sft.epochs=2"],
+    ["sft.epochs=2"], ["learner.imitation.weight=0.1", "learner.imitation.rows=8", "learner.imitation.decay_steps=9"],
+    ["learner.distill.teacher=t", "learner.distill.weight=2", "learner.distill.credit=0"],
     ["learner.credit.ddof=0"],
     ["learner.credit.ddof=0", "learner.credit.normalize=none", "learner.credit.broadcast=0.5"]])
 def test_a_key_that_is_read_is_not_called_idle(overrides: list[str]):
@@ -54,6 +55,10 @@ def test_a_key_of_a_setting_that_is_off_is_told():
     (["learner.judge.answers=8"], "learner.judge.answers=8 does nothing at learner.judge.questions=0"),
     (["learner.judge.weight=2"], "learner.judge.weight=2.0 does nothing at learner.judge.questions=0"),
     (["learner.judge.correction=true"], "learner.judge.correction=true does nothing at learner.judge.questions=0"),
+    (["learner.imitation.rows=8"], "learner.imitation.rows=8 does nothing at learner.imitation.weight=0"),
+    (["learner.imitation.decay_steps=8"], "learner.imitation.decay_steps=8 does nothing at learner.imitation.weight=0"),
+    (["learner.distill.weight=2"], "learner.distill.weight=2.0 does nothing without learner.distill.teacher"),
+    (["learner.distill.credit=0"], "learner.distill.credit=0.0 does nothing without learner.distill.teacher"),
     (["learner.lora.alpha=16"], "learner.lora.alpha=16.0 does nothing at learner.lora.rank=0"),
     (["learner.lora.targets=[q_proj]"], "learner.lora.targets=[q_proj] does nothing at learner.lora.rank=0"),
     (["eval.on_panel=true"], "eval.episodes=48 does nothing at eval.on_panel=true"),
