@@ -101,11 +101,14 @@ def test_at_the_end_it_says_verdict_and_next_commands(folder):
     for label, won in (("panel-cold", 0.0), ("panel-trained", 1.0)):
         append_row(folder.evaluations, {"label": label, "step": 30, "temperature": 1.0, "success_rate": won, "tasks": 2,
                                         "split": "heldout", "success_low": won, "success_high": won,
-                                        "env": "alfworld-gen",
+                                        "env": "alfworld-gen", "pass_at": {"2": won}, "pass_at_low": {"2": 0.0},
+                                        "pass_at_high": {"2": 1.0},
                                         "success_by_task": {"a": won, "b": won}})
     folder.summary.write_text("{}")
     found = summary(read_status(folder, RunHistory(folder)))
     assert found[0] == f"{folder.path}: finished, learner step 0 of 30"
+    assert any(line.startswith("  held-out games, after RL, T=1: 100.0% [100.0%, 100.0%] on 2 games of heldout, pass@2 "
+                               "100.0% [0.0%, 100.0%]") for line in found)
     assert ("  verdict: 0% -> 100% at T=1, +100 points [-68, 100], no difference shown (2 held-out games of "
             "alfworld-gen, not of alfworld, one seed)") in found
     assert "  played on alfworld-gen: these results are not results on alfworld" in found

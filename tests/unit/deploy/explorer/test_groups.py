@@ -234,6 +234,10 @@ def test_the_box_shows_the_trained_policy_and_not_the_control():
         "name": "evaluation at step 5", "text": "60% [10%, 90%] of 10 games of valid, T=1"}
     assert pages.trained_policy(curve + final) == {
         "name": "held-out games, after RL", "text": "70% [10%, 90%] of 10 games of valid, T=1"}
+    repeated = final[1] | {"pass_at": {"2": 0.75}, "pass_at_low": {"2": 0.5}, "pass_at_high": {"2": 1.0}}
+    assert pages.trained_policy([*curve, repeated]) == {
+        "name": "held-out games, after RL",
+        "text": "70% [10%, 90%] of 10 games of valid, T=1; pass@2 75.0% [50.0%, 100.0%]"}
     later = row | {"label": "step-000010", "step": 10, "success_rate": 0.8}  # the run went on with more steps
     assert pages.trained_policy([*curve, *final, later]) == {
         "name": "evaluation at step 10", "text": "80% [10%, 90%] of 10 games of valid, T=1"}

@@ -12,9 +12,11 @@ import yaml
 
 from deploy.cli import main
 from deploy.report.figures import FIGURES, moving_average
-from deploy.report.page import evaluation_lines, write_report
+from deploy.report.page import _before_and_after, evaluation_lines, write_report
 from deploy.report.runs import applicable, compare_runs, read_run
+from deploy.runs.comparison import compare
 from services.errors import UserError
+from services.telemetry.evaluation_labels import TRAINED
 from services.telemetry.metrics_file import METRIC_KEYS, append_row
 from tests.unit.deploy.report.conftest import make
 
@@ -57,6 +59,15 @@ def test_the_page_opens_with_the_verdict_and_the_figure_of_before_and_after(page
     places = [text.index(part) for part in (verdict, 'alt="comparison"', "<th>learner steps</th>")]
     assert places == sorted(places)
     assert text.index('alt="comparison"') < text.index('alt="success"')
+
+
+def test_repeated_games_have_a_table_of_the_best_of_k():
+    row = {"label": TRAINED, "step": 5, "temperature": 1.0, "tasks": 2, "success_rate": 0.5, "success_low": 0.2,
+           "success_high": 0.8, "success_by_task": {"a": 0.5, "b": 0.5}}
+    best = {"pass_at": {"2": 1.0}, "pass_at_low": {"2": 0.25}, "pass_at_high": {"2": 1.0}}
+    plain, repeated = (cells(_before_and_after(found)) for found in map(compare, ([row], [row | best])) if found)
+    assert "pass@2 100.0% [25.0%, 100.0%]" in repeated
+    assert not any("pass@" in cell for cell in plain)
 
 
 def test_state_groups_and_advantages_are_tables(page):

@@ -18,6 +18,8 @@ from deploy.runs.history import RunHistory
 from deploy.runs.policies import find_checkpoint
 from deploy.training.pipeline import TrainingRun
 from learner.checkpoints.checkpoint import Checkpoints, Position
+from learner.cold_start.sft_data import DEMONSTRATIONS
+from services.config.objectives import ImitationSection
 from services.config.tree import Config
 from services.controller.telemetry import Telemetry
 from services.errors import DeadlineExceeded
@@ -276,3 +278,15 @@ def test_a_table_of_fewer_episodes_a_game_than_the_config_now_asks_for_is_played
         left[samples] = replace(training, config=config,
                                 task_sets=replace(training.task_sets, heldout=("toy/test/0",))).unplayed()
     assert left == {1: {}, 8: {COLD: [1.0], TRAINED: [1.0]}}
+
+
+def test_demonstrations_are_played_once_and_only_to_be_imitated(training: TrainingRun):
+    """A later life of the run imitates the rows of the first. Here nothing could be played: there is no model."""
+    file = training.folder.path / DEMONSTRATIONS
+    training.demonstrate(Path("absent"))
+    assert not file.exists()
+    learner = training.config.learner.model_copy(update={"imitation": ImitationSection(weight=0.5)})
+    imitating = replace(training, config=training.config.model_copy(update={"learner": learner}))
+    file.write_bytes(b"rows")
+    imitating.demonstrate(Path("absent"))
+    assert file.read_bytes() == b"rows"
