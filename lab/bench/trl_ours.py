@@ -22,7 +22,7 @@ from lab.bench.trl import STEP_S, STEPS, Taken
 from services.config.file import dump_config
 from services.config.tree import Config
 from services.process.addresses import held_port
-from services.process.threads import wait_politely
+from services.process.environment import wait_politely
 from services.records import Episode, Ticket, Version
 from services.seeds import seed_for
 from services.store.lease import Lease
@@ -70,9 +70,9 @@ class Loop:
         self._learner = Learner(config, model, self._gang)
         environment = open_environment(config.env)
         self._tasks = environment.tasks(environment.training_splits()[0])
-        self._lease: Lease = self.store.acquire("learner", "bench", ttl_s=STEP_S)
-        self._issuer: Lease = self.store.acquire("controller", "bench", ttl_s=STEP_S)
-        self._incarnation = self.store.incarnation(self._lease)
+        self._lease: Lease = self.store.leases.acquire("learner", "bench", ttl_s=STEP_S)
+        self._issuer: Lease = self.store.leases.acquire("controller", "bench", ttl_s=STEP_S)
+        self._incarnation = self.store.state.incarnation(self._lease)
         self.packed: Packed = self._learner.pack()
         self._publish()
 
@@ -96,7 +96,7 @@ class Loop:
 
     def _publish(self) -> None:
         version = Version(incarnation=self._incarnation, step=self._learner.step, digest=self.packed.digest)
-        self.store.publish_version(self._lease, version, "")
+        self.store.state.publish_version(self._lease, version, "")
 
     def _play(self) -> list[list[Episode]]:
         learner, first = self.config.learner, self._learner.step * self.config.learner.groups_per_step
