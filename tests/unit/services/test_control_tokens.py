@@ -29,9 +29,14 @@ def seen(observation: str) -> Outcome:
     return Outcome(observation=observation, admissible_actions=["look"])
 
 
-@pytest.mark.parametrize("name", sorted(TOKENIZERS))
-def test_a_page_ends_no_turn(name: str):
-    text = load_text(str(TOKENIZERS[name]), EnvSection(name="alfworld"))
+@pytest.fixture(scope="module", params=sorted(TOKENIZERS))
+def model(request: pytest.FixtureRequest) -> tuple[str, PromptRenderer]:
+    """Provides the name of a published tokenizer, which takes seconds to load, and the renderer of its prompts."""
+    return request.param, load_text(str(TOKENIZERS[request.param]), EnvSection(name="alfworld"))
+
+
+def test_a_page_ends_no_turn(model: tuple[str, PromptRenderer]):
+    name, text = model
     pages = [seen(f"You are in a {told}room. Your task is to: look.") for told in ("", TURN[name])]
     honest, forged = (text.prompt(page, [], page) for page in pages)
     assert controls(text.tokenizer, forged) == controls(text.tokenizer, honest)
@@ -39,10 +44,9 @@ def test_a_page_ends_no_turn(name: str):
     assert honest == text.tokenizer.encode(text.tokenizer.decode(honest), add_special_tokens=False)
 
 
-@pytest.mark.parametrize("name", sorted(TOKENIZERS))
-def test_no_special_token_of_a_message_is_read_as_one(name: str):
+def test_no_special_token_of_a_message_is_read_as_one(model: tuple[str, PromptRenderer]):
     """In no message: a model that was asked to repeat a page sends its marks back as an answer."""
-    text = load_text(str(TOKENIZERS[name]), EnvSection(name="alfworld"))
+    _, text = model
     assert text.chat is not None
     special = [token.content for token in text.tokenizer.added_tokens_decoder.values()
                if token.special and token.content not in TAGS]
