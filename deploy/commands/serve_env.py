@@ -8,6 +8,7 @@ from pathlib import Path
 
 from deploy.commands.arguments import add_env_arguments, env_from
 from deploy.runs.configs import light_config
+from services.config.env import EnvSection
 from services.config.secrets import ENV_TOKEN_VARIABLE, env_token, token_from
 from services.process.addresses import is_local
 from services.telemetry.logs import adopt_libraries, configure_logs
@@ -22,13 +23,17 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
         f"line with the URL. Other machines may reach it only with a bearer token, taken from\n"
         f"${ENV_TOKEN_VARIABLE}, else from the file env.token_file.",
         epilog="examples:\n  gagpo serve-env --config alfworld-tiny --port 8100 env.max_sessions=4096\n"
-        "  gagpo serve-env --env webshop --openenv",
+        "  gagpo serve-env --env webshop --openenv\n  gagpo serve-env --env alfworld --mcp",
     )
     add_env_arguments(parser)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
     parser.add_argument("--port", type=int, default=8100, help="0: a free one, printed (default: 8100)")
-    parser.add_argument("--openenv", action="store_true",
-                        help="speak OpenEnv's protocol over WebSockets instead, for its clients")
+    protocol = parser.add_mutually_exclusive_group()
+    protocol.add_argument("--openenv", action="store_true",
+                          help="speak OpenEnv's protocol over WebSockets instead, for its clients")
+    protocol.add_argument("--mcp", action="store_true",
+                          help="speak MCP over standard input and output instead, for a client that starts this "
+                          "command: tools reset and step")
     parser.add_argument("--exit-with-parent", type=int, metavar="PID", help="stop when PID, which started it, ends")
     parser.add_argument("--run-folder", type=Path, metavar="FOLDER",
                         help="log to this folder of a run instead, as its environment server --rank")
@@ -56,11 +61,8 @@ def run(args: argparse.Namespace) -> None:
     from services.units import GIB
 
     spec = find_spec(env.name)
-    if args.openenv:
-        from envservice.adapters.openenv_server import serve_openenv
-
-        serve_openenv(lambda: open_environment(env), host=args.host, port=args.port,
-                      limit=session_limit(env, spec.session_bytes), token=token, call_s=env.call_seconds)
+    if args.openenv or args.mcp:
+        _serve_protocol(args, env, token)
         return
     settings = Settings(
         max_sessions=session_limit(env, spec.session_bytes), record_bytes=sessions_bytes(env),
@@ -73,3 +75,20 @@ def run(args: argparse.Namespace) -> None:
         serve(
             lambda: open_environment(env), host=args.host, port=args.port, settings=settings,
             parent=args.exit_with_parent)
+
+
+def _serve_protocol(args: argparse.Namespace, env: EnvSection, token: str | None) -> None:
+    """Serves by OpenEnv's protocol or by MCP until it is stopped."""
+    from envservice.registry import find_spec, open_environment
+
+    if args.mcp:
+        from envservice.adapters.mcp_server import serve_mcp
+
+        with suppress(KeyboardInterrupt):
+            serve_mcp(lambda: open_environment(env))
+        return
+    from envservice.adapters.openenv_server import serve_openenv
+    from envservice.server.capacity import session_limit
+
+    serve_openenv(lambda: open_environment(env), host=args.host, port=args.port,
+                  limit=session_limit(env, find_spec(env.name).session_bytes), token=token, call_s=env.call_seconds)
