@@ -335,3 +335,16 @@ def test_a_pretrained_model_trains_on_what_it_says_itself(tmp_path: Path):
     assert steps[0][1]["state"] == "And then?"
     if len({episode[1]["reward"] for episode in steps}) > 1:
         assert not torch.equal(before, model.model.layers[0].mlp.up_proj.weight)
+
+
+def test_gagpo_credit_reads_the_completions_that_trl_logs(
+        tmp_path: Path, given_answers: None, capsys: pytest.CaptureFixture[str]):
+    """Their parquet gives the same returns as our own log of the same step."""
+    trainer(tmp_path, environment_factory=Rooms, credit=CREDIT, config={"log_completions": True}).train()
+    capsys.readouterr()
+    returns = []
+    for file, form in (("completions/completions_00001.parquet", "chat"),
+                       ("gagpo/groups/step-00000001.jsonl", "gagpo")):
+        assert main(["credit", str(tmp_path / file), "--from", form, "--gamma", "1"]) == 0
+        returns.append(json.loads(capsys.readouterr().out)["returns"])
+    assert returns[0] == returns[1] == [[10, 10, 10], [0, 0, 0], [0, 0], [0, 0]]
