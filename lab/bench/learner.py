@@ -108,8 +108,7 @@ def _speed(found: Sequence[Row]) -> list[Figure]:
     from learner.model.attention import ATTENTION, takes_varlen
     from learner.model.policy import Policy
     from learner.model.utilization import forward_flops, utilization
-    from learner.rows.packing import pack_rows, split
-    from learner.rows.prefixes import share_prefixes
+    from learner.rows.packing import pack_rows
 
     cuda = torch.cuda.is_available()
     device, dtype = torch.device("cuda" if cuda else "cpu"), torch.bfloat16 if cuda else torch.float32
@@ -121,9 +120,7 @@ def _speed(found: Sequence[Row]) -> list[Figure]:
 
     def packed() -> float:
         hf.set_attn_implementation(ATTENTION)
-        plan = split(rows.lengths, 1, TOKEN_BUDGET, grid=grid)
-        packs = share_prefixes(plan, rows.contents, TOKEN_BUDGET)[0] if grid else plan[0]
-        return sum(_pass(Policy(hf)(pack_rows(rows, indices, device, grid=grid))[0]) for indices in packs)
+        return sum(_pass(Policy(hf)(pack_rows(rows, indices, device, grid=grid))[0]) for indices in _packs(rows, grid))
 
     def padded() -> float:
         hf.set_attn_implementation("sdpa")
@@ -143,6 +140,15 @@ def _speed(found: Sequence[Row]) -> list[Figure]:
                value=100 * (1 - tokens / (count * int(rows.lengths.max())))),
         *([] if used is None else [Figure(name="model FLOPs over the GPU's", value=100 * used, unit="%")]),
     ]
+
+
+def _packs(rows: Any, grid: bool) -> Any:
+    """The sequences of each pack, as the learner makes them."""
+    from learner.rows.packing import split
+    from learner.rows.prefixes import share_prefixes
+
+    plan = split(rows.lengths, 1, TOKEN_BUDGET, grid=grid)
+    return share_prefixes(plan, rows.contents, TOKEN_BUDGET)[0] if grid else plan[0]
 
 
 def _rows(found: Sequence[Row]) -> Any:

@@ -8,27 +8,31 @@ from __future__ import annotations
 
 import tempfile
 import time
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from envservice.guess.spec import SPEC, GuessingGame, GuessTemplate
+from envservice.registry import find_spec, make_template, open_environment
 from lab.bench.trl import STEPS, THREADS, Taken
-from services.config.tree import Config
+from services.config.tree import Config, EnvSection
 from services.process.packages import naming_extras
 
 OVER = "The game is over."
-GAMES = 1000
 
 
-class Game:
-    """The guessing game as an environment of TRL, which offers its public methods to the model as tools."""
+class TrlGame:
+    """A game as an environment of TRL, which offers its public methods to the model as tools."""
 
-    def reset(self, *, seed: int, **_: Any) -> str:
-        """Starts the game of a row of the data set."""
-        self._game, self._template = GuessingGame(), GuessTemplate(history=3)
+    def __init__(self, env: EnvSection) -> None:
+        self._environment, self._template = open_environment(env), make_template(env)
         self._won = self._over = False
-        return f"{self._game.reset(seed=seed)[0]}\nAnswer:"
+
+    def reset(self, *, task: str, **_: Any) -> str:
+        """Starts the game of a row of the data set."""
+        self._session = self._environment.open(task)
+        self._won = self._over = False
+        return f"{self._session.reset().observation}\nAnswer:"
 
     def guess(self, answer: str) -> str:
         """Guess the number.
@@ -37,13 +41,13 @@ class Game:
             answer: the text with the number
         """
         if not self._over:
-            text, _, self._over, _, info = self._game.step(self._template.parse(answer).action)
-            self._won = bool(info.get("won"))
-            return OVER if self._over else f"{text}\nAnswer:"
+            now = self._session.step(self._template.parse(answer).action)
+            self._won, self._over = now.won, now.done
+            return OVER if self._over else f"{now.observation}\nAnswer:"
         return OVER
 
 
-def reward(completions: list[list[dict[str, Any]]], environments: list[Game], **_: Any) -> list[float]:
+def reward(completions: list[list[dict[str, Any]]], environments: list[TrlGame], **_: Any) -> list[float]:
     """Returns 1 for each game that is won. TRL calls no tool for an episode's last answer, so it is played here."""
     for completion, game in zip(completions, environments, strict=True):
         game.guess(completion[-1]["content"])
@@ -68,7 +72,8 @@ def _trainer(config: Config, model: Path, folder: str) -> Any:
     torch.set_num_threads(THREADS)
     set_seed(0)
     learner, tokenizer = config.learner, _tokenizer(model)
-    ends = [number for token, number in tokenizer.get_vocab().items() if any(stop in token for stop in SPEC.stops)]
+    stops = find_spec(config.env.name).stops
+    ends = [number for token, number in tokenizer.get_vocab().items() if any(stop in token for stop in stops)]
     ends.append(tokenizer.eos_token_id)
     turns, episodes = config.env.max_steps, learner.groups_per_step * learner.group_size
     arguments = GRPOConfig(
@@ -80,11 +85,13 @@ def _trainer(config: Config, model: Path, folder: str) -> Any:
         generation_kwargs={"max_new_tokens": config.rollout.max_response_tokens, "eos_token_id": ends},
         gradient_checkpointing=False, use_cpu=True, bf16=False, logging_steps=1, report_to=[], save_strategy="no",
         disable_tqdm=True)
+    environment = open_environment(config.env)
+    tasks = environment.tasks(environment.training_splits()[0])
     messages = [{"role": "system", "content": config.model.system_prompt}, {"role": "user", "content": ""}]
     trainer = GRPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), args=arguments,
-        processing_class=tokenizer, environment_factory=Game, reward_funcs=reward,
-        train_dataset=Dataset.from_list([{"prompt": messages, "seed": seed} for seed in range(GAMES)]))
+        model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, trust_remote_code=False), args=arguments,
+        processing_class=tokenizer, environment_factory=partial(TrlGame, config.env), reward_funcs=reward,
+        train_dataset=Dataset.from_list([{"prompt": messages, "task": task} for task in tasks]))
     trainer.eos_token_ids = ends
     return trainer
 
@@ -93,7 +100,7 @@ def _tokenizer(model: Path) -> Any:
     """Returns the tokenizer, with results of tools as messages of the user, and every answer as a call of `guess`."""
     from transformers import AutoTokenizer
 
-    tokenizer: Any = AutoTokenizer.from_pretrained(model, padding_side="left")
+    tokenizer: Any = AutoTokenizer.from_pretrained(model, padding_side="left", trust_remote_code=False)
     content, role = "message['content']", "message['role']"
     calls = f"({content} or message['tool_calls'] | default('') | tojson)"  # TRL refuses a template that drops them
     tokenizer.chat_template = (tokenizer.chat_template.replace(content, calls)

@@ -1,38 +1,56 @@
 """The guessing game as TRL's environment has the rules of ours, and a ratio above 1 says that ours is better."""
 
-import random
-
 import pytest
 
-from lab.bench.trl import Measured, Taken, _less, _more
-from lab.bench.trl_theirs import OVER, Game, reward
+from envservice.registry import open_environment
+from lab.bench.trl import Measured, Taken, _less, _more, settings
+from lab.bench.trl_theirs import OVER, TrlGame, reward
 
-SEED = 3
-SECRET = random.Random(SEED).randint(1, 7)
-OTHER = 1 if SECRET != 1 else 7
+ENV = settings().env
+
+
+def secret() -> int:
+    """Returns the number of the task, found by trying all of them."""
+    environment = open_environment(ENV)
+    for number in range(1, 8):
+        session = environment.open(task())
+        session.reset()
+        if session.step(str(number)).won:
+            return number
+    raise AssertionError
+
+
+def task() -> str:
+    environment = open_environment(ENV)
+    return environment.tasks(environment.training_splits()[0])[3]
 
 
 def said(answer: str) -> list[dict[str, str]]:
     return [{"role": "assistant", "content": answer}]
 
 
+def started() -> tuple[TrlGame, int, int]:
+    """Returns a game that has begun, its number and another one."""
+    game, number = TrlGame(ENV), secret()
+    assert game.reset(task=task()) == "Guess my number. Choose one of 1, 2, 3, 4, 5, 6, 7.\nAnswer:"
+    return game, number, 1 if number != 1 else 7
+
+
 def test_a_game_is_won_by_the_first_number_of_an_answer_and_then_over():
-    game = Game()
-    assert game.reset(seed=SEED) == "Guess my number. Choose one of 1, 2, 3, 4, 5, 6, 7.\nAnswer:"
-    hint = "low" if OTHER < SECRET else "high"
-    assert game.guess(f"I say {OTHER}, or {SECRET}.") == f"{OTHER} is too {hint}.\nAnswer:"
+    game, number, other = started()
+    hint = "low" if other < number else "high"
+    assert game.guess(f"I say {other}, or {number}.") == f"{other} is too {hint}.\nAnswer:"
     assert game.guess("none") == "That was none of them.\nAnswer:"
-    assert game.guess(f"{SECRET}.") == OVER
-    assert reward([said(str(OTHER))], [game]) == [1.0]
+    assert game.guess(f"{number}.") == OVER
+    assert reward([said(str(other))], [game]) == [1.0]
 
 
-@pytest.mark.parametrize(("last", "won"), [(SECRET, 1.0), (OTHER, 0.0)])
-def test_the_last_answer_of_an_episode_counts(last: int, won: float):
-    game = Game()
-    game.reset(seed=SEED)
-    game.guess(str(OTHER))
-    game.guess(str(OTHER))
-    assert reward([said(str(last))], [game]) == [won]
+@pytest.mark.parametrize("wins", [True, False])
+def test_the_last_answer_of_an_episode_counts(wins: bool):
+    game, number, other = started()
+    game.guess(str(other))
+    game.guess(str(other))
+    assert reward([said(str(number if wins else other))], [game]) == [float(wins)]
 
 
 def test_a_ratio_above_1_is_better_for_ours():
