@@ -236,18 +236,12 @@ def pack_rows(rows: Rows, indices: Ints, device: torch.device | str = "cpu", *, 
     def tensor(values: npt.NDArray[np.generic], dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.as_tensor(values, dtype=dtype).to(device, non_blocking=True)
 
-    def rectangle() -> Rectangle:
-        cell = np.repeat(np.arange(len(indices)) * longest, lengths) + within
-        positions = np.zeros(len(indices) * longest, dtype=np.int64)
-        positions[cell] = place
-        return Rectangle(cells=tensor(cell[own]), positions=tensor(positions.reshape(-1, longest)))
-
     return Pack(
         tokens=tensor(contents[own])[None],
         positions=tensor(within[own])[None],
         starts=tensor(np.concatenate([[0], np.cumsum(lengths - shared)]), torch.int32),
         longest=longest,
-        grid=rectangle() if grid else None,
+        grid=_rectangle(lengths, shared, device) if grid else None,
         members=members,
         predicting=tensor(place[before]),
         targets=tensor(contents[before + 1]),
@@ -259,6 +253,16 @@ def pack_rows(rows: Rows, indices: Ints, device: torch.device | str = "cpu", *, 
         places=tensor(response_source),
         weight=0.0 if filler else 1.0,
     )
+
+
+def _rectangle(lengths: Ints, shared: Ints, device: torch.device | str) -> Rectangle:
+    """Returns the rectangle of sequences of these lengths, of which each shares tokens with the one before, [m]."""
+    within, longest = ranges(np.zeros_like(lengths), lengths), int(lengths.max())
+    cells = np.repeat(np.arange(len(lengths)) * longest, lengths) + within
+    positions = np.zeros((len(lengths), longest), dtype=np.int64)
+    positions.flat[cells] = places_of(lengths, shared)
+    own = within >= np.repeat(shared, lengths)
+    return Rectangle(cells=torch.as_tensor(cells[own]).to(device), positions=torch.as_tensor(positions).to(device))
 
 
 def _rows_in(sequence: Ints, indices: Ints) -> tuple[Ints, Ints]:
