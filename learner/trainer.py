@@ -7,7 +7,7 @@ Ranks above 0 call follow, which does their part. In a cold start all ranks call
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from learner.checkpoints.export import write_export
 from learner.checkpoints.staging import HostCopy
@@ -27,7 +28,7 @@ from learner.critic import make_critic
 from learner.model.attention import takes_varlen
 from learner.model.family import needs_grid
 from learner.model.lora import add_adapters
-from learner.model.memory import Layout, SharedDevice, is_whole, layout_of
+from learner.model.memory import Layout, Shape, SharedDevice, is_whole, layout_of
 from learner.model.parking import Parking
 from learner.model.policy import Policy, empty_policy, frozen_reference, initial_policy, shape_in
 from learner.model.probe import Probe
@@ -38,7 +39,7 @@ from learner.rank_group import RankGroup
 from learner.rows.batch import Groups, assign_credit, rows_of, step_mask, with_advantages
 from learner.rows.demonstrated import rows_to_learn, shown_at
 from learner.rows.judge import judgements
-from learner.rows.packing import Floats, Rows
+from learner.rows.packing import Floats, Pack, Rows
 from learner.step import Distillation, Imitation, StepOutput, Stepper, Timer
 from learner.weights.policy_canary import policy_canary
 from learner.weights.rank_sender import RankSender
@@ -92,23 +93,18 @@ class Learner:
         needs_critic = estimator(section.credit.estimator).needs_critic
         policy, weights = empty_policy(model_path)
         self.shape = shape_in(policy)
-        taught_by = section.distill.teacher
-        teacher_shape = None if taught_by is None else shape_in(empty_policy(taught_by)[0])
+        teacher_shape = None if section.distill.teacher is None else shape_in(empty_policy(section.distill.teacher)[0])
         self.layout = layout_of(config, self.shape, critic=needs_critic, per_node=gang.per_node, ranks=gang.world,
                                 device_bytes=gang.device_bytes(min(1.0, section.gpus), shared),
                                 teacher=0 if teacher_shape is None else teacher_shape.parameters)
-        mesh, reference, teacher = gang.mesh_of(self.layout.shards), None, None
+        mesh = gang.mesh_of(self.layout.shards)
         if section.lora.rank:
             add_adapters(policy, section.lora, seed=config.seed)
         shard(policy, policy.body, weights, mesh, layout=self.layout, half=half,
               frozen=torch.bfloat16 if half and section.lora.rank else None)
-        if section.loss.kl:
-            reference = (initial_policy(policy) if section.lora.rank else
-                         frozen_reference(model_path, mesh, layout=self.layout, half=half))
-        if taught_by is not None and teacher_shape is not None:
-            teacher = frozen_reference(taught_by, mesh, layout=Layout(whole=is_whole(teacher_shape)), half=half)
-        grid = (needs_grid(policy.hf) or (teacher is not None and needs_grid(teacher.hf))
-                or not takes_varlen(gang.device, half=half))
+        reference, teacher = self._reference(policy, mesh), self._teacher(teacher_shape, mesh)
+        models = [policy, *(model for model in (reference, teacher) if isinstance(model, Policy))]
+        grid = any(needs_grid(model.hf) for model in models) or not takes_varlen(gang.device, half=half)
         self.sender = RankSender(policy, gang, dtype=getattr(torch, config.model.dtype), shards=self.layout.shards,
                                  ipc=config.transfer == "ipc")
         self.stepper = Stepper(
@@ -118,10 +114,20 @@ class Learner:
             pair_cost=self.shape.pair_cost,
             probe=Probe(gang=gang, token_budget=section.token_budget, half=half, grid=grid) if probed else None)
         trainees = self.stepper.trainees
-        self._parking = Parking(
-            gang.device, [*(trainee.model for trainee in trainees),
-                          *(model for model in (reference, teacher) if isinstance(model, Policy))],
-            [trainee.optimizer for trainee in trainees])
+        self._parking = Parking(gang.device, [*(trainee.model for trainee in trainees), *models[1:]],
+                                [trainee.optimizer for trainee in trainees])
+
+    def _reference(self, policy: Policy, mesh: DeviceMesh) -> Callable[[Pack], tuple[Tensor, Tensor]] | None:
+        section = self.config.learner
+        if not section.loss.kl:
+            return None
+        return initial_policy(policy) if section.lora.rank else frozen_reference(
+            self.model_path, mesh, layout=self.layout, half=self.config.model.dtype == "bfloat16")
+
+    def _teacher(self, shape: Shape | None, mesh: DeviceMesh) -> Policy | None:
+        folder = self.config.learner.distill.teacher
+        return None if folder is None or shape is None else frozen_reference(
+            folder, mesh, layout=Layout(whole=is_whole(shape)), half=self.config.model.dtype == "bfloat16")
 
     @property
     def policy(self) -> Policy:

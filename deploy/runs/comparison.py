@@ -45,7 +45,7 @@ def repeats(row: Mapping[str, Any]) -> tuple[BestOf, ...]:
     for key, title in (("pass_at", "pass@"), ("best_score", "best score of ")):
         means, lows, highs = (row.get(f"{key}{end}") or {} for end in ("", "_low", "_high"))
         found += [BestOf(name=f"{title}{k}", mean=means[k], low=lows[k], high=highs[k])
-                  for k in means if k in lows and k in highs]
+                  for k in means if None not in (means[k], lows.get(k), highs.get(k))]
     return tuple(found)
 
 

@@ -186,7 +186,7 @@ def test_the_best_of_k_wins_is_pass_at_k() -> None:
 
 
 def test_the_best_of_k_values_weighs_each_by_the_draws_that_it_is_the_largest_of() -> None:
-    """Of the six pairs of 0, 1, 2, 5 the largest is once 1, twice 2 and thrice 5: (1 + 4 + 15) / 6."""
+    """Among the six pairs of 0, 1, 2, 5 the largest is once 1, twice 2 and thrice 5: (1 + 4 + 15) / 6."""
     assert best_of([5, 1, 0, 2], 2) == pytest.approx(20 / 6)
     assert (best_of([5, 1, 0, 2], 1), best_of([5, 1, 0, 2], 4)) == (2.0, 5.0)
     with pytest.raises(ValueError, match="the best of 5 of 4 values"):
