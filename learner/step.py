@@ -278,7 +278,8 @@ class Stepper:
             return [DemonstratedPart(packs=[], num_tokens=0, share=0.0)] * count
         rows, parts = imitation.rows, list[DemonstratedPart]()
         for part in np.array_split(np.arange(len(rows)), count):
-            packs = split(rows.lengths[part], self.gang.world, self.section.token_budget, grid=self.grid)
+            packs = split(rows.lengths[part], self.gang.world, self.section.token_budget, grid=self.grid,
+                          pair_cost=self.pair_cost)
             num_tokens = int(rows.response_lengths[part].sum())
             parts.append(DemonstratedPart(
                 packs=[pack_rows(rows, part[pack], self.gang.device, grid=self.grid) for pack in packs[self.gang.rank]],
