@@ -217,6 +217,7 @@ def complete_run(folder: Path) -> Lines:
 STAGES: Mapping[str, GpuStage] = {
     "registrations": GpuStage(limit_s=45, work=registrations),
     "packs": GpuStage(limit_s=150, work=real_packs, needs_gpu=False),
+    "compile": GpuStage(limit_s=150, work=partial(learner_checks, ("compile",))),
     "save": GpuStage(limit_s=120, work=partial(learner_checks, ("save",)), needs_gpu=False),
     "parking": GpuStage(limit_s=90, work=partial(learner_checks, ("parking", "offload")), needs_gpu=False),
     "ipc": GpuStage(limit_s=60, work=weights_to_another_process, needs_gpu=False),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from learner.model.memory import Layout, Shape, SharedDevice, is_whole, layout_o
 from learner.model.parking import Parking
 from learner.model.policy import Policy, empty_policy, frozen_reference, initial_policy, shape_in
 from learner.model.probe import Probe
-from learner.model.sharding import shard
+from learner.model.sharding import compiles_layers, shard
 from learner.model.trainee import Trainee
 from learner.model.utilization import forward_flops, passes, utilization
 from learner.rank_group import RankGroup
@@ -94,9 +94,10 @@ class Learner:
         policy, weights = empty_policy(model_path)
         self.shape = shape_in(policy)
         teacher_shape = None if section.distill.teacher is None else shape_in(empty_policy(section.distill.teacher)[0])
-        self.layout = layout_of(config, self.shape, critic=needs_critic, per_node=gang.per_node, ranks=gang.world,
-                                device_bytes=gang.device_bytes(min(1.0, section.gpus), shared),
-                                teacher=0 if teacher_shape is None else teacher_shape.parameters)
+        layout = layout_of(config, self.shape, critic=needs_critic, per_node=gang.per_node, ranks=gang.world,
+                           device_bytes=gang.device_bytes(min(1.0, section.gpus), shared),
+                           teacher=0 if teacher_shape is None else teacher_shape.parameters)
+        self.layout = replace(layout, compiled=compiles_layers(section.compile, policy.hf, gang.device, half=half))
         mesh = gang.mesh_of(self.layout.shards)
         if section.lora.rank:
             add_adapters(policy, section.lora, seed=config.seed)

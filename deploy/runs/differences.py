@@ -14,7 +14,7 @@ MAY_CHANGE = re.compile(
     r"|supervision\..*|metrics\..*|weights\..*|prompting\..*|agent\.seconds"
     r"|env\.(data|servers|cpus|urls|token_file|max_sessions|memory_gb|recycle_hours|recycle_gb|call_seconds|outage_seconds)"
     r"|rollout\.(workers|slots|cpus|gpus|tensor_parallel|sleep|gpu_memory|kv_cache_gb|threads|(start|sample|retry|update)_seconds)"
-    r"|learner\.(ranks|fewest_ranks|cpus|gpus|threads|checkpointing|offload|token_budget|step_attempts|overdue_s|wait_s|collective_s))")
+    r"|learner\.(ranks|fewest_ranks|cpus|gpus|threads|checkpointing|compile|offload|token_budget|step_attempts|overdue_s|wait_s|collective_s))")
 """Keys that may differ on --resume: how far, where and how patiently a run goes, never what it learns from or how."""
 
 

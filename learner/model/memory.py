@@ -63,6 +63,8 @@ class Layout:
     """The distribution of a model over its ranks. learner/model/sharding.py explains each choice."""
 
     checkpointing: bool = False
+    compiled: bool = False
+    """Whether torch compiles each layer."""
     whole: bool = True
     shards: int = 1
     """Number of ranks that the model is sharded over: all ranks, or those of one machine."""

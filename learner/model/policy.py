@@ -6,6 +6,7 @@ Legend as in learner/rows/packing.py; D hidden size, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -21,7 +22,7 @@ from learner.model.family import carries_state, check_family, logits_function
 from learner.model.loading import Weights, empty_model
 from learner.model.lora import without_adapters
 from learner.model.memory import LOGITS_AT_ONCE, Layout, Shape, shape_of
-from learner.model.sharding import shard
+from learner.model.sharding import shard, uncompiled
 from learner.rows.packing import Pack
 
 
@@ -64,7 +65,8 @@ class Policy(nn.Module):
         ours = self.hf.config._attn_implementation
         self.hf.set_attn_implementation(OWN_ATTENTION)
         try:
-            logits = self.hf(input_ids=pack.tokens, use_cache=False).logits[0].index_select(0, pack.predicting)
+            with uncompiled(self.hf):  # else the probe would compare compiled layers with compiled layers
+                logits = self.hf(input_ids=pack.tokens, use_cache=False).logits[0].index_select(0, pack.predicting)
         finally:
             self.hf.set_attn_implementation(cast(str, ours))
         logits = logits.float() / pack.temperatures[:, None]  # [T, V]
@@ -117,7 +119,7 @@ def frozen_reference(folder: Path, mesh: DeviceMesh, *, layout: Layout, half: bo
     """
     policy, weights = empty_policy(folder)
     policy.requires_grad_(False)
-    shard(policy, policy.body, weights, mesh, layout=Layout(whole=layout.whole), half=half,
+    shard(policy, policy.body, weights, mesh, layout=replace(layout, checkpointing=False), half=half,
           frozen=torch.bfloat16 if half else None)
     return policy
 

@@ -1,15 +1,19 @@
 """Shards models over the learner's ranks, layer by layer, with FSDP2.
 
-Two choices depend on the size of the model (learner/model/memory.py makes them):
+Three choices are made for each model (`Layout`); the first and the last depend on its size:
 
 - Checkpointed layers keep only their input and compute the rest again in the backward pass.
+- Compiled layers fuse what lies between their matrix products (`learner.compile`). All layers of one kind share their
+  compiled code, whose sizes are symbolic, since no two packs are alike. FSDP's hooks stay outside.
 - A small model stays whole from its first pack to its last: weights are gathered once, and gradients of several packs
   are summed before they are reduced over the ranks. For a large one, whole weights and gradients would not fit.
 """
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +22,34 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from learner.model.attention import takes_varlen
+from learner.model.family import carries_state
 from learner.model.loading import Weights
 from learner.model.memory import Layout
+from services.errors import UserError
+
+BACKEND = "inductor"
+"""Code generator of compiled layers: Triton on GPUs, C++ on CPUs."""
+
+
+def compiles_layers(wanted: bool | Literal["auto"], hf: Any, device: torch.device, *, half: bool) -> bool:
+    """Returns whether the layers of a model are compiled. `wanted`: learner.compile.
+
+    Raises UserError if its family cannot be compiled but the key asks for it, or if torch cannot compile here.
+    """
+    stateful = carries_state(hf)
+    if wanted is True and stateful:
+        raise UserError(f"learner.compile=true: layers of the family {hf.config.model_type} carry a state along the "
+                        "sequence, and torch cannot compile these", "set learner.compile=false")
+    if wanted is False or stateful or (wanted == "auto" and not takes_varlen(device, half=half)):
+        return False
+    try:
+        tensor = torch.ones(4, device=device, requires_grad=True)
+        torch.compile(nn.functional.silu, backend=BACKEND)(tensor).sum().backward()
+    except Exception as error:  # torch, Triton and the C compiler each raise their own
+        raise UserError(f"torch cannot compile for {device.type} ({str(error).strip().splitlines()[0]})",
+                        "install a C and C++ compiler and Python's headers, or set learner.compile=false") from error
+    return True
 
 
 def shard(model: nn.Module, body: nn.Module, weights: Weights, mesh: DeviceMesh, *, layout: Layout,
@@ -39,6 +69,8 @@ def shard(model: nn.Module, body: nn.Module, weights: Weights, mesh: DeviceMesh,
 
     layers = getattr(body, "layers", nn.ModuleList())
     for i, layer in enumerate(layers):
+        if layout.compiled:  # the function alone, so that names and hooks stay as they are
+            layer.forward = torch.compile(layer.forward, backend=BACKEND, dynamic=True)
         if layout.checkpointing:  # nothing in a layer is random, so no random state is kept for the second pass
             layers[i] = checkpoint_wrapper(layer, preserve_rng_state=False)
         place(layers[i])
@@ -46,6 +78,12 @@ def shard(model: nn.Module, body: nn.Module, weights: Weights, mesh: DeviceMesh,
     model.to(device)
     # The model's own input is a pack, whose temperatures and advantages stay float32.
     fully_shard(model, mesh=mesh, mp_policy=replace(precision, cast_forward_inputs=False))
+
+
+def uncompiled(model: nn.Module) -> AbstractContextManager[object]:
+    """Lets compiled layers run as plain ones in its block. Without any, torch's compiler is not even imported."""
+    compiled = any("forward" in vars(module) for module in model.modules())
+    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
 
 
 def give_back(model: nn.Module) -> None:

@@ -1,6 +1,6 @@
 """Measures changes that could make training faster, against the present layers. None is a setting of gagpo yet.
 
-`torch.compile` of each layer, Liger's kernels and 8-bit Adam, if their packages are installed.
+Liger's kernels and 8-bit Adam, if their packages are installed.
 """
 
 from __future__ import annotations
@@ -20,15 +20,12 @@ from services.units import GIB
 
 
 def candidates(checks: Checks) -> Iterator[Line]:
-    """Measures forward and backward of one pack in bfloat16: as it is, compiled, with Liger; then smaller
-    optimizers."""
+    """Measures forward and backward of one pack in bfloat16: as it is, with Liger; then smaller optimizers."""
     if not checks.gauge.cuda:
         yield Line(name="candidates", found="not measured on a CPU")
         return
     plain = _speed(checks, lambda policy: policy)
     yield Line(name="layers as they are", found=f"{plain:,.0f} tokens/s forwards and backwards")
-    compiled = _speed(checks, _compiled)
-    yield Line(name="candidate: torch.compile per layer", found=f"{compiled:,.0f} tokens/s", aim=_gain(compiled, plain))
     if _module("liger_kernel.transformers") is None:
         yield Line(name="candidate: Liger kernels", found="not installed")
     else:
@@ -72,12 +69,6 @@ def _speed(checks: Checks, change: Callable[[Policy], Policy]) -> float:
         policy.zero_grad()
 
     return pack.tokens.shape[1] / checks.gauge.seconds(work, warm=2)
-
-
-def _compiled(policy: Policy) -> Policy:
-    for layer in policy.body.layers:  # pyright: ignore[reportGeneralTypeIssues, reportAttributeAccessIssue]
-        layer.compile()
-    return policy
 
 
 def _with_liger(policy: Policy) -> Policy:

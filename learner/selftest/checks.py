@@ -34,6 +34,8 @@ PACKS = 4
 """Packs of an update, so that the optimizer's seconds do not weigh as they never do in a run."""
 PLAN = 0.2
 """Largest relative difference between measured and planned memory."""
+SAME_NORM = 0.02
+"""Largest relative difference between the gradient norms of compiled and of plain layers in bfloat16."""
 LEFT = 0.05
 """Largest share of the learner's memory that stays on the device while its states are in host memory."""
 Lines = Iterator[Line]
@@ -163,6 +165,29 @@ class Checks:
             yield Line(name=f"attention, {name}", found=f"{1e3 * seconds:.2f} ms for {tokens} tokens, one layer")
         if len(outputs) > 1:
             yield same("varlen against the rectangle", outputs["varlen"], outputs["rectangle"], 0.02)
+
+    def compiled(self) -> Lines:
+        """Compares a step of compiled layers with one of plain layers: seconds of a pack, memory, gradient norm."""
+        if not self.gauge.cuda:
+            yield Line(name="compiled layers", found="not measured on a CPU")
+            return
+        tokens, seconds, norms = self.scene.packs[-1], dict[bool, float](), dict[bool, float]()
+        for wanted in (False, True):
+            learner, batch = self.learner(tokens, compile=wanted), groups(self.scene, self.step_rows(tokens))
+            start = self.gauge.now()
+            norms[wanted] = learner.train(batch).metrics["grad_norm"]
+            first = self.gauge.now() - start
+            self.gauge.fresh()
+            seconds[wanted] = learner.train(batch).metrics["seconds/forward_backward"] / PACKS
+            yield Line(name=f"layers {'compiled' if wanted else 'as they are'}",
+                       found=f"{seconds[wanted]:.3f} s a pack of {tokens} tokens, {(self.gauge.peak() or 0) / GIB:.1f} "
+                             f"GiB; the first step {first:.1f} s", aim=f"plan {planned_bytes(learner) / GIB:.1f} GiB")
+            del learner
+        yield Line(name="compiled layers", found=f"{100 * (seconds[False] / seconds[True] - 1):+.0f}% tokens/s",
+                   aim="faster", passed=seconds[True] < seconds[False])
+        gap = abs(norms[True] / norms[False] - 1)
+        yield Line(name="gradient norm of compiled layers", found=f"differs by {100 * gap:.2f}%",
+                   aim=f"<= {100 * SAME_NORM:.0f}%", passed=gap <= SAME_NORM)
 
     def persistence(self) -> Lines:
         """Saves, loads and takes one more step, which must equal a step without saving. Gathers and packs the

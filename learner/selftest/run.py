@@ -75,8 +75,9 @@ def imitation(checks: Checks) -> Iterator[Line]:
 
 CHECKS: dict[str, Callable[[Checks], Iterator[Line]]] = {
     "device": Checks.device, "steps": Checks.steps, "numerics": Checks.numerics, "attention": Checks.attention,
-    "lora": Checks.adapters, "cold-start": imitation, "offload": Checks.offload, "parking": Checks.parking,
-    "candidates": candidates, "operations": operations, "save": Checks.persistence}
+    "compile": Checks.compiled, "lora": Checks.adapters, "cold-start": imitation,
+    "offload": Checks.offload, "parking": Checks.parking, "candidates": candidates, "operations": operations,
+    "save": Checks.persistence}
 """The checks in their order. The first one measures the rate that others compare with; the last one takes as long as
 the disk."""
 

@@ -119,7 +119,7 @@ def test_a_wrong_stage_is_told():
 
 def test_the_learners_stages_name_checks_of_its_self_test():
     named = {check for stage in STAGES.values() if isinstance(stage.work, partial) for check in stage.work.args[0]}
-    assert named == {"save", "parking", "offload", "candidates"}
+    assert named == {"compile", "save", "parking", "offload", "candidates"}
     assert named <= {*CHECKS}
 
 
@@ -131,7 +131,7 @@ def test_without_a_gpu_the_learners_stages_run_at_a_tiny_size_and_the_others_say
     assert done.returncode == 0, done.stdout + done.stderr
     found = [json.loads(line) for line in (tmp_path / RESULTS).read_text().splitlines()]
     assert [row["stage"] for row in found if row["figure"] == "no GPU here"] == [
-        "registrations", "candidates", "engine", "run"]
+        "registrations", "compile", "candidates", "engine", "run"]
     passed = {(row["stage"], row["claim"]) for row in found if row["verdict"] == "pass"}
     assert passed >= {("packs", "128 tokens a pack: three steps"), ("ipc", "weights to another process"),
                       ("ipc", "changed weights"), ("ipc", "logprobs moved by the change")}

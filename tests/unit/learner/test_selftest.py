@@ -43,8 +43,8 @@ def test_every_check_passes_at_a_tiny_size():
                  "LoRA, |dlogp| of merged weights", "the update with moments on the host", "a step after that",
                  "cold start on a rank"):
         assert any(line.startswith(f"pass {name}") for line in lines), name
-    for name in ("bfloat16 matrix product", "attention, rectangle", "pack the weights", "save, first time",
-                 "save, with a step beside it", "candidates", "a step under the profiler",
+    for name in ("bfloat16 matrix product", "attention, rectangle", "compiled layers", "pack the weights",
+                 "save, first time", "save, with a step beside it", "candidates", "a step under the profiler",
                  "states to host memory, second turn"):
         assert any(line.startswith(f"-    {name}") for line in lines), name
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -67,8 +67,8 @@ def test_named_checks_run_alone_and_a_wrong_name_is_told():
     done = run("save", "sampler")
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].endswith(
-        "there is no check sampler; the checks are device, steps, numerics, attention, lora, cold-start, offload, "
-        "parking, candidates, operations, save")
+        "there is no check sampler; the checks are device, steps, numerics, attention, compile, lora, cold-start, "
+        "offload, parking, candidates, operations, save")
 
 
 def test_kernels_with_equal_results_and_other_gradients_are_not_the_same():
