@@ -90,15 +90,14 @@ class Learner:
         """Learner steps that the weights have taken."""
         self._saving: Future[dict[str, str]] | None = None
         self._copy = HostCopy()
-        needs_critic = estimator(section.credit.estimator).needs_critic
         policy, weights = empty_policy(model_path)
         self.shape = shape_in(policy)
         teacher_shape = None if section.distill.teacher is None else shape_in(empty_policy(section.distill.teacher)[0])
-        layout = layout_of(config, self.shape, critic=needs_critic, per_node=gang.per_node, ranks=gang.world,
+        layout = layout_of(config, self.shape, critic=self._needs_critic, per_node=gang.per_node, ranks=gang.world,
                            device_bytes=gang.device_bytes(min(1.0, section.gpus), shared),
                            teacher=0 if teacher_shape is None else teacher_shape.parameters)
         self.layout = replace(layout, compiled=compiles_layers(section.compile, policy.hf, gang.device, half=half))
-        mesh = gang.mesh_of(self.layout.shards)
+        mesh = gang.mesh_of(layout.shards)
         if section.lora.rank:
             add_adapters(policy, section.lora, seed=config.seed)
         shard(policy, policy.body, weights, mesh, layout=self.layout, half=half,
@@ -110,13 +109,17 @@ class Learner:
                                  ipc=config.transfer == "ipc")
         self.stepper = Stepper(
             policy=Trainee(policy, section, lr=section.lr), reference=reference,
-            critic=make_critic(config, model_path, gang, self.layout) if needs_critic else None, teacher=teacher,
-            gang=gang, section=section, whole=self.layout.whole and gang.world > 1, grid=grid,
+            critic=make_critic(config, model_path, gang, self.layout) if self._needs_critic else None, teacher=teacher,
+            gang=gang, section=section, whole=layout.whole and gang.world > 1, grid=grid,
             pair_cost=self.shape.pair_cost,
             probe=Probe(gang=gang, token_budget=section.token_budget, half=half, grid=grid) if probed else None)
-        trainees = self.stepper.trainees
-        self._parking = Parking(gang.device, [*(trainee.model for trainee in trainees), *models[1:]],
-                                [trainee.optimizer for trainee in trainees])
+        trained = self.stepper.trainees
+        self._parking = Parking(
+            gang.device, [*(one.model for one in trained), *models[1:]], [one.optimizer for one in trained])
+
+    @property
+    def _needs_critic(self) -> bool:
+        return estimator(self.config.learner.credit.estimator).needs_critic
 
     def _reference(self, policy: Policy, mesh: DeviceMesh) -> Callable[[Pack], tuple[Tensor, Tensor]] | None:
         section = self.config.learner

@@ -42,7 +42,7 @@ START_S, STEP_S = 1800.0, 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """What a side reports of a step."""
+    """The report of one side after a step."""
 
     seconds: dict[str, float]
     """Wall time of the step and of its parts: `step`, `sampling`, `training`."""

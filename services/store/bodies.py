@@ -36,7 +36,7 @@ log = get_logger("store")
 
 
 class Reference(msgspec.Struct, frozen=True, kw_only=True):
-    """What Redis holds of an episode whose body is in a folder."""
+    """The reference in Redis to an episode whose body is in a folder."""
 
     ticket: Ticket
     entry: str

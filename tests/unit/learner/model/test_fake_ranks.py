@@ -36,7 +36,7 @@ PRESETS = sorted([*SHIPPED.glob("*.yaml"), *(SHIPPED / "paper").glob("*.yaml")])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What decides memory and communication of a step."""
+    """The quantities that decide memory and communication of a step."""
 
     size: str
     training: Training
