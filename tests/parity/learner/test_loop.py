@@ -130,7 +130,7 @@ def test_a_crash_right_after_a_checkpoint_loses_no_line_of_metrics(redis_url, mo
     store = Store(redis_url, "lines")
     play(store, range(2 * STEPS))
     with monkeypatch.context() as patch:
-        patch.setattr(store, "retire", lambda *_: (_ for _ in ()).throw(Crash))
+        patch.setattr(store.steps, "retire", lambda *_: (_ for _ in ()).throw(Crash))
         with pytest.raises(Crash):
             run(store, tmp_path, model_path, gang)
     assert Checkpoints(tmp_path / "checkpoints", 1).steps() == [2]
