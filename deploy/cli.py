@@ -1,7 +1,7 @@
 """The command line. Light: no command's heavy imports happen before its arguments are parsed.
 
-A command is a module with `add_parser(subparsers)`, which adds one parser with an example in its help and sets
-`run`, a function of the parsed arguments that returns the exit status (None: 0).
+A command is a module: its docstring is the description and the examples of its help, `add_arguments(parser)` adds its
+arguments, and `run(args)` returns the exit status (None: 0).
 
     0 success    1 a fault or a failed check    2 a mistake of the user    130 Ctrl-C    143 SIGTERM
 
@@ -15,10 +15,11 @@ import difflib
 import errno
 import io
 import os
+import re
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from typing import NoReturn, TextIO
 
@@ -50,11 +51,8 @@ from services.process.packages import check_one_installation, naming_extras
 from services.process.signals import signals_unwind
 from services.telemetry.logs import get_logger, log_fails, log_path, say
 
-Subparsers = argparse._SubParsersAction  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
-
-COMMANDS: tuple[Callable[[Subparsers], None], ...] = tuple(command.add_parser for command in (
-    train, eval, play, export, status, explore, report, credit, audit, monitor, serve_env, serve_agent, scale, new_env,
-    doctor, selftest))
+COMMANDS = (train, eval, play, export, status, explore, report, credit, audit, monitor, serve_env, serve_agent, scale,
+            new_env, doctor, selftest)
 
 GROUPS = {
     "train and evaluate": {
@@ -102,7 +100,9 @@ REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with our one-line errors, and without abbreviations of options."""
+    """argparse with our one-line errors, and without abbreviations of options. `commands`: their parsers by name."""
+
+    commands: Mapping[str, argparse.ArgumentParser] = {}
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
@@ -126,15 +126,20 @@ def build_parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"gagpo {version('gagpo')}")
     subparsers = parser.add_subparsers(prog="gagpo", help=argparse.SUPPRESS, metavar="COMMAND", dest="command")
-    for add in COMMANDS:
-        add(subparsers)
+    for command in COMMANDS:
+        description, _, examples = (command.__doc__ or "").partition("\n\n")
+        name = command.__name__.rpartition(".")[2].replace("_", "-")
+        command_parser = subparsers.add_parser(name, description=description, epilog=examples)
+        command.add_arguments(command_parser)
+        command_parser.set_defaults(run=command.run)
+    parser.commands = subparsers.choices
     return parser
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Parses arguments. Raises UserError. Overrides may be between options, which argparse alone would refuse."""
     parser = build_parser()
-    names = next(a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction))  # pyright: ignore[reportPrivateUsage]
+    names = parser.commands
     if argv and argv[0] in MOVED:
         raise UserError(f"`gagpo {argv[0]}` has moved", f"use {MOVED[argv[0]]}")
     if argv and not argv[0].startswith("-") and argv[0] not in names:
@@ -151,12 +156,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         option = stray[0].partition("=")[0]
         near = _settings_named(option) if hasattr(args, "overrides") else []
         if option.startswith("-"):
-            near = near or difflib.get_close_matches(option, names[args.command]._option_string_actions, n=1)  # pyright: ignore[reportPrivateUsage]
+            options = re.findall(r"(?<!\w)--?[a-z][\w-]*", names[args.command].format_help())
+            near = near or difflib.get_close_matches(option, options, n=1)
         raise UserError(f"unrecognised argument {stray[0]}", f"did you mean {near[0]}?" if near else
                         f"see `gagpo {args.command} --help`")
     if rest:
         args.overrides = [*args.overrides, *rest]
-    _check_places(names[args.command], args)
     return args
 
 
@@ -165,18 +170,6 @@ def _settings_named(option: str) -> list[str]:
     name = option.lstrip("-").replace("-", "_")
     keys = [key for key in config_keys() if name == key] or [key for key in config_keys() if key.endswith(f".{name}")]
     return [f"{' or '.join(f'{key}=VALUE' for key in keys)}, without dashes"] if keys else []
-
-
-def _check_places(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """Raises UserError if a setting KEY=VALUE stands where the command needs a task or a split.
-
-    An optional place may hold one: argparse fills it with the first setting, and the command sorts its words itself.
-    """
-    for action in parser._get_positional_actions() if hasattr(args, "overrides") else ():  # pyright: ignore[reportPrivateUsage]
-        given = getattr(args, action.dest)
-        if action.nargs is None and isinstance(given, str) and given.partition("=")[0] in config_keys():
-            raise UserError(f"{action.metavar} is missing: {given} stands in its place",
-                            f"give it before the settings, see `{parser.prog} --help`")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from deploy.runs.configs import default_config, light_config, load_config
+from deploy.runs.policies import run_path
 from services.config.tree import Config, EnvSection
 from services.process.own_code import OWN_CODE
 
@@ -37,6 +38,11 @@ def env_from(args: argparse.Namespace, read: Callable[..., Config] = light_confi
     deploy/runs/configs.py). Raises UserError."""
     env = read(args.config, args.overrides).env
     return env if args.env is None else env.model_copy(update={"name": args.env})
+
+
+def add_run_argument(parser: argparse.ArgumentParser) -> None:
+    """Adds `RUN`: read it as args.run_folder."""
+    parser.add_argument("run_folder", metavar="RUN", type=run_path, help="a run's folder, or its name in runs/")
 
 
 def add_own_code(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,11 @@
-"""`gagpo audit`: follows every ticket of a run to its end."""
+"""Follows every ticket of a run to its end: its episode, the learner step that trained its group,
+or why the group was dropped. Exits with 1 if a group was trained twice, lost without a reason, or trained
+on older episodes than learner.staleness allows. Works on finished and on active runs.
+
+examples:
+  gagpo audit runs/alfworld-tiny
+  gagpo audit runs/alfworld-tiny --groups | grep dropped
+"""
 
 from __future__ import annotations
 
@@ -8,9 +15,10 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from deploy.commands.arguments import add_run_argument
 from deploy.console.printable import printable
 from deploy.runs.ownership import is_own, withheld
-from deploy.runs.policies import find_begun, run_path
+from deploy.runs.policies import find_begun
 from services.amounts import number_of
 from services.errors import StoreFault
 
@@ -21,19 +29,11 @@ if TYPE_CHECKING:
     from services.store.step_log import Journal
 
 
-def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]
-    """Registers the command."""
-    parser = subparsers.add_parser(
-        "audit",
-        description="Follows every ticket of a run to its end: its episode, the learner step that trained its group,\n"
-        "or why the group was dropped. Exits with 1 if a group was trained twice, lost without a reason, or trained\n"
-        "on older episodes than learner.staleness allows. Works on finished and on active runs.",
-        epilog="examples:\n  gagpo audit runs/alfworld-tiny\n  gagpo audit runs/alfworld-tiny --groups | grep dropped",
-    )
-    parser.add_argument("run_folder", metavar="RUN", type=run_path, help="a run's folder, or its name in runs/")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments."""
+    add_run_argument(parser)
     parser.add_argument("--groups", action="store_true", help="print one line for each group")
     parser.add_argument("--json", action="store_true", help="print one JSON object, with every ticket")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -60,8 +60,8 @@ def read_journal(folder: RunFolder, config: Config) -> Journal | None:
     from services.store.redis_server import url_served_from
     from services.store.store import Store
 
-    known = folder.known()
-    if known is None:
+    record = folder.known()
+    if record is None:
         return None
     redis = config.redis
     if redis.password_file is not None and not is_own(folder):
@@ -71,7 +71,7 @@ def read_journal(folder: RunFolder, config: Config) -> Journal | None:
     if url is None:
         return None
     try:
-        journal = Store(url, known.run, settings=briefly(config.redis)).steps.journal()
+        journal = Store(url, record.run, settings=briefly(config.redis)).steps.journal()
     except StoreFault:
         return None
     return journal if journal.issued else None

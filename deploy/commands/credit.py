@@ -1,11 +1,22 @@
-"""`gagpo credit`: what an estimator makes of groups of episodes, from a file or a pipe."""
+"""Reads groups of episodes as JSON, prints returns, values, deltas and advantages of their steps.
+
+JSON lines have one group in each line; the groups of a file count as those of one learner step.
+A step may tell its action, a group its id: {"id": "task 7", "episodes": [{"steps": [{"state": "S", "action": "go",
+"reward": 0}]}]}. An episode that its budget cut off may say what it saw last: {"steps": [...], "final_state": "S"}.
+Options are the config's keys under learner.credit: docs/reference/configuration.md.
+
+examples:
+  echo '{"episodes": [{"steps": [{"state": "S", "reward": 10, "invalid": false}]},
+                      {"steps": [{"state": "S", "reward": 0, "invalid": true}]}]}' | gagpo credit --table
+  gagpo credit rollouts/40.jsonl --from verl --table
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args, get_origin
 
@@ -24,27 +35,14 @@ if TYPE_CHECKING:
     from learner.credit.types import Credit
     from learner.logged_groups.form import LoggedGroup
 
-EXAMPLE = """JSON lines have one group in each line; the groups of a file count as those of one learner step.
-A step may tell its action, a group its id: {"id": "task 7", "episodes": [{"steps": [{"state": "S", "action": "go",
-"reward": 0}]}]}. An episode that its budget cut off may say what it saw last: {"steps": [...], "final_state": "S"}.
-Options are the config's keys under learner.credit: docs/reference/configuration.md.
-
-examples:
-  echo '{"episodes": [{"steps": [{"state": "S", "reward": 10, "invalid": false}]},
-                      {"steps": [{"state": "S", "reward": 0, "invalid": true}]}]}' | gagpo credit --table
-  gagpo credit rollouts/40.jsonl --from verl --table
-"""
 
 
 _COMMANDS_OWN = ("file", "source", "json", "table", "run", "complete", "command")
 """Names of what is parsed besides options of an estimator."""
 
 
-def add_parser(subparsers: Any) -> None:
-    """Adds `credit`; the command is in `args.run`."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "credit",epilog=EXAMPLE,
-        description="Reads groups of episodes as JSON, prints returns, values, deltas and advantages of their steps.")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments."""
     parser.add_argument("file", nargs="?", default="-", metavar="FILE",
                         help="JSON, or JSON lines; - or nothing: standard input")
     parser.add_argument("--from", dest="source", choices=("gagpo", "verl", "agents", "chat"), default="gagpo",
@@ -53,7 +51,7 @@ def add_parser(subparsers: Any) -> None:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print one line of JSON for each group (the default)")
     form.add_argument("--table", action="store_true", help="print a table for people")
-    parser.set_defaults(run=run, complete=add_options)
+    parser.set_defaults(complete=add_options)
 
 
 def add_options(parser: argparse.ArgumentParser, arguments: Sequence[str] = ()) -> None:
@@ -87,37 +85,26 @@ def add_options(parser: argparse.ArgumentParser, arguments: Sequence[str] = ()) 
                         "`gagpo credit`", "rename it in its Options")
     for name, field in fields.items():
         if name not in ("estimator", "state_key"):
-            _add_option(parser, name, field, _meaning(name, field, read))
+            _add_option(parser, name, field, _meaning(name, read))
 
 
-def _meaning(name: str, field: FieldInfo, tables: Mapping[str, type[BaseModel]]) -> str:
-    """Returns the help of a key: its meaning in each of the models that have it (title -> model), and its default.
+def _meaning(name: str, tables: Mapping[str, type[BaseModel]]) -> str:
+    """Returns the help of a key: its meaning and its default, and where not most models have them, the models (title ->
+    model) that do.
 
     A key that only refused estimators have is hidden. It is parsed, so that its estimator is refused with the reason.
     """
-    if name in CreditSection.model_fields:
-        shared = CreditSection.model_fields[name]
-        others = "".join(f"; {default.removeprefix('default ')} for {', '.join(titles)}"
-                         for default, titles in _readers(name, tables, _default).items() if default != _default(shared))
-        return f"{_one_line(shared.description)} (default {shared.default}{others})".strip()
-    meanings = _readers(name, tables, lambda own: _one_line(own.description))
-    defaults = _readers(name, tables, _default)
-    if not meanings:
-        return argparse.SUPPRESS
-    each = "; ".join(f"{default}; for {', '.join(titles)}" for default, titles in defaults.items())
-    if len(meanings) == 1:
-        return f"{next(iter(meanings))} ({each})".strip()
-    told = " ".join(f"For {', '.join(titles)}: {meaning}" for meaning, titles in meanings.items())
-    return f"{told} ({_default(field) if len(defaults) == 1 else each})"
-
-
-def _readers(name: str, tables: Mapping[str, type[BaseModel]], of: Callable[[FieldInfo], str]) -> dict[str, list[str]]:
-    """Returns what `of` says of a key -> the titles of the models in which it says so."""
-    readers: dict[str, list[str]] = {}
+    readers: dict[tuple[str, str], list[str]] = {}
     for title, model in tables.items():
-        if name in model.model_fields:
-            readers.setdefault(of(model.model_fields[name]), []).append(title.removeprefix("estimator "))
-    return readers
+        if field := model.model_fields.get(name):
+            readers.setdefault((" ".join((field.description or "").split()), _default(field)), []).append(
+                title.removeprefix("estimator "))
+    parts, before = list[str](), ""
+    for (meaning, default), titles in readers.items():
+        owners = "" if len(titles) > len(tables) // 2 else f"; for {', '.join(titles)}"
+        parts.append(f"{meaning if meaning != before else ''} ({default}{owners})".strip())
+        before = meaning
+    return " ".join(parts) or argparse.SUPPRESS
 
 
 def _default(field: FieldInfo) -> str:
@@ -129,22 +116,18 @@ def _default(field: FieldInfo) -> str:
     return f"default {as_yaml(default) if isinstance(default, list | dict) else default}"
 
 
-def _one_line(text: str | None) -> str:
-    return " ".join((text or "").split())
-
-
 def _add_option(parser: argparse.ArgumentParser, name: str, field: FieldInfo, meaning: str) -> None:
     """Adds a key of the config as an option, whose value is not set if it is not given."""
-    option, told = f"--{name.replace('_', '-')}", meaning.replace("%", "%%")
+    option, text = f"--{name.replace('_', '-')}", meaning.replace("%", "%%")
     if isinstance(field.default, bool):
-        parser.add_argument(option, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=told)
+        parser.add_argument(option, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
         return
     choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
     number = field.annotation in (int, float)
     texts = of_text(kinds_of(field.annotation))
     kind = (cast(type, field.annotation) if number else type(choices[0]) if choices else
             str if texts else partial(from_yaml, named=option))
-    parser.add_argument(option, type=kind, default=argparse.SUPPRESS, help=told,
+    parser.add_argument(option, type=kind, default=argparse.SUPPRESS, help=text,
                         choices=choices or None, metavar="NUMBER" if number else None)
 
 
@@ -184,8 +167,8 @@ def _needs_only_verl(options: CreditSection) -> None:
 
 def _json(group: LoggedGroup, credit: Credit, warnings: Sequence[str]) -> str:
     """Returns the line of a group. `warnings`: those about all groups, which each line has."""
-    told = {"id": group.id, "actions": group.actions, "baselines": credit.baselines}
-    return json.dumps({**{name: value for name, value in told.items() if value is not None},
+    given = {"id": group.id, "actions": group.actions, "baselines": credit.baselines}
+    return json.dumps({**{name: value for name, value in given.items() if value is not None},
                        **{name: getattr(credit, name)
                           for name in ("returns", "values", "deltas", "raw_advantages", "advantages")},
                        "warnings": list(warnings)},
@@ -226,10 +209,10 @@ def _sharing(credit: Credit) -> str:
     """The paper's table 5 for this group."""
     from learner.credit.types import statistics
 
-    found = statistics([credit])
+    row = statistics([credit])
     shares = {"1": "singleton_share", "2-4": "share_2_4", "5-8": "share_5_8", ">8": "share_above_8"}
-    return (f"steps per state: {found['group_size_mean']:.2f}; share of steps whose state has "
-            + ", ".join(f"{size}: {found[name]:.1%}" for size, name in shares.items()))
+    return (f"steps per state: {row['group_size_mean']:.2f}; share of steps whose state has "
+            + ", ".join(f"{size}: {row[name]:.1%}" for size, name in shares.items()))
 
 
 def _cell(value: Any) -> str:

@@ -1,4 +1,9 @@
-"""`gagpo doctor`: checks a machine and says how to fix each finding."""
+"""Checks versions, Redis, ports, memory, GPU and game data, and says how to fix each finding.
+Exits with 1 if something would stop a run.
+
+example:
+  gagpo doctor --json
+"""
 
 from __future__ import annotations
 
@@ -16,16 +21,9 @@ if TYPE_CHECKING:
 COLOURS = {"ok": "green", "warning": "yellow", "error": "red"}
 
 
-def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]
-    """Registers the command."""
-    parser = subparsers.add_parser(
-        "doctor",
-        description="Checks versions, Redis, ports, memory, GPU and game data, and says how to fix each finding.\n"
-        "Exits with 1 if something would stop a run.",
-        epilog="example:\n  gagpo doctor --json",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments."""
     parser.add_argument("--json", action="store_true", help="one JSON object instead of lines")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

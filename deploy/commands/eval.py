@@ -1,4 +1,15 @@
-"""`gagpo eval`: a model, a run's result or a prompting baseline on a fixed set of tasks, with an interval."""
+"""Plays each task of the set once and reports mean success, its 95% interval over tasks,
+and success by task type. MODEL is a Hugging Face folder, such as `gagpo export` makes. A run's folder
+stands for its trained model, or for its latest checkpoint before it has finished. The result is kept in
+RUN/eval.jsonl, or in MODEL.eval.jsonl next to the model's folder.
+--policy asks a model without training: MODEL in our sampler, or any OpenAI-compatible --endpoint. Every
+trial is kept, and the same command continues an interrupted evaluation.
+
+examples:
+  gagpo eval runs/alfworld-tiny --split heldout --episodes 256 --temperature 0.4
+  gagpo eval runs/alfworld-tiny --which best
+  gagpo eval --policy react --endpoint http://127.0.0.1:8000/v1 --config alfworld-1.5b --split valid_seen
+"""
 
 from __future__ import annotations
 
@@ -14,7 +25,6 @@ from deploy.console.printable import printable
 from deploy.runs.configs import lay_over
 from deploy.runs.policies import resolve, run_path
 from services.amounts import number_of, rounded, span
-from services.config.tree import Config
 from services.errors import UserError
 
 POLICIES = ("direct", "react", "reflexion")
@@ -22,20 +32,8 @@ ASKED = Path("prompting")
 """Folder of the results of models behind an endpoint."""
 
 
-def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]
-    """Registers the command."""
-    parser = subparsers.add_parser(
-        "eval",
-        description="Plays each task of the set once and reports mean success, its 95% interval over tasks,\n"
-        "and success by task type. MODEL is a Hugging Face folder, such as `gagpo export` makes. A run's folder\n"
-        "stands for its trained model, or for its latest checkpoint before it has finished. The result is kept in\n"
-        "RUN/eval.jsonl, or in MODEL.eval.jsonl next to the model's folder.\n"
-        "--policy asks a model without training: MODEL in our sampler, or any OpenAI-compatible --endpoint. Every\n"
-        "trial is kept, and the same command continues an interrupted evaluation.",
-        epilog="examples:\n  gagpo eval runs/alfworld-tiny --split heldout --episodes 256 --temperature 0.4\n"
-        "  gagpo eval runs/alfworld-tiny --which best\n"
-        "  gagpo eval --policy react --endpoint http://127.0.0.1:8000/v1 --config alfworld-1.5b --split valid_seen",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments."""
     parser.add_argument("model", metavar="MODEL|RUN", nargs="?",
                         help="a Hugging Face folder, or a run; nothing with --policy and --endpoint")
     parser.add_argument("--which", metavar="latest|best|STEP", help="a checkpoint of the run (best: by evaluation)")
@@ -54,7 +52,6 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
                         "prompting/POLICY-NAME.eval.jsonl)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help="set one key of the config")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -119,15 +116,16 @@ def _asked(args: argparse.Namespace) -> tuple[dict[str, Any], Path]:
         config, policy = resolve(path, args.config, _laid(args), args.overrides, which=args.which)
         default = (beside := results_file(path)).with_name(f"{args.policy}.{beside.name}")
     else:
-        config, policy, default = _endpoint_config(args), None, None
-    known = None if (place := args.out or default) is None else _place(place)
+        settings = {key: value for key, value in _laid(args).items() if value is not None}
+        config, policy, default = lay_over(optional_config_from(args), settings), None, None
+    chosen = None if (place := args.out or default) is None else _place(place)
     plan = make_plan(config, args.policy, args.split, weights=policy.weights() if policy else None)
 
     async def played(lines: StatusLines) -> tuple[dict[str, Any], Path]:
         asking = asked_endpoint(config, args.endpoint, args.served, lines.passing) if policy is None else \
             asked_sampler(config, policy)
         async with asking as (asked, name):
-            file = known or _place(ASKED / f"{args.policy}-{re.sub('[^A-Za-z0-9._-]+', '-', name)}.eval.jsonl")
+            file = chosen or _place(ASKED / f"{args.policy}-{re.sub('[^A-Za-z0-9._-]+', '-', name)}.eval.jsonl")
             lines.note(f"playing {number_of(len(plan.tasks), 'game')} of {plan.split} by {args.policy} with {name}")
             return await play(plan, asked, name, episodes_file(file),
                               lambda done, total: lines.at(args.policy, done, total, "games"), tell=lines.note), file
@@ -153,11 +151,6 @@ def _place(file: Path) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     check_results(file)
     return file
-
-
-def _endpoint_config(args: argparse.Namespace) -> Config:
-    settings = {key: value for key, value in _laid(args).items() if value is not None}
-    return lay_over(optional_config_from(args), settings)
 
 
 def show(summary: dict[str, Any]) -> None:

@@ -1,4 +1,11 @@
-"""`gagpo explore`: a run's folder in a browser."""
+"""Shows curves, evaluations, groups, episodes step by step and states of a run, or of two side by
+side, while they train too. Other machines may look only with a token, taken from
+$GAGPO_EXPLORE_TOKEN; through ssh none is needed: ssh -L 8400:localhost:8400 HOST.
+
+example:
+  gagpo explore runs/alfworld-tiny
+  gagpo explore runs/mine runs/theirs --port 0
+"""
 
 from __future__ import annotations
 
@@ -11,21 +18,13 @@ from services.config.secrets import EXPLORE_TOKEN_VARIABLE, token_from
 from services.errors import UserError
 
 
-def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]
-    """Registers the command."""
-    parser = subparsers.add_parser(
-        "explore",
-        description="Shows curves, evaluations, groups, episodes step by step and states of a run, or of two side by\n"
-        "side, while they train too. Other machines may look only with a token, taken from\n"
-        f"${EXPLORE_TOKEN_VARIABLE}; through ssh none is needed: ssh -L 8400:localhost:8400 HOST.",
-        epilog="example:\n  gagpo explore runs/alfworld-tiny\n  gagpo explore runs/mine runs/theirs --port 0",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments."""
     parser.add_argument("runs", metavar="RUN", nargs="+", type=run_path,
                         help="one run's folder, or two; or their names in runs/")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
     parser.add_argument("--port", type=int, default=8400, help="0: a free one, printed (default: 8400)")
     add_own_code(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:

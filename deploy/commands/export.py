@@ -1,4 +1,10 @@
-"""`gagpo export`: the policy of a run as a Hugging Face folder that transformers and vLLM load."""
+"""Copies the policy of a checkpoint to a new folder, with its tokenizer, a model card,
+generation_config.json with the stop ids, the config by which `gagpo eval OUT` plays it, and adapters that
+were trained (adapter/).
+
+example:
+  gagpo export runs/alfworld-tiny exported --which best
+"""
 
 from __future__ import annotations
 
@@ -6,22 +12,14 @@ import argparse
 import json
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
-from deploy.commands.arguments import add_own_code
-from deploy.runs.policies import find_run, held_checkpoint, run_path
+from deploy.commands.arguments import add_own_code, add_run_argument
+from deploy.runs.policies import find_run, held_checkpoint
 
 
-def add_parser(subparsers: Any) -> None:
-    """Adds `export`; the command is in `args.run`."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "export",
-        description="Copies the policy of a checkpoint to a new folder, with its tokenizer, a model card,\n"
-        "generation_config.json with the stop ids, the config by which `gagpo eval OUT` plays it, and adapters that\n"
-        "were trained (adapter/).",
-        epilog="example:\n  gagpo export runs/alfworld-tiny exported --which best",
-        formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run_folder", metavar="RUN", type=run_path, help="a run's folder, or its name in runs/")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments."""
+    add_run_argument(parser)
     parser.add_argument("out", metavar="OUT", type=Path, help="a folder that does not exist yet")
     parser.add_argument("--which", default="latest", metavar="latest|best|STEP",
                         help="which checkpoint (best: by evaluation); default %(default)s")
@@ -29,7 +27,6 @@ def add_parser(subparsers: Any) -> None:
                         help="also upload OUT to this repository of the Hugging Face hub, made private if it is new")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_own_code(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -43,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     with hold or nullcontext():
         Checkpoints(model.parents[1], keep=1).check_weights(step)
         export(run, step, model, args.out)
-    told = {"step": step, "path": str(args.out)} | ({"url": push(args.out, args.push)} if args.push else {})
-    print(json.dumps(told) if args.json else f"step {step} is in {args.out}{' and at ' if args.push else ''}"
-          f"{told.get('url', '')}")
+    exported = {"step": step, "path": str(args.out)} | ({"url": push(args.out, args.push)} if args.push else {})
+    print(json.dumps(exported) if args.json else f"step {step} is in {args.out}{' and at ' if args.push else ''}"
+          f"{exported.get('url', '')}")
     return 0

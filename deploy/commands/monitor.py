@@ -1,4 +1,10 @@
-"""`gagpo monitor`: Prometheus and Grafana over local runs. Wiring only."""
+"""Starts Prometheus, and Grafana if it is installed, over all runs of a folder (later ones too)
+with our dashboards and alerts, and prints their addresses. Their data is in RUNS/.monitor.
+
+example:
+  gagpo monitor
+  gagpo monitor runs --port 0
+"""
 
 from __future__ import annotations
 
@@ -11,21 +17,14 @@ from deploy.runs.policies import RUNS
 from services.errors import Fault, UserError
 
 
-def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]
-    """Registers the command."""
-    parser = subparsers.add_parser(
-        "monitor",
-        description="Starts Prometheus, and Grafana if it is installed, over all runs of a folder (later ones too)\n"
-        "with our dashboards and alerts, and prints their addresses. Their data is in RUNS/.monitor.",
-        epilog="example:\n  gagpo monitor\n  gagpo monitor runs --port 0",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments."""
     parser.add_argument("runs_dir", metavar="RUNS", nargs="?", type=Path, default=RUNS,
                         help="the folder of the runs (default: runs)")
     parser.add_argument("--port", type=int, default=9090, help="port of Prometheus; 0: a free one (default: 9090)")
     parser.add_argument("--grafana-port", type=int, default=3000, help="port of Grafana; 0: a free one (default: 3000)")
     parser.add_argument("--ray", metavar="FILE", type=Path, help="also scrape Ray: "
                         "prom_metrics_service_discovery.json in the temporary folder of its head")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:

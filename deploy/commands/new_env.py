@@ -1,4 +1,11 @@
-"""`gagpo new-env NAME`: writes a folder with an environment of your own that works as it is."""
+"""Writes the folder NAME here: a small game, a scripted teacher for the cold start, a config and a
+test. All of it works as it is; replace the game by yours. docs/tasks/own-environment.md explains each part.
+
+example:
+  gagpo new-env safe
+  pytest safe
+  gagpo train --config safe/config.yaml --dry-run
+"""
 
 from __future__ import annotations
 
@@ -14,16 +21,9 @@ TEMPLATES = Path(__file__).parent / "new_env_template"
 """Folder with a template for each file of the new folder: its name plus `.txt`, with NAME for the environment."""
 
 
-def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]
-    """Registers the command."""
-    parser = subparsers.add_parser(
-        "new-env",
-        description="Writes the folder NAME here: a small game, a scripted teacher for the cold start, a config and a\n"
-        "test. All of it works as it is; replace the game by yours. docs/tasks/own-environment.md explains each part.",
-        epilog="example:\n  gagpo new-env safe\n  pytest safe\n  gagpo train --config safe/config.yaml --dry-run",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments."""
     parser.add_argument("name", metavar="NAME", help="a word in lower case: the folder's and the environment's name")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,47 +1,63 @@
-"""`gagpo play`: plays one game, interactively, by a program or by an agent; shows its prompts; lists the tasks."""
+"""Plays a task interactively. With --json it reads one action per line and prints one object per
+line, the reset first. There is no limit of steps unless --max-steps gives one. The task id names the
+environment; for one of your own, give --env or --config. An agent plays by the config of its run.
+--prompts shows what a model reads before it is trained: the first prompts as text and as tokens, and what
+ends an answer. The environment's scripted player acts between them, else the first admissible action is
+taken. The tokens are those of --agent, or of model.path.
+--tasks lists the task ids of a split, one per line, sorted; their number and the digest over their
+contents go to stderr. ALFWorld's games are those in ALFWORLD_DATA, or generated ones if it is not
+set. Splits of official games: train, valid_seen, valid_unseen; train_kept and heldout, into which
+train is divided by game folder. Splits of generated games: train, valid, heldout.
+
+examples:
+  gagpo play --tasks valid --config alfworld-tiny
+  gagpo play $(gagpo play --tasks valid 2>/dev/null | head -1)
+  gagpo play alfworld-gen/valid/look-0001 --agent runs/alfworld-tiny
+  gagpo play alfworld-gen/valid/look-0001 --config alfworld-tiny --prompts 2
+"""
 
 from __future__ import annotations
 
 import argparse
 import io
 import json
+import random
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from deploy.commands.arguments import above_zero, add_env_arguments, env_from, is_setting, positive
-from deploy.commands.task_session import open_session
+from deploy.commands.arguments import (
+    above_zero,
+    add_env_arguments,
+    env_from,
+    is_setting,
+    optional_config_from,
+    positive,
+)
 from deploy.console.printable import printable
 from deploy.runs.configs import config_to_play
-from deploy.runs.policies import run_path
-from envservice.base import Outcome, Session
+from deploy.runs.hub import with_local_model
+from deploy.runs.policies import check_asked_by_prompt, resolve, run_path
+from envservice.base import Environment, Outcome, ParsedAction, Session, Turn, outcome_of
+from envservice.registry import env_of, find_spec, make_template, open_holding
 from services.amounts import number_of
-from services.errors import UserError
+from services.config.tree import Config, EnvSection
+from services.errors import UserError, described
+from services.process.own_code import as_user_error
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from transformers import PreTrainedModel
 
-_OVER = "the episode is over; end the input, or start another game"
+    from rollout.prompt_renderer import PromptRenderer
 
 
-def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]
-    """Registers the command."""
-    parser = subparsers.add_parser(
-        "play",
-        description="Plays a task interactively. With --json it reads one action per line and prints one object per\n"
-        "line, the reset first. There is no limit of steps unless --max-steps gives one. The task id names the\n"
-        "environment; for one of your own, give --env or --config. An agent plays by the config of its run.\n"
-        "--prompts shows what a model reads before it is trained: the first prompts as text and as tokens, and what\n"
-        "ends an answer. The environment's scripted player acts between them, else the first admissible action is\n"
-        "taken. The tokens are those of --agent, or of model.path.\n"
-        "--tasks lists the task ids of a split, one per line, sorted; their number and the digest over their\n"
-        "contents go to stderr. ALFWorld's games are those in ALFWORLD_DATA, or generated ones if it is not\n"
-        "set. Splits of official games: train, valid_seen, valid_unseen; train_kept and heldout, into which\n"
-        "train is divided by game folder. Splits of generated games: train, valid, heldout.",
-        epilog="examples:\n  gagpo play --tasks valid --config alfworld-tiny\n"
-        "  gagpo play $(gagpo play --tasks valid 2>/dev/null | head -1)\n"
-        "  gagpo play alfworld-gen/valid/look-0001 --agent runs/alfworld-tiny\n"
-        "  gagpo play alfworld-gen/valid/look-0001 --config alfworld-tiny --prompts 2",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments."""
     parser.add_argument("task", nargs="?", metavar="TASK", help="a task id, as --tasks prints it")
     add_env_arguments(parser)
     shown = parser.add_mutually_exclusive_group()
@@ -55,7 +71,6 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
                         help="watch a trained agent play; with --prompts use its tokenizer and config")
     parser.add_argument("--temperature", type=above_zero, help="the agent's temperature (default: eval.temperature)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the agent's sampling (default: 0)")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -65,17 +80,11 @@ def run(args: argparse.Namespace) -> int:
         _list_tasks(args)
         return 0
     if args.prompts is not None:
-        from deploy.commands.first_prompts import show_prompts
-
-        show_prompts(args)
+        _show_prompts(args)
         return 0
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8", errors="replace")  # any bytes are an action, even if a bad one
-    if args.agent is not None:
-        _watch(args)
-    else:
-        (_play_json if args.json else _play)(
-            open_session(env_from(args, config_to_play), args.task), args.max_steps)
+    _play(args)
     return 0
 
 
@@ -110,80 +119,272 @@ def _list_tasks(args: argparse.Namespace) -> None:
     print(f"{number_of(len(tasks), 'task')} of {environment.name}, digest {digest}", file=sys.stderr)
 
 
-def _play_json(session: Session, max_steps: int | None) -> None:
-    outcome, step = session.reset(), 0
-    over = False
-    _print_record(outcome, step, done=over)
-    for line in sys.stdin:
-        if over:
-            print(json.dumps({"error": _OVER, "step": step}), flush=True)
-            continue
-        outcome, step = session.step(line.removesuffix("\n")), step + 1
-        over = outcome.done or step == max_steps
-        _print_record(outcome, step, done=over)
-
-
-def _watch(args: argparse.Namespace) -> None:
-    """Lets the agent play. Records also hold its answer and its action."""
-    from rich.console import Console
-
-    from deploy.commands.play_agent import load_agent, moves
-    from deploy.runs.policies import check_asked_by_prompt, resolve
-
-    config, policy = resolve(
-        args.agent, args.config, {"eval.temperature": args.temperature, "env.name": args.env}, args.overrides)
-    check_asked_by_prompt(config, args.agent)
-    session = open_session(config.env, args.task)
-    agent, console = load_agent(config, policy.folder, seed=args.seed), Console(highlight=False)
-    outcome, step = session.reset(), 0
-    limit = args.max_steps or config.env.max_steps
-    if args.json:
-        _print_record(outcome, step, done=False)
+def _play(args: argparse.Namespace) -> None:
+    """Plays until the game or the input ends: by the agent, or by the actions on stdin."""
+    answer: Answer
+    if args.agent is None:
+        session, limit = open_session(env_from(args, config_to_play), args.task), args.max_steps
+        answer = _line if args.json else _typed
     else:
-        _show(console, outcome)
-    for step, move in enumerate(moves(agent, session, outcome, limit), start=1):
-        outcome = move.outcome
-        if args.json:
-            over = outcome.done or step == limit
-            _print_record(outcome, step, done=over, action=move.action, answer=move.answer)
-        else:
-            console.print(f"{step}> {printable(move.answer)}", style="bold", markup=False)
-            console.print(f"{printable(outcome.observation)}\n", markup=False)
+        config, policy = resolve(
+            args.agent, args.config, {"eval.temperature": args.temperature, "env.name": args.env}, args.overrides)
+        check_asked_by_prompt(config, args.agent)
+        session, limit = open_session(config.env, args.task), args.max_steps or config.env.max_steps
+        answer = load_agent(config, policy.folder, seed=args.seed).answer
+    first = outcome = session.reset()
+    turns = list[Turn]()
+    _show(args, outcome, 0, {}, over=False)
+    while not outcome.done and len(turns) != limit:
+        if (given := answer(first, turns, outcome)) is None:
+            return
+        text, parsed = given
+        turns.append(Turn(observation=outcome.observation, action=parsed.action,
+                          admissible=outcome.admits(parsed.action), kept=parsed.kept))
+        outcome = session.step(parsed.action)
+        move = {} if args.agent is None else {"action": parsed.action, "answer": text}
+        _show(args, outcome, len(turns), move, over=outcome.done or len(turns) == limit)
     if not args.json:
-        console.print(f"{'won' if outcome.won else 'not won'} after {number_of(step, 'step')}")
+        print(f"{'won' if outcome.won else 'not won'} after {number_of(len(turns), 'step')}")
+    elif args.agent is None:
+        for _ in sys.stdin:
+            print(json.dumps({"error": "the episode is over; end the input, or start another game",
+                              "step": len(turns)}), flush=True)
 
 
-def _print_record(outcome: Outcome, step: int, *, done: bool, **more: str) -> None:
-    record = {
-        **more,
-        "observation": outcome.observation,
-        "admissible_actions": outcome.admissible_actions,
-        "reward": outcome.reward,
-        "done": done,
-        "won": outcome.won,
-        "step": step,
-    }
-    print(json.dumps(record), flush=True)
+Answer = Callable[[Outcome, Sequence[Turn], Outcome], tuple[str, ParsedAction] | None]
+"""Returns a player's text and action, given the first outcome, the turns so far and the present outcome; None at the
+end of the input."""
 
 
-def _play(session: Session, max_steps: int | None) -> None:
+def _line(_first: Outcome, _turns: Sequence[Turn], _now: Outcome) -> tuple[str, ParsedAction] | None:
+    text = sys.stdin.readline()
+    return (text, ParsedAction(action=text.removesuffix("\n"), valid=True)) if text else None
+
+
+def _typed(_first: Outcome, turns: Sequence[Turn], _now: Outcome) -> tuple[str, ParsedAction] | None:
+    try:
+        text = _console().input(f"[bold]{len(turns) + 1}>[/bold] ")
+    except EOFError:
+        print()
+        return None
+    return text, ParsedAction(action=text, valid=True)
+
+
+def _show(args: argparse.Namespace, outcome: Outcome, step: int, move: Mapping[str, str], *, over: bool) -> None:
+    """Prints an outcome. `move`: the action and the answer of an agent that led to it."""
+    if args.json:
+        print(json.dumps({**move, "observation": outcome.observation, "admissible_actions": outcome.admissible_actions,
+                          "reward": outcome.reward, "done": over, "won": outcome.won, "step": step}), flush=True)
+        return
+    if move:
+        _console().print(f"{step}> {printable(move['answer'])}", style="bold", markup=False)
+    _console().print(f"{printable(outcome.observation)}\n", markup=False)
+    if not outcome.done and not move:
+        _console().print(printable(" | ".join(outcome.admissible_actions)), style="dim", markup=False)
+
+
+@cache
+def _console() -> Console:
     from rich.console import Console
 
-    console, step = Console(highlight=False), 0
-    outcome = session.reset()
-    _show(console, outcome)
-    while not outcome.done and step != max_steps:
-        try:
-            action = console.input(f"[bold]{step + 1}>[/bold] ")
-        except EOFError:
-            console.print()
+    return Console(highlight=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownPrompt:
+    """The prompt of one turn, and the action that led from it to the next."""
+
+    turn: int
+    text: str
+    """The text that the model reads, or without a tokenizer the text of the template."""
+    tokens: list[str] | None
+    ids: list[int] | None
+    action: str | None
+    """None after the last prompt that is shown."""
+
+
+def _show_prompts(args: argparse.Namespace) -> None:
+    """Prints the prompts. Raises UserError for an unknown task, missing data, and a model without a tokenizer."""
+    config, model = _config_and_model(args)
+    config = config.model_copy(update={"env": env_of(config.env, args.task)})
+    session, renderer = open_session(config.env, args.task), _renderer(model, config)
+    shown = list(_prompts(config, session, renderer, args.prompts))
+    stops = _stops(config, renderer)
+    if args.json:
+        print(json.dumps({"task": args.task, "prompt": config.env.prompt, "stops": stops,
+                          "prompts": [asdict(prompt) for prompt in shown]}))
+        return
+    for prompt in shown:
+        _print_prompt(prompt, config)
+    print(f"An answer ends after {' or '.join(map(repr, stops))}, or after {config.rollout.max_response_tokens} tokens "
+          "(rollout.max_response_tokens).")
+    if renderer is None:
+        print("No model is named, so there are no tokens: give --agent RUN, or model.path=FOLDER.")
+
+
+def _config_and_model(args: argparse.Namespace) -> tuple[Config, Path | None]:
+    if args.agent is not None:
+        config, policy = resolve(args.agent, args.config, {"env.name": args.env}, args.overrides)
+        check_asked_by_prompt(config, args.agent)
+        return config, policy.folder
+    config = with_local_model(optional_config_from(args))
+    config = config.model_copy(update={"env": env_from(args)})
+    return config, config.model.path
+
+
+def _renderer(model: Path | None, config: Config) -> PromptRenderer | None:
+    if model is None:
+        return None
+    if not (model / "tokenizer_config.json").exists():
+        raise UserError(f"{model} holds no tokenizer" if model.is_dir() else f"there is no folder {model}",
+                        "give a Hugging Face folder")
+    from rollout.prompt_renderer import load_text
+
+    return load_text(str(model), config.env, config.model)
+
+
+def _prompts(config: Config, session: TaskSession, renderer: PromptRenderer | None,
+             count: int) -> Iterator[ShownPrompt]:
+    from rollout.demonstrations import written
+
+    name, teacher = config.env.name, find_spec(config.env.name).teacher
+    prompting = partial(
+        as_user_error, f"the prompt {config.env.prompt!r} of {name} failed on {session.task}", f"fix {name}")
+    teaching = partial(as_user_error, f"the teacher of {name} failed on {session.task}", f"fix {name}")
+    template, turns = make_template(config.env), []
+    first = now = session.reset()
+    with teaching():
+        player = None if teacher is None else teacher.player(first, random.Random(config.seed), config.sft)
+    for turn in range(1, count + 1):
+        decode: Any = None if renderer is None else renderer.tokenizer.decode
+        with prompting():
+            ids = None if renderer is None else renderer.prompt(first, turns, now)
+            text = template.render(first, turns, now) if ids is None else str(decode(ids))
+        action, kept = None, ""
+        if turn < count:
+            with teaching():
+                answer = None if player is None else written(player, template, first, turns, now)
+            with prompting():
+                parsed = None if answer is None else template.parse(answer)
+            action = next(iter(now.admissible_actions), "") if parsed is None else parsed.action
+            kept = "" if parsed is None else parsed.kept
+        yield ShownPrompt(turn=turn, text=text, ids=ids, action=action,
+                          tokens=None if ids is None else [str(decode([token])) for token in ids])
+        if action is None:
             return
-        outcome, step = session.step(action), step + 1
-        _show(console, outcome)
-    console.print(f"{'won' if outcome.won else 'not won'} after {number_of(step, 'step')}")
+        turns.append(Turn(observation=now.observation, action=action, admissible=now.admits(action), kept=kept))
+        now = session.step(action)
+        if now.done:
+            return
 
 
-def _show(console: Console, outcome: Outcome) -> None:
-    console.print(f"{printable(outcome.observation)}\n", markup=False)
-    if not outcome.done:
-        console.print(printable(" | ".join(outcome.admissible_actions)), style="dim", markup=False)
+def _stops(config: Config, renderer: PromptRenderer | None) -> list[str]:
+    """Returns the texts that end an answer. Without a tokenizer, those that one made here would have as tokens."""
+    if renderer is None:
+        return list(find_spec(config.env.name).stops)
+    decode: Any = renderer.tokenizer.decode
+    return [*(str(decode([token])) for token in renderer.stop_ids), *renderer.stop_texts]
+
+
+def _print_prompt(prompt: ShownPrompt, config: Config) -> None:
+    size = f"{len(prompt.text)} characters"
+    if prompt.ids is not None:
+        size += f", {len(prompt.ids)} tokens of at most {config.rollout.max_prompt_tokens}"
+    print(f"--- turn {prompt.turn}, prompt {config.env.prompt}: {size}\n{prompt.text}")
+    if prompt.tokens is not None:
+        print("--- as tokens\n" + "|".join(token.replace("\n", "\\n") for token in prompt.tokens))
+    if prompt.action is not None:
+        print(f"--- action: {prompt.action}")
+    print()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agent:
+    """A model with its tokenizer and prompt template. It samples at `temperature`."""
+
+    model: PreTrainedModel
+    text: PromptRenderer
+    temperature: float
+    max_tokens: int
+
+    def answer(self, first: Outcome, turns: Sequence[Turn], now: Outcome) -> tuple[str, ParsedAction]:
+        """Samples an answer. Returns its full text, and the action for the environment."""
+        import torch
+
+        prompt = torch.tensor([self.text.prompt(first, turns, now)])
+        model: Any = self.model
+        out = model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=True, top_k=0,
+                             temperature=self.temperature, max_new_tokens=self.max_tokens,
+                             eos_token_id=list(self.text.stop_ids), pad_token_id=self.text.stop_ids[0])
+        ids = out[0, prompt.shape[1]:].numpy()
+        return str(self.text.tokenizer.decode(ids.tolist())), self.text.parse(ids)
+
+
+def load_agent(config: Config, model: Path, *, seed: int) -> Agent:
+    """Loads the agent of a Hugging Face folder, which plays by `config`. Raises UserError if the folder is damaged."""
+    import torch
+    from transformers.utils.logging import disable_progress_bar
+
+    from learner.model.loading import plain_model
+    from rollout.prompt_renderer import load_text
+
+    disable_progress_bar()
+    torch.manual_seed(seed)
+    try:
+        policy = plain_model(model, "auto").eval()
+        text = load_text(str(model), config.env, config.model)
+    except UserError:
+        raise
+    except Exception as error:  # transformers has no type for a file that is not what it should be
+        raise UserError(f"the model at {model} cannot be loaded ({described(error)})", "copy it again") from error
+    return Agent(model=policy, text=text, temperature=config.eval.temperature,
+                 max_tokens=config.rollout.max_response_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSession:
+    """A session that raises UserError if the environment raises, calls `sys.exit`, or returns no outcome."""
+
+    task: str
+    session: Session
+
+    def reset(self) -> Outcome:
+        """Starts the game."""
+        with _guard(self.task):
+            return outcome_of(self.session.reset(), "reset")
+
+    def step(self, action: str) -> Outcome:
+        """Takes one action."""
+        with _guard(self.task):
+            return outcome_of(self.session.step(action), "step")
+
+
+def _guard(task: str) -> AbstractContextManager[None]:
+    """Turns whatever a game raises into a UserError."""
+    return as_user_error(f"the game {task} failed", "fix the environment, or what it needs")
+
+
+def open_session(env: EnvSection, task: str) -> TaskSession:
+    """Opens a task of the environment that its id belongs to. Raises UserError for an unknown task, missing data, an
+    outside service that does not answer, and a game that fails."""
+    unknown = UserError(f"there is no task {task!r}", "see `gagpo play --tasks SPLIT`")
+    try:
+        environment = open_holding(env, task)
+    except KeyError:
+        raise unknown from None
+    env = env_of(env, task)
+    find_spec(env.name).reachable(env)
+    with _guard(task):
+        try:
+            return TaskSession(task, environment.open(task))
+        except KeyError:
+            if _lists(environment, task):  # then the game itself looked something up
+                raise
+            raise unknown from None
+
+
+def _lists(environment: Environment, task: str) -> bool:
+    try:
+        return task in environment.tasks(task.split("/")[1])
+    except (KeyError, IndexError):
+        return False

@@ -1,4 +1,13 @@
-"""`gagpo report`: the figures of the paper for one run, or for several with intervals over their seeds."""
+"""Writes report.html, one file with everything in it, and figures/*.png: success, length, gradient
+norm, entropy, advantages, steps by the size of their state group, and, of one run, what the lost episodes
+of its last evaluation share. Of several runs, those that differ in nothing but seed, name and place are
+one arm: means with 95% intervals over seeds, and differences to the first arm, paired by seed. A run that
+goes on is reported as far as it is.
+
+examples:
+  gagpo report runs/mine
+  gagpo report runs/mine-seed* runs/theirs-seed* --out compared
+"""
 
 from __future__ import annotations
 
@@ -13,17 +22,8 @@ from deploy.launch.planning.machine import check_writable
 from deploy.runs.policies import check_distinct, run_path
 
 
-def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]
-    """Registers the command."""
-    parser = subparsers.add_parser(
-        "report",
-        description="Writes report.html, one file with everything in it, and figures/*.png: success, length, gradient\n"
-        "norm, entropy, advantages, steps by the size of their state group, and, of one run, what the lost episodes\n"
-        "of its last evaluation share. Of several runs, those that differ in nothing but seed, name and place are\n"
-        "one arm: means with 95% intervals over seeds, and differences to the first arm, paired by seed. A run that\n"
-        "goes on is reported as far as it is.",
-        epilog="examples:\n  gagpo report runs/mine\n  gagpo report runs/mine-seed* runs/theirs-seed* --out compared",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments."""
     parser.add_argument("runs", metavar="RUN", nargs="+", type=run_path, help="runs' folders, or names in runs/")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where to (default: the run's folder, or ./report)")
     parser.add_argument("--steps", type=_steps, default=(), metavar="N,N",
@@ -31,7 +31,6 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
                              "(default: in the first and last quarter)")
     parser.add_argument("--json", action="store_true", help="print the numbers as one JSON object")
     add_own_code(parser)
-    parser.set_defaults(run=run)
 
 
 def _steps(text: str) -> tuple[int, ...]:

@@ -1,4 +1,12 @@
-"""`gagpo scale`: more or fewer rollout workers and environment servers, while a run goes on."""
+"""Changes how many rollout workers and environment servers a run has. A run that goes on follows
+within seconds, without a restart; another one starts with these numbers. Workers that leave finish their
+episodes first. The sessions of servers that leave are rebuilt on others, except those of a live
+environment. Without numbers it prints them.
+
+examples:
+  gagpo scale alfworld-tiny
+  gagpo scale runs/alfworld-tiny rollout=3 env=2
+"""
 
 from __future__ import annotations
 
@@ -8,9 +16,10 @@ import re
 
 import msgspec
 
+from deploy.commands.arguments import add_run_argument
 from deploy.runs.configs import light_config
 from deploy.runs.folder import go_on
-from deploy.runs.policies import find_run, run_path
+from deploy.runs.policies import find_run
 from deploy.runs.stage import read_stage
 from deploy.runs.wanted import WantedNumbers, numbers, read_wanted, write_wanted
 from services.config.tree import Config
@@ -19,20 +28,11 @@ from services.errors import UserError
 ROLES = {"rollout": "rollout workers", "env": "environment servers"}
 
 
-def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]
-    """Registers the command."""
-    parser = subparsers.add_parser(
-        "scale",
-        description="Changes how many rollout workers and environment servers a run has. A run that goes on follows\n"
-        "within seconds, without a restart; another one starts with these numbers. Workers that leave finish their\n"
-        "episodes first. The sessions of servers that leave are rebuilt on others, except those of a live\n"
-        "environment. Without numbers it prints them.",
-        epilog="examples:\n  gagpo scale alfworld-tiny\n  gagpo scale runs/alfworld-tiny rollout=3 env=2",
-    )
-    parser.add_argument("run_folder", metavar="RUN", type=run_path, help="a run's folder, or its name in runs/")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments."""
+    add_run_argument(parser)
     parser.add_argument("numbers", nargs="*", metavar="ROLE=N", help="rollout=N or env=N")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

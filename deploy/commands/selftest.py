@@ -1,4 +1,10 @@
-"""`gagpo selftest`: shows on a GPU that sampler, loop and learner work there."""
+"""Runs sampler, loop and learner with random weights of Qwen2.5-1.5B's shape on one GPU, without
+the network, and prints what passed, what failed and the figures. Exits with 1 if a line failed.
+
+examples:
+  gagpo selftest --gpu
+  gagpo selftest --gpu --part engine --json
+"""
 
 from __future__ import annotations
 
@@ -21,18 +27,11 @@ if TYPE_CHECKING:
 PARTS = ("engine", "loop", "learner")
 
 
-def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]
-    """Registers the command."""
-    parser = subparsers.add_parser(
-        "selftest",
-        description="Runs sampler, loop and learner with random weights of Qwen2.5-1.5B's shape on one GPU, without\n"
-        "the network, and prints what passed, what failed and the figures. Exits with 1 if a line failed.",
-        epilog="examples:\n  gagpo selftest --gpu\n  gagpo selftest --gpu --part engine --json",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments."""
     parser.add_argument("--gpu", action="store_true", required=True, help="use the first GPU of this machine")
     parser.add_argument("--part", choices=PARTS, help="this part alone")
     parser.add_argument("--json", action="store_true", help="one JSON object at the end instead of lines")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

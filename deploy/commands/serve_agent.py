@@ -1,4 +1,12 @@
-"""`gagpo serve-agent`: a policy behind OpenAI's protocol, to develop and evaluate an agent against."""
+"""Serves a policy until it is stopped, and prints the URL when it is ready. OpenAI's clients
+ask it at URL/v1, and Anthropic's at URL. POST /episodes opens an episode of a task with a key of its
+own, in which the environment of the config is at /env; DELETE /episodes ends it. Other machines may
+reach it only with a bearer token, taken from $GAGPO_AGENT_TOKEN.
+
+examples:
+  gagpo serve-agent exported --out episodes.jsonl
+  gagpo serve-agent /models/mine --no-env rollout.max_prompt_tokens=4096
+"""
 
 from __future__ import annotations
 
@@ -6,22 +14,14 @@ import argparse
 import asyncio
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
+from deploy.commands.arguments import is_setting
 from services.config.secrets import AGENT_TOKEN_VARIABLE, token_from
+from services.errors import UserError
 
 
-def add_parser(subparsers: Any) -> None:
-    """Registers the command."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "serve-agent",
-        description="Serves a policy until it is stopped, and prints the URL when it is ready. OpenAI's clients\n"
-        "ask it at URL/v1, and Anthropic's at URL. POST /episodes opens an episode of a task with a key of its\n"
-        "own, in which the environment of the config is at /env; DELETE /episodes ends it. Other machines may\n"
-        f"reach it only with a bearer token, taken from ${AGENT_TOKEN_VARIABLE}.",
-        epilog="examples:\n  gagpo serve-agent exported --out episodes.jsonl\n"
-        "  gagpo serve-agent /models/mine --no-env rollout.max_prompt_tokens=4096",
-        formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments."""
     parser.add_argument("policy", metavar="POLICY", help="an exported folder, a run, or any Hugging Face folder")
     parser.add_argument("--config", metavar="FILE", help="settings (default: those that lie beside the policy)")
     parser.add_argument("--which", metavar="latest|best|STEP", help="which checkpoint of a run")
@@ -30,7 +30,6 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--no-env", action="store_true", help="episodes have no environment; rewards come by HTTP")
     parser.add_argument("--out", type=Path, metavar="FILE", help="append each ended episode as a line of JSON")
     parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help="set one key of the config")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -42,6 +41,8 @@ def run(args: argparse.Namespace) -> None:
     from services.process.addresses import check_exposure
     from services.telemetry.logs import adopt_libraries, configure_logs
 
+    if is_setting(args.policy):
+        raise UserError(f"POLICY is missing: {args.policy} stands in its place", "give it before the settings")
     config, policy = resolve_or_default(run_path(args.policy), args.config, args.overrides, which=args.which)
     if args.out is not None:
         check_results(args.out)  # rather now than at the end of the first episode

@@ -1,4 +1,13 @@
-"""`gagpo serve-env`: runs one environment server. Wiring only."""
+"""Serves an environment over HTTP until it is stopped, and prints its URL when it is ready. Its
+log is on stderr: short lines on a terminal, otherwise JSON. If stdout is not a terminal, it gets one
+line with the URL. Other machines may reach it only with a bearer token, taken from
+$GAGPO_ENV_TOKEN, else from the file env.token_file.
+
+examples:
+  gagpo serve-env --config alfworld-tiny --port 8100 env.max_sessions=4096
+  gagpo serve-env --env webshop --openenv
+  gagpo serve-env --env alfworld --mcp
+"""
 
 from __future__ import annotations
 
@@ -14,17 +23,8 @@ from services.process.addresses import is_local
 from services.telemetry.logs import adopt_libraries, configure_logs
 
 
-def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]
-    """Registers the command."""
-    parser = subparsers.add_parser(
-        "serve-env",
-        description="Serves an environment over HTTP until it is stopped, and prints its URL when it is ready. Its\n"
-        "log is on stderr: short lines on a terminal, otherwise JSON. If stdout is not a terminal, it gets one\n"
-        f"line with the URL. Other machines may reach it only with a bearer token, taken from\n"
-        f"${ENV_TOKEN_VARIABLE}, else from the file env.token_file.",
-        epilog="examples:\n  gagpo serve-env --config alfworld-tiny --port 8100 env.max_sessions=4096\n"
-        "  gagpo serve-env --env webshop --openenv\n  gagpo serve-env --env alfworld --mcp",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments."""
     add_env_arguments(parser)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
     parser.add_argument("--port", type=int, default=8100, help="0: a free one, printed (default: 8100)")
@@ -38,7 +38,6 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
     parser.add_argument("--run-folder", type=Path, metavar="FOLDER",
                         help="log to this folder of a run instead, as its environment server --rank")
     parser.add_argument("--rank", type=int, default=0, metavar="N", help="which of the run's servers (default: 0)")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:

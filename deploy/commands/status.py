@@ -1,4 +1,12 @@
-"""`gagpo status`: shows the state of a run from its folder and, while it is active, from its heartbeats."""
+"""Shows the stage of a run, its last learner step and its first, best and last evaluations. While
+it is active: each of its processes, with the weights held, the speed, the last progress, and what it
+waits for. After an interruption: the command that continues it. At the end: the verdict and the next
+commands.
+
+examples:
+  gagpo status alfworld-tiny
+  gagpo status runs/alfworld-tiny --watch
+"""
 
 from __future__ import annotations
 
@@ -15,6 +23,7 @@ from typing import Any
 
 import msgspec
 
+from deploy.commands.arguments import add_run_argument
 from deploy.console.plain import answer_shares
 from deploy.console.printable import printable
 from deploy.runs.comparison import REPEATED, Kind, evaluation_kind, repeats, stand_in_notes
@@ -23,7 +32,7 @@ from deploy.runs.folder import RunFolder, go_on
 from deploy.runs.health import warnings
 from deploy.runs.history import RunHistory
 from deploy.runs.live_status import Seen, look, silent, value, withheld_token
-from deploy.runs.policies import find_run, run_path
+from deploy.runs.policies import find_run
 from deploy.runs.stage import ENDED_WELL, read_stage
 from deploy.runs.step_times import MeanStep, as_line, step_times
 from deploy.runs.verdict import next_commands, verdicts
@@ -44,20 +53,11 @@ SHARES = ("invalid_share", "inadmissible_share", "cut_share")
 FINISHED, GOING_ON, INTERRUPTED = "finished", "going on", "interrupted"
 
 
-def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]
-    """Registers the command."""
-    parser = subparsers.add_parser(
-        "status",
-        description="Shows the stage of a run, its last learner step and its first, best and last evaluations. While\n"
-        "it is active: each of its processes, with the weights held, the speed, the last progress, and what it\n"
-        "waits for. After an interruption: the command that continues it. At the end: the verdict and the next\n"
-        "commands.",
-        epilog="examples:\n  gagpo status alfworld-tiny\n  gagpo status runs/alfworld-tiny --watch",
-    )
-    parser.add_argument("run_folder", metavar="RUN", type=run_path, help="a run's folder, or its name in runs/")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments."""
+    add_run_argument(parser)
     parser.add_argument("--watch", action="store_true", help="again every two seconds, until Ctrl-C")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -192,12 +192,12 @@ def _since(then: float, now: float) -> float:
 
 def processes(seen: Seen) -> list[dict[str, Any]]:
     """Returns one object per process, for machines."""
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for name, beat in seen.now.items():
         number, unit = seen.rate(name) or (None, None)
-        found.append({"name": name, "rate": number, "rate_unit": unit} | {
+        rows.append({"name": name, "rate": number, "rate_unit": unit} | {
             key: value for key, value in msgspec.to_builtins(beat).items() if key != "metrics"})
-    return found
+    return rows
 
 
 def table(seen: Seen, *, ranks: int = 1) -> list[str]:
@@ -221,8 +221,8 @@ def table(seen: Seen, *, ranks: int = 1) -> list[str]:
 
 def speed(seen: Seen, name: str) -> str:
     """Returns `123 tokens/s`, `45 steps/s` or `6.7 s a step`; a dash if none is known."""
-    found = seen.rate(name)
-    return "-" if found is None else f"{rounded(found[0])} {found[1]}"
+    rate = seen.rate(name)
+    return "-" if rate is None else f"{rounded(rate[0])} {rate[1]}"
 
 
 def _roles(driver: Beat | None) -> list[str]:

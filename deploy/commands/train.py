@@ -1,9 +1,26 @@
-"""`gagpo train`: runs a whole training, from the cold start to the report."""
+"""Trains an agent: cold start, reinforcement learning, held-out games, report.
+Starts a private Redis, Ray and environment servers unless the config or RAY_ADDRESS names others,
+and stops what it started.
+--cold-start makes the cold start alone: it plays demonstrations on the training games, makes a tokenizer
+and a small model from scratch (or takes model.path), trains, and writes a Hugging Face folder with
+sft.json. If sft.file names trajectories, these are imitated instead. A model at model.path is trained by
+the learner's ranks if the config gives the learner GPUs or several ranks.
+
+examples:
+  gagpo train --config alfworld-tiny --dry-run
+  gagpo train --config alfworld-tiny steps=50 name=longer
+  gagpo train --resume runs/longer
+  gagpo train --resume s3://bucket/runs/longer
+  gagpo train --config alfworld-small name=ablations --sweep ablations
+  gagpo train --config alfworld-tiny --cold-start models/cold sft.minutes=3
+  ray job submit --working-dir . -- gagpo train --config deploy/configs/alfworld-tiny.yaml
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 import tempfile
 from functools import partial
@@ -24,25 +41,8 @@ if TYPE_CHECKING:
     from deploy.training.sweep import Variant
 
 
-def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: ignore[reportPrivateUsage]
-    """Registers the command."""
-    parser = subparsers.add_parser(
-        "train",
-        description="Trains an agent: cold start, reinforcement learning, held-out games, report.\n"
-        "Starts a private Redis, Ray and environment servers unless the config or RAY_ADDRESS names others,\n"
-        "and stops what it started.\n"
-        "--cold-start makes the cold start alone: it plays demonstrations on the training games, makes a tokenizer\n"
-        "and a small model from scratch (or takes model.path), trains, and writes a Hugging Face folder with\n"
-        "sft.json. If sft.file names trajectories, these are imitated instead. A model at model.path is trained by\n"
-        "the learner's ranks if the config gives the learner GPUs or several ranks.",
-        epilog="examples:\n  gagpo train --config alfworld-tiny --dry-run\n"
-        "  gagpo train --config alfworld-tiny steps=50 name=longer\n"
-        "  gagpo train --resume runs/longer\n"
-        "  gagpo train --resume s3://bucket/runs/longer\n"
-        "  gagpo train --config alfworld-small name=ablations --sweep ablations\n"
-        "  gagpo train --config alfworld-tiny --cold-start models/cold sft.minutes=3\n"
-        "  ray job submit --working-dir . -- gagpo train --config deploy/configs/alfworld-tiny.yaml",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments."""
     add_config_arguments(parser, required=False)
     parser.add_argument("--resume", nargs="?", const=True, default=False, metavar="RUN",
                         help="continue this run by the config in its folder; with --config and without RUN: "
@@ -59,7 +59,6 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:  # pyright: igno
     parser.add_argument("--dry-run", action="store_true", help="validate and print the plan; start nothing")
     parser.add_argument("--json", action="store_true", help="print the plan or the result as one JSON object;\n"
                         "with --cold-start, sft.json")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -98,16 +97,55 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _cold_start(args: argparse.Namespace) -> int:
-    from deploy.commands.cold_start import make_cold_start
+    """Trains a model on demonstrations and prints where it is. Raises UserError."""
+    from rich.console import Console
+
+    from deploy.console.plain import StatusLines
+    from deploy.launch.checks.chat_template import check_template
+    from deploy.launch.checks.gpu_checks import check_ranks
+    from deploy.launch.checks.model_folder import check_model, check_weights
+    from deploy.launch.checks.preflight import check_scratch
     from deploy.launch.planning.cpu_machine import on_cpu
+    from deploy.launch.planning.machine import check_writable
+    from deploy.launch.planning.warnings import unread_answers
+    from deploy.training.cold_start import cold_start
 
     for option, given in (("--resume", args.resume), ("--skip-step", args.skip_step), ("--sweep", args.sweep),
                           ("--dry-run", args.dry_run)):
         if given:
             raise UserError(f"{option} does nothing with --cold-start", "leave it out")
-    config = on_cpu(_config(args), partial(print, file=sys.stderr))
-    make_cold_start(config, args.cold_start, continue_from=args.continue_from, as_json=args.json)
+    out, continue_from = args.cold_start, args.continue_from
+    config = on_cpu(with_local_model(_config(args)), partial(print, file=sys.stderr))
+    check_writable(out, f"--cold-start {out}", "give another folder")
+    _empty(out)
+    if continue_from is not None and not (continue_from / "config.json").exists():
+        raise UserError(f"{continue_from} holds no model", "give a Hugging Face folder")
+    if (begins := continue_from or config.model.path) is None:
+        check_scratch(config)
+    else:
+        check_model(begins)
+        check_weights(begins)
+        check_template(lay_over(config, {"model.path": begins}))
+    if config.imitates_on_ranks:
+        check_ranks(config)
+    with StatusLines(Console(stderr=args.json)) as lines:
+        for line in unread_answers(config):
+            lines.note(f"warning: {line}")
+        made = cold_start(config, out, minutes=config.sft.minutes, epochs=config.sft.epochs,
+                         continue_from=continue_from, report=lines.note, passing=lines.passing)
+    print((made / "sft.json").read_text(encoding="utf-8").strip() if args.json else f"model: {made}")
     return 0
+
+
+def _empty(out: Path) -> None:
+    """Removes what was written of a model before its process died. Raises UserError for a folder that holds more."""
+    from learner.cold_start.states import folder_of, kept
+
+    if not out.exists() or not any(out.iterdir()):
+        return
+    if (out / "sft.json").exists() or not kept(folder_of(out)):
+        raise UserError(f"{out} is not empty", "give a new folder with --cold-start")
+    shutil.rmtree(out)
 
 
 def _config(args: argparse.Namespace) -> Config:

@@ -39,37 +39,20 @@ An error is one line on stderr: what is wrong, and how to fix it."""
 
 def commands_page() -> str:
     """Returns the page."""
-    parser = build_parser()
     return document("Commands", COMMANDS_INTRODUCTION, *(
-        block for name, command in subcommands(parser).items() for block in _command(f"gagpo {name}", command)))
-
-
-def subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """Returns the parsers of a parser's commands, by name."""
-    for action in parser._actions:  # argparse has no public access to its commands
-        if isinstance(action, argparse._SubParsersAction):  # pyright: ignore[reportPrivateUsage]
-            for command in action.choices.values():
-                if complete := command.get_default("complete"):
-                    complete(command)
-            return dict(action.choices)
-    return {}
+        block for name, command in build_parser().commands.items() for block in _command(f"gagpo {name}", command)))
 
 
 def _command(name: str, parser: argparse.ArgumentParser) -> Iterator[str]:
+    if complete := parser.get_default("complete"):
+        complete(parser)
     yield f"## {name}"
     yield " ".join((parser.description or "").split())
-    rows = [[_flags(action), _meaning(action)] for action in parser._actions if _documented(action)]
-    if rows:
-        yield table(["argument", "meaning"], rows)
+    documented = [action for action in parser._actions if action.dest != "help" and action.help != argparse.SUPPRESS]
+    if documented:  # argparse has no public list of a parser's arguments
+        yield table(["argument", "meaning"], [[_flags(action), _meaning(action)] for action in documented])
     if parser.epilog:
         yield f"```text\n{parser.epilog.strip()}\n```"
-    for inner, command in subcommands(parser).items():
-        yield from _command(f"{name} {inner}", command)
-
-
-def _documented(action: argparse.Action) -> bool:
-    hidden = isinstance(action, (argparse._HelpAction, argparse._SubParsersAction))  # pyright: ignore[reportPrivateUsage]
-    return not hidden and action.help is not argparse.SUPPRESS
 
 
 def _flags(action: argparse.Action) -> str:

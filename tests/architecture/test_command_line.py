@@ -1,14 +1,12 @@
 """Every command is listed, has a help text, and shows an example."""
 
-import argparse
 import re
 
 import pytest
 
 from deploy.cli import GROUPS, MOVED, build_parser, main
 
-COMMANDS = next(
-    action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction)).choices
+COMMANDS = build_parser().commands
 PROMISED = ("train", "eval", "play", "export", "status", "explore", "report", "credit", "audit", "monitor", "serve-env",
             "serve-agent", "scale", "new-env", "doctor", "selftest")
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,11 +22,12 @@ def command(monkeypatch: pytest.MonkeyPatch):
     shipped = cli.COMMANDS
 
     def install(run, **defaults: object) -> None:
-        def add_parser(subparsers: argparse._SubParsersAction) -> None:
-            parser = subparsers.add_parser("work", epilog="example:\n  gagpo work")
+        def add_arguments(parser: argparse.ArgumentParser) -> None:
             parser.add_argument("--fast", action="store_true")
-            parser.set_defaults(run=run, **defaults)
-        monkeypatch.setattr(cli, "COMMANDS", (*shipped, add_parser))
+            parser.set_defaults(**defaults)
+
+        work = SimpleNamespace(__name__="work", __doc__="Works.", add_arguments=add_arguments, run=run)
+        monkeypatch.setattr(cli, "COMMANDS", (*shipped, work))
     return install
 
 
@@ -141,8 +143,7 @@ def start_sleeper(*prefix: str) -> subprocess.Popen[str]:
         "def run(args):\n"
         "    try:\n        print('ready', flush=True); nap()\n"
         "    finally:\n        print('cleaned', flush=True)\n"
-        "def add(subparsers): subparsers.add_parser('work').set_defaults(run=run)\n"
-        "cli.COMMANDS = (add,)\nraise SystemExit(cli.main(['work']))\n"
+        "raise SystemExit(cli.run_guarded(lambda: run(None)))\n"
     )
     process = subprocess.Popen(
         [*prefix, sys.executable, "-c", code], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
@@ -174,8 +175,7 @@ def test_a_signal_that_comes_inside_a_finalizer_is_not_lost(number: signal.Signa
         "def run(args):\n"
         "    try:\n        Slow(); time.sleep(600)\n"
         "    finally:\n        print('cleaned', flush=True)\n"
-        "def add(subparsers): subparsers.add_parser('work').set_defaults(run=run)\n"
-        "cli.COMMANDS = (add,)\nraise SystemExit(cli.main(['work']))\n"
+        "raise SystemExit(cli.run_guarded(lambda: run(None)))\n"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE, text=True)
@@ -207,8 +207,7 @@ def test_a_reader_that_leaves_is_no_traceback():
     code = (
         "import sys, time\nfrom deploy import cli\n"
         "def run(args):\n    time.sleep(0.5); print('x' * 100000)\n"
-        "def add(subparsers): subparsers.add_parser('work').set_defaults(run=run)\n"
-        "cli.COMMANDS = (add,)\nraise SystemExit(cli.main(['work']))\n"
+        "raise SystemExit(cli.run_guarded(lambda: run(None)))\n"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=write, stderr=subprocess.PIPE, text=True)
     os.close(write)
@@ -230,8 +229,7 @@ def test_a_full_disk_behind_stdout_is_one_line(characters: int):
     """The interpreter's last flush of what is left told of it again, and changed the status to 120."""
     code = ("from deploy import cli\n"
             f"def run(args): print('x' * {characters})\n"
-            "def add(subparsers): subparsers.add_parser('work').set_defaults(run=run)\n"
-            "cli.COMMANDS = (add,)\nraise SystemExit(cli.main(['work']))\n")
+            "raise SystemExit(cli.run_guarded(lambda: run(None)))\n")
     with Path("/dev/full").open("w") as full:
         process = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True,
                                  env=os.environ | {"PYTHONUNBUFFERED": ""}, timeout=60, check=False)
@@ -242,10 +240,8 @@ def test_a_full_disk_behind_stdout_is_one_line(characters: int):
 def test_a_file_over_the_limit_of_its_size_is_one_line_that_names_the_limit(tmp_path: Path):
     code = ("import resource\nfrom deploy import cli\n"
             f"def run(args): open({str(tmp_path / 'report')!r}, 'wb', buffering=0).write(b'x')\n"
-            "def add(subparsers): subparsers.add_parser('work').set_defaults(run=run)\n"
-            "cli.COMMANDS = (add,)\n"
             "resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))\n"
-            "raise SystemExit(cli.main(['work']))\n")
+            "raise SystemExit(cli.run_guarded(lambda: run(None)))\n")
     process = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     assert process.stderr == "error: File too large; raise the limit of a file's size (`ulimit -f`)\n"
     assert process.returncode == 2

@@ -14,7 +14,6 @@ import pytest
 import yaml
 
 from deploy.cli import build_parser, parse
-from deploy.reference.pages import subcommands
 from deploy.runs.configs import SHIPPED, load_config
 from services.config.file import default_config, find_config
 from services.config.keys import config_keys
@@ -100,7 +99,7 @@ def test_the_pages_hold_commands():
 
 
 def test_commands_within_sentences_have_their_name_their_options_and_keys_that_exist():
-    known = subcommands(build_parser())
+    known = build_parser().commands
     keys, roles = set(config_keys()), {"rollout", "env"}
     wrong = []
     for page in PAGES:

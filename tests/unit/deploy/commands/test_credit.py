@@ -120,10 +120,9 @@ def test_a_key_that_two_estimators_read_otherwise_is_explained_for_each(monkeypa
     with pytest.raises(SystemExit):
         run(monkeypatch, capsys, "", "--help")
     shown = " ".join(capsys.readouterr().out.split())
-    assert "For gagpo_loo: κ: weight of the previous turn's value" in shown
-    assert "For gagpo_graph: κ: weight of the mean start return" in shown
-    assert "(default 1.0; for gigpo, g2po, graphhca, rlvmr; default 5.0; for crbc)" in shown, "one meaning is told once"
-    assert "Discount γ per turn. (default 0.95; 0.99 for graft; 0.98 for crbc)" in shown
+    assert "as a number of turns of other episodes. (default 2.0; for gagpo_loo) κ: weight of the mean start" in shown
+    assert "(default 1.0; for gigpo, g2po, graphhca, rlvmr) (default 5.0; for crbc)" in shown
+    assert "Discount γ per turn. (default 0.95) (default 0.99; for graft) (default 0.98; for crbc)" in shown
 
 
 def test_weight_and_mode_reach_the_estimator(monkeypatch, capsys):

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from deploy.commands.play_agent import load_agent
+from deploy.commands.play import load_agent
 from deploy.runs.configs import load_config
 from envservice.base import Outcome
 from learner.cold_start.scratch_model import scratch_model

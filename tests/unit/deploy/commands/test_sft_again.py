@@ -3,7 +3,7 @@
 import pytest
 
 from deploy.cli import parse
-from deploy.commands import cold_start
+from deploy.training import cold_start
 from services.errors import UserError
 
 
