@@ -64,9 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Makes all cheap checks, then runs."""
     from deploy.launch.checks import preflight
-    from deploy.launch.checks.gpu_checks import with_gpu
     from deploy.launch.planning import plan
-    from deploy.launch.planning.cpu_machine import on_cpu
+    from deploy.launch.planning.fit import on_cpu, with_gpu
     from deploy.runs.folder import check_skip, earlier
     from deploy.training.start import start
 
@@ -105,7 +104,7 @@ def _cold_start(args: argparse.Namespace) -> int:
     from deploy.launch.checks.gpu_checks import check_ranks
     from deploy.launch.checks.model_folder import check_model, check_weights
     from deploy.launch.checks.preflight import check_scratch
-    from deploy.launch.planning.cpu_machine import on_cpu
+    from deploy.launch.planning.fit import on_cpu
     from deploy.launch.planning.machine import check_writable
     from deploy.launch.planning.warnings import unread_answers
     from deploy.training.cold_start import cold_start

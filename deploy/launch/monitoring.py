@@ -38,13 +38,13 @@ def monitoring(parts: Topology, telemetry: Telemetry, folder: RunFolder, *,
 
         def fill() -> None:
             telemetry.fill(store, config, parts.supervisor)
-            targets.tell(parts.urls())
+            targets.write(parts.urls())
 
-        targets.tell(parts.urls())
+        targets.write(parts.urls())
         _forget_killed(folder, address)
         note(f"metrics on http://{address}/metrics")
         try:
-            with Beating(telemetry.pulse, store.state.beat, fill=fill), _shelf(parts, store):
+            with Beating(telemetry.pulse, store.state.beat, fill=fill), _weights_heartbeat(parts, store):
                 yield
         finally:
             with suppress(OSError):
@@ -65,12 +65,12 @@ class _Targets:
 
     def __init__(self, path: Path, groups: Callable[[Sequence[str]], object], note: Callable[[str], object]) -> None:
         self._path, self._groups, self._note = path, groups, note
-        self._told: tuple[str, ...] | None = None
+        self._written: tuple[str, ...] | None = None
         self._failing = False
 
-    def tell(self, urls: tuple[str, ...]) -> None:
+    def write(self, urls: tuple[str, ...]) -> None:
         """Writes the file if the environment servers are others than those in it."""
-        if urls == self._told:
+        if urls == self._written:
             return
         try:
             for folder in (self._path.parent.parent, self._path.parent):  # not those above: they may be away
@@ -82,10 +82,10 @@ class _Targets:
                            "`gagpo status` do not find the processes of this run")
             self._failing = True
         else:
-            self._told, self._failing = urls, False
+            self._written, self._failing = urls, False
 
 
-def _shelf(parts: Topology, store: Store) -> AbstractContextManager[object]:
+def _weights_heartbeat(parts: Topology, store: Store) -> AbstractContextManager[object]:
     """Sends the weights actor's heartbeat for it, because that actor has no connection to the store.
 
     Sends nothing if the actor does not answer.

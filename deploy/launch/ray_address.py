@@ -62,8 +62,8 @@ def check_ray(address: str, *, health_s: float = HEALTH_S) -> None:
     except subprocess.TimeoutExpired:
         raise _refusal(address, f"no answer within {health_s:.0f} s") from None
     if done.returncode:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        raise _refusal(address, said[-1].strip() if said else f"its health check ends with {done.returncode}")
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        raise _refusal(address, lines[-1].strip() if lines else f"its health check ends with {done.returncode}")
 
 
 def _connect(address: str) -> None:

@@ -36,9 +36,9 @@ def check_redis(config: Config, before: Config | None, tell: Tell) -> None:
     if url is None:
         find_redis()
         return
-    known = before is not None and _address(before) == _address(config)
+    same = before is not None and _address(before) == _address(config)
     until_answered(Connection(url, config.name, PROBE_S, config.redis).check,
-                   config.redis.outage_seconds if known else config.supervision.reach_seconds, tell)
+                   config.redis.outage_seconds if same else config.supervision.reach_seconds, tell)
 
 
 def check_servers(config: Config, before: Config | None, tell: Tell) -> None:
@@ -98,8 +98,8 @@ def _answer(urls: Sequence[str]) -> None:
 
 def _patience(config: Config, before: Config | None) -> float:
     """Returns for how many seconds to wait for environment servers."""
-    known = before is not None and before.env.urls == config.env.urls
-    return config.env.outage_seconds if known else config.supervision.reach_seconds
+    same = before is not None and before.env.urls == config.env.urls
+    return config.env.outage_seconds if same else config.supervision.reach_seconds
 
 
 def _address(config: Config) -> object:

@@ -74,12 +74,12 @@ class LoadMeter:
         """Returns each server's metrics as a thread read them last. The controller's loop never waits for a server."""
         if not self._parts.config.autoscale.env:
             return {}
-        found = self._reading.result() if self._reading is not None and self._reading.done() else {}
+        snapshots = self._reading.result() if self._reading is not None and self._reading.done() else {}
         if self._reading is None or self._reading.done():
             urls = self._parts.urls()
             with DaemonThread("environment-load") as reader:  # it ends with this read, and nobody waits for it
                 self._reading = reader.submit(lambda: {url: scraped(url, seconds=ANSWER_S) for url in urls})
-        return found
+        return snapshots
 
     def take(self) -> tuple[RolloutLoad, EnvironmentLoad]:
         """Returns the load since the last call, and starts a new interval."""
@@ -95,11 +95,11 @@ class LoadMeter:
 
 def _histogram(process: str, metrics: Mapping[str, Any] | Snapshot, name: str) -> Counters:
     """Returns the sum and the count of a histogram over all its labels."""
-    found: Counters = {}
+    counters: Counters = {}
     for sample, _, value in metrics.get(name, ()):
         if sample in (f"{name}_sum", f"{name}_count"):
-            found[process, sample] = found.get((process, sample), 0.0) + (value or 0.0)
-    return found
+            counters[process, sample] = counters.get((process, sample), 0.0) + (value or 0.0)
+    return counters
 
 
 def _sum(metrics: Mapping[str, Any] | Snapshot, name: str, **labels: str) -> float:

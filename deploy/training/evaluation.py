@@ -70,9 +70,7 @@ def evaluate(config: Config, policy: PlayablePolicy, *, split: str | None, file:
 
     from deploy.console.plain import StatusLines
     from deploy.launch.checks import preflight
-    from deploy.launch.checks.gpu_checks import with_gpu
-    from deploy.launch.planning.cpu_machine import on_cpu
-    from deploy.launch.planning.evaluation_config import evaluation_config
+    from deploy.launch.planning.fit import evaluation_config, on_cpu, with_gpu
     from services.telemetry.metrics_file import keep_row
 
     tell = partial(print, file=sys.stderr, flush=True)

@@ -25,8 +25,7 @@ def start(config: Config, *, resume: bool, skip_step: int | None = None, quiet: 
     `quiet`: show progress on stderr and keep stdout free. Raises UserError for a user's mistake.
     """
     from deploy.launch.checks import preflight
-    from deploy.launch.checks.gpu_checks import with_gpu
-    from deploy.launch.planning.cpu_machine import on_cpu
+    from deploy.launch.planning.fit import on_cpu, with_gpu
     from deploy.runs.folder import check_run, check_skip, earlier, locked
     from deploy.runs.mirror import claim
     from deploy.runs.wanted import forget_older

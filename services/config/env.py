@@ -6,8 +6,9 @@ To add settings for an environment, write a Section beside AlfworldSection and g
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -70,6 +71,14 @@ class Section(BaseModel):
         if isinstance(value, Path) and value.parts[:1] == ("~",):
             return value.expanduser()
         return value
+
+    def with_keys(self, values: Mapping[str, Any]) -> Self:
+        """Returns a copy with these values at their dotted keys. It is not validated."""
+        copy = self
+        for key, value in values.items():
+            name, _, rest = key.partition(".")
+            copy = copy.model_copy(update={name: getattr(copy, name).with_keys({rest: value}) if rest else value})
+        return copy
 
 
 TaskType = Literal["pick", "look", "clean", "heat", "cool", "two"]

@@ -32,7 +32,7 @@ def refusal(error: ValidationError, where: Path | str | Callable[[str], Path | s
     keys = set(config_keys())
     findings: dict[str, ErrorDetails] = {}
     for finding in error.errors(include_url=False):  # a value of no type of a union has one for each type
-        parts = [prefix + _key_of(finding["loc"][:end]) for end in range(1, len(finding["loc"]) + 1)]
+        parts = [prefix + _key_of(finding["loc"][:end]) for end in range(1, len(finding["loc"]) + 1)] or [prefix]
         findings.setdefault(next((key for key in parts if key in keys), parts[-1]), finding)
     first, *others = (_one_line(finding, where(_key_of(finding["loc"])) if callable(where) else where, prefix)
                       for finding in findings.values())
@@ -55,9 +55,10 @@ def _one_line(finding: ErrorDetails, where: Path | str, prefix: str) -> UserErro
         return UserError(f"{key} is not set",
                          f"set it in {where} or give {key}=VALUE" if typed else "give it a value")
     if finding["type"] == "value_error":
-        fix = "give another value" if where == COMMAND_LINE else \
+        what, _, own_fix = message.rpartition("; ")
+        fix = own_fix if what else "give another value" if where == COMMAND_LINE else \
             f"change it in {where} or override it on the command line"
-        return UserError(f"{key}: {message}", fix)
+        return UserError(": ".join(filter(None, (key, what or message))), fix)
     if finding["type"] == "extra_forbidden":
         return UserError(f"unknown key {key} in {where}", nearest(key))
     if finding["type"] == "model_type":

@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from services.config.autoscale import AutoscaleSection
 from services.config.credit import CreditSection
@@ -157,6 +157,16 @@ class LearnerSection(Section):
     distill: DistillSection = DistillSection()
     lora: LoraSection = LoraSection()
 
+    @model_validator(mode="after")
+    def _check_ranks(self) -> LearnerSection:
+        if self.gpus > 1:
+            raise ValueError(f"gpus={self.gpus:g} reserves more GPUs than a rank uses; "
+                             f"set gpus=1 and ranks={self.ranks * round(self.gpus)}")
+        if (self.fewest_ranks or 1) > self.ranks:
+            raise ValueError(f"fewest_ranks={self.fewest_ranks} is more than ranks={self.ranks}; "
+                             f"set fewest_ranks={self.ranks} or lower, or remove it")
+        return self
+
     @property
     def critic_lr(self) -> float:
         """Returns the learning rate of the critic."""
@@ -287,6 +297,16 @@ class Config(Section):
         if text not in (None, CPU) and not (isinstance(text, str) and re.fullmatch("[1-9][0-9]*x[1-9][0-9]*", text)):
             raise ValueError(f"{text!r} names no GPUs; write their number and the GB of each, such as 8x80, or cpu")
         return text
+
+    @model_validator(mode="after")
+    def _check_exact(self) -> Config:
+        if self.rollout.exact and self.model.dtype != "float32":
+            raise ValueError(f"rollout.exact needs float32, and model.dtype is {self.model.dtype}; "
+                             "set model.dtype=float32")
+        if self.rollout.exact and self.learner.judge.correction:
+            raise ValueError("rollout.exact repeats a run, and with learner.judge.correction prompts depend on which "
+                             "episode ends first; set one of them to false")
+        return self
 
     @property
     def run_dir(self) -> Path:

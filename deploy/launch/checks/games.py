@@ -17,7 +17,7 @@ from typing import Any, cast
 import numpy as np
 
 from deploy.launch.planning.task_sets import TaskSets, open_task_sets
-from envservice.base import Environment, ParsedAction, PromptTemplate, outcome_of
+from envservice.base import Environment, ParsedAction, outcome_of
 from envservice.client.request_batching import SHARE
 from envservice.registry import BUILT_IN, find_spec, find_teacher, make_template
 from rollout.demonstrations import demonstrate
@@ -134,9 +134,9 @@ def _check_types(name: str, environment: Environment, task: str) -> None:
     """Raises UserError unless the environment names the kind and the content of a task by texts."""
     for part in ("task_type", "task_digest"):
         with as_user_error(f"{part} of {name} failed on {task}", f"fix {name}"):
-            found: object = getattr(environment, part)(task)
-        if not isinstance(found, str):
-            raise UserError(f"{part} of {name} returned {found!r:.60} for {task}", "return a text")
+            value: object = getattr(environment, part)(task)
+        if not isinstance(value, str):
+            raise UserError(f"{part} of {name} returned {value!r:.60} for {task}", "return a text")
 
 
 def _try_prompt(config: Config, environment: Environment, task: str) -> None:
@@ -178,14 +178,10 @@ def _try_parser(config: Config) -> None:
     for answer in ANSWERS:
         with as_user_error(f"{name} failed to parse {answer!r}",
                            "read any text, and say in `valid` whether it is well formed"):
-            _check_parsed(template, answer, name)
-
-
-def _check_parsed(template: PromptTemplate, answer: str, name: str) -> None:
-    parsed = cast("Any", template.parse(answer))
-    if not (isinstance(parsed, ParsedAction) and isinstance(cast("Any", parsed.action), str)):
-        raise UserError(f"{name} parses an answer as {parsed!r:.60}",
-                        "return an envservice.base.ParsedAction, whose action is a text, from `parse`")
+            parsed = cast("Any", template.parse(answer))
+            if not (isinstance(parsed, ParsedAction) and isinstance(cast("Any", parsed.action), str)):
+                raise UserError(f"{name} parses an answer as {parsed!r:.60}",
+                                "return an envservice.base.ParsedAction, whose action is a text, from `parse`")
 
 
 def _try_teacher(config: Config, environment: Environment, task: str) -> None:

@@ -1,22 +1,19 @@
-"""Refuses GPU settings that cannot work before anything starts: impossible placements, too few GPUs, wrong builds.
-
-`with_gpu` makes one choice itself: it gives a GPU to the rollout workers of a config without GPUs if only that works.
-"""
+"""Refuses GPU settings that cannot work before anything starts: impossible placements, too few GPUs, wrong builds."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Iterator
+from functools import partial
 
-from deploy.launch.checks import gpu_doctor
+from deploy.launch.checks import doctor
 from deploy.launch.planning import gpu_pool, machine
 from deploy.launch.planning.gpu_plan import check_memory, gpus_needed
 from deploy.launch.planning.gpu_pool import GpuPool
 from deploy.launch.planning.model_memory import model_shape
 from deploy.launch.ray_address import check_loopback, check_marks, check_ray, ray_address
 from learner.model.memory import Shape
-from services.config.tree import CPU, Config, WeightsSection
-from services.errors import UserError
+from services.config.tree import Config
+from services.errors import UserError, check_together
 from services.findings import installed
 
 MOST_PARALLEL = 16
@@ -24,45 +21,23 @@ MOST_PARALLEL = 16
 
 
 def check_gpus(config: Config, pool: GpuPool | None, *, private: bool) -> None:
-    """Raises UserError for the first GPU setting that is wrong.
+    """Raises UserError for GPU settings that are wrong.
 
     `pool`: the GPUs that the run may use, None if they are not known. `private`: the run starts Ray on this machine,
     so `pool=None` means that there is no GPU at all.
     """
-    _shares(config)
-    _sleep(config)
-    _parallel(config)
-    _transfer(config)
-    _control(config)
+    check_together(partial(_placement, config), partial(_transfer, config))
     needed = gpus_needed(config)
-    there = pool.count if pool else 0
-    if needed > there and (pool or private):
+    if needed > (pool.count if pool else 0) and (pool or private):
         raise _too_few(config, pool, needed)
     check_memory(config, pool)
-
-
-def with_gpu(config: Config, tell: Callable[[str], object]) -> Config:
-    """Returns the config with one GPU for all its rollout workers if it uses none and vLLM's build for CUDA is
-    installed, which cannot sample on CPUs. `tell` takes a line about that.
-
-    Only for a run that starts Ray on this machine. `exact` and hardware=cpu stay on CPUs, so check_builds refuses them.
-    """
-    rollout = config.rollout
-    if (rollout.gpus or config.learner.gpus or rollout.exact or config.hardware == CPU
-            or ray_address(config) is not None or installed("vllm") is None or gpu_pool.visible() is None):
-        return config
-    share = math.floor(100 / rollout.workers) / 100
-    tell(f"rollout.gpus is 0, and vLLM's build for CUDA is installed: sampling on one GPU (rollout.gpus={share:g})")
-    return config.model_copy(update={"rollout": rollout.model_copy(update={"gpus": share})})
 
 
 def check_builds(config: Config) -> None:
     """Raises UserError if the installed builds of vLLM and torch do not fit the config's devices, the machine or each
     other."""
-    from deploy.launch.checks.doctor import clash, numa
-
-    for found in clash():
-        raise UserError(found.detail, found.fix)
+    for finding in doctor.clash():
+        raise UserError(finding.detail, finding.fix)
     rollout, learner = config.rollout, config.learner
     if rollout.gpus and installed("vllm") is None:
         raise UserError(f"rollout.gpus={rollout.gpus:g}, and vLLM's build for CPUs is installed",
@@ -72,16 +47,16 @@ def check_builds(config: Config) -> None:
     if not rollout.gpus and installed("vllm") is not None:
         raise UserError("rollout.gpus=0, and vLLM's build for CUDA would take GPU 0 without a reservation",
                         "use a machine with a GPU, set rollout.gpus=1 or a share of a GPU, or install `.[cpu]`")
-    for found in numa():
-        raise UserError(found.detail, found.fix)
+    for finding in doctor.numa():
+        raise UserError(finding.detail, finding.fix)
     _torch(config)
 
 
 def check_ranks(config: Config) -> None:
     """Raises UserError if the learner's ranks cannot start, for a cold start without a run, which needs no sampler."""
-    address, sampler = ray_address(config), {"gpus": 0.0, "sleep": False, "tensor_parallel": 1}
-    alone = config.model_copy(update={
-        "rollout": config.rollout.model_copy(update=sampler), "weights": WeightsSection()})
+    address = ray_address(config)
+    alone = config.with_keys({"rollout.gpus": 0.0, "rollout.sleep": False, "rollout.tensor_parallel": 1,
+                              "weights.transfer": "auto"})
     check_gpus(alone, gpu_pool.pool_of(alone), private=address is None)
     if address is not None:
         check_ray(address)
@@ -100,9 +75,7 @@ def check_ranks(config: Config) -> None:
 
 
 def _torch(config: Config) -> None:
-    from deploy.launch.checks.doctor import torch_cuda
-
-    if config.learner.gpus and not torch_cuda():
+    if config.learner.gpus and not doctor.torch_cuda():
         raise UserError(f"learner.gpus={config.learner.gpus:g}, and torch is a build for CPUs",
                         "install `.[cuda]` in a fresh virtual environment, or set learner.gpus=0")
 
@@ -110,56 +83,44 @@ def _torch(config: Config) -> None:
 def _hardware(config: Config) -> None:
     """Raises UserError if the GPUs of this machine, or the compilers beside them, cannot do what the config asks."""
     half, sampled = config.model.dtype == "bfloat16", config.rollout.gpus > 0
-    lowest = next(iter(gpu_doctor.capabilities()), None)
-    if half and lowest and gpu_doctor.OLDEST <= lowest < gpu_doctor.WITH_BFLOAT16:
+    lowest = next(iter(doctor.capabilities()), None)
+    if half and lowest and doctor.OLDEST <= lowest < doctor.WITH_BFLOAT16:
         raise UserError(f"model.dtype=bfloat16, and a GPU of this machine has compute capability {lowest[0]}."
                         f"{lowest[1]}: bfloat16 begins at 8.0",
                         "set model.dtype=float32, or hide this GPU by CUDA_VISIBLE_DEVICES")
-    sampling = [gpu_doctor.compiler(), *([gpu_doctor.attention()] if half else [])] if sampled else []
-    for found in (gpu_doctor.generation(), *sampling):
-        if found.status == "error":
-            raise UserError(f"this machine cannot run on its GPUs: {found.detail}", found.fix)
+    sampling = [doctor.compiler(), *([doctor.attention()] if half else [])] if sampled else []
+    for finding in (doctor.generation(), *sampling):
+        if finding.status == "error":
+            raise UserError(f"this machine cannot run on its GPUs: {finding.detail}", finding.fix)
 
 
-def _shares(config: Config) -> None:
-    learner = config.learner
-    if learner.gpus > 1:
-        raise UserError(f"learner.gpus={learner.gpus:g} reserves more GPUs than a rank uses",
-                        f"set learner.gpus=1 and learner.ranks={learner.ranks * round(learner.gpus)}")
-    if config.shares_gpus:
-        _pairs(config)
-        return
-    if 0 < learner.gpus < 1 and learner.ranks > 1:
-        raise UserError(f"learner.gpus={learner.gpus:g} puts several of {learner.ranks} ranks on one GPU, "
-                        "and NCCL refuses that", "set learner.gpus=1, or learner.ranks=1")
-
-
-def _pairs(config: Config) -> None:
-    rollout, learner = config.rollout, config.learner
-    if rollout.workers != learner.ranks:
-        raise UserError(f"shared GPUs hold one rollout worker and one learner rank each, and rollout.workers="
+def _placement(config: Config) -> Iterator[UserError]:
+    """Yields a UserError for workers and ranks that cannot be on their GPUs together, or engines over several GPUs that
+    cannot have equal parts of the model, as vLLM's layers ask."""
+    rollout, learner, shares = config.rollout, config.learner, config.shares_gpus
+    parts, shape = rollout.tensor_parallel, model_shape(config.model)
+    if shares and rollout.workers != learner.ranks:
+        yield UserError(f"shared GPUs hold one rollout worker and one learner rank each, and rollout.workers="
                         f"{rollout.workers} with learner.ranks={learner.ranks}",
                         f"set rollout.workers={learner.ranks} or learner.ranks={rollout.workers}, or give each side "
                         "whole GPUs with rollout.gpus=1 and learner.gpus=1")
-    if (learner.fewest_ranks or learner.ranks) < learner.ranks:
-        raise UserError(f"learner.fewest_ranks={learner.fewest_ranks} is for ranks with GPUs of their own, and each "
+    if shares and (learner.fewest_ranks or learner.ranks) < learner.ranks:
+        yield UserError(f"learner.fewest_ranks={learner.fewest_ranks} is for ranks with GPUs of their own, and each "
                         "rank shares one with a rollout worker", "remove learner.fewest_ranks, or set learner.gpus=1")
-
-
-def _sleep(config: Config) -> None:
-    rollout, learner = config.rollout, config.learner
-    if rollout.sleep and not config.shares_gpus:
-        raise UserError(f"rollout.sleep=true is for a GPU that sampler and learner share, and rollout.gpus="
+    if not shares and 0 < learner.gpus < 1 and learner.ranks > 1:
+        yield UserError(f"learner.gpus={learner.gpus:g} puts several of {learner.ranks} ranks on one GPU, "
+                        "and NCCL refuses that", "set learner.gpus=1, or learner.ranks=1")
+    if rollout.sleep and not shares:
+        yield UserError(f"rollout.sleep=true is for a GPU that sampler and learner share, and rollout.gpus="
                         f"{rollout.gpus:g} with learner.gpus={learner.gpus:g} is none",
                         "set rollout.sleep=false, or shares such as rollout.gpus=0.4 and learner.gpus=0.6")
-
-
-def _parallel(config: Config) -> None:
-    """Checks that the GPUs of an engine can have equal parts of the model, as vLLM's layers ask."""
-    parts, shape = config.rollout.tensor_parallel, model_shape(config.model)
+    if shares and config.eval.compare_cold_start and config.sft.enabled and config.imitates_on_ranks:
+        yield UserError("eval.compare_cold_start trains a second cold start after RL, and rollout workers share "
+                        "the learner's GPUs then",
+                        "set eval.compare_cold_start=false, or rollout.gpus=1 and learner.gpus=1")
     if not _splits(shape, parts):
         fitting = [str(count) for count in range(1, MOST_PARALLEL + 1) if _splits(shape, count)]
-        raise UserError(f"rollout.tensor_parallel={parts} cannot split the model's {shape.heads} attention heads, "
+        yield UserError(f"rollout.tensor_parallel={parts} cannot split the model's {shape.heads} attention heads, "
                         f"{_key_heads(shape)} of them with keys, and {shape.intermediate} feed-forward columns evenly",
                         f"set it to {' or '.join(fitting)}")
 
@@ -174,28 +135,21 @@ def _splits(shape: Shape, parts: int) -> bool:
     return not (shape.heads % parts or shape.intermediate % parts or (keys % parts and parts % keys))
 
 
-def _transfer(config: Config) -> None:
+def _transfer(config: Config) -> Iterator[UserError]:
     rollout, learner, way = config.rollout, config.learner, config.weights.transfer
+    gpus = f"rollout.gpus={rollout.gpus:g}{{}} learner.gpus={learner.gpus:g}"
     if way not in ("nccl", "ipc"):
         return
     if not (rollout.gpus and learner.gpus):
-        raise UserError(f"weights.transfer={way} goes from GPU to GPU, and rollout.gpus={rollout.gpus:g} with "
-                        f"learner.gpus={learner.gpus:g}", "set weights.transfer=host, or auto")
-    if rollout.sleep:
-        raise UserError(f"weights.transfer={way} needs samplers that are awake while the learner's weights are on the "
+        yield UserError(f"weights.transfer={way} goes from GPU to GPU, and {gpus.format(' with')}",
+                        "set weights.transfer=host, or auto")
+    elif rollout.sleep:
+        yield UserError(f"weights.transfer={way} needs samplers that are awake while the learner's weights are on the "
                         "GPU, and rollout.sleep=true", "set weights.transfer=host, or rollout.sleep=false")
-    if config.shares_gpus != (way == "ipc"):
+    elif config.shares_gpus != (way == "ipc"):
         other, where = ("ipc", "shares its GPU with a learner rank") if way == "nccl" else ("nccl", "has its own GPU")
-        raise UserError(f"weights.transfer={way}, and each sampler {where} (rollout.gpus={rollout.gpus:g}, "
-                        f"learner.gpus={learner.gpus:g})", f"set weights.transfer={other}, or auto")
-
-
-def _control(config: Config) -> None:
-    """Raises UserError if more cold start, the control of RL, would need GPUs that the rollout workers hold then."""
-    if config.eval.compare_cold_start and config.sft.enabled and config.imitates_on_ranks and config.shares_gpus:
-        raise UserError("eval.compare_cold_start trains a second cold start after RL, and rollout workers share "
-                        "the learner's GPUs then",
-                        "set eval.compare_cold_start=false, or rollout.gpus=1 and learner.gpus=1")
+        yield UserError(f"weights.transfer={way}, and each sampler {where} ({gpus.format(',')})",
+                        f"set weights.transfer={other}, or auto")
 
 
 def _too_few(config: Config, pool: GpuPool | None, needed: int) -> UserError:
@@ -205,10 +159,10 @@ def _too_few(config: Config, pool: GpuPool | None, needed: int) -> UserError:
     if pool is not None and pool.named:
         return UserError(f"{asked}hardware={config.hardware} names {there}",
                          f"{fix}, or set hardware={needed}x{pool.bytes // 10**9}")
-    found = f"there {'is' if there < 2 else 'are'} {there or 'none'}"
+    count = f"there {'is' if there < 2 else 'are'} {there or 'none'}"
     if named is None or named.count < needed:
-        return UserError(f"{asked}{found}", fix)
-    return UserError(f"{asked}{found} on this machine, while hardware={config.hardware}",
+        return UserError(f"{asked}{count}", fix)
+    return UserError(f"{asked}{count} on this machine, while hardware={config.hardware}",
                      f"start it where these GPUs are (only --dry-run plans for others), or {fix}")
 
 

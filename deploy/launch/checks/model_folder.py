@@ -1,15 +1,20 @@
-"""Checks the folder of a model that `model.path` names: a copy or a download may be incomplete."""
+"""Checks the folder of a model that `model.path` names, which may be incomplete, and the layers that adapters name."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from deploy.launch.planning.model_memory import SCRATCH_VOCABULARY
+from services.config.tree import Config, ModelSection
 from services.errors import UserError
 from services.files import read_json
 from services.weights.headers import INDEX, OF_MISTRAL, read_tokenizer, tensor_shapes, weight_files
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 _PARTS = (
     (("config.json",), "config.json"), (("*.safetensors", "*.bin"), "weights"),
@@ -41,10 +46,10 @@ def check_model(path: Path) -> None:
 def described_sizes(path: Path) -> dict[str, int]:
     """Returns the sizes in config.json by name. Raises UserError if one of them is not a positive integer."""
     names = ("max_position_embeddings", "hidden_size", "num_hidden_layers", "vocab_size")
-    found = read_json(path / "config.json", dict[str, Any])
-    if not isinstance(kind := found.get("model_type"), str | None):
+    described = read_json(path / "config.json", dict[str, Any])
+    if not isinstance(kind := described.get("model_type"), str | None):
         raise UserError(f"{path / 'config.json'} is broken (model_type is {kind!r:.40})", "copy the model again")
-    sizes = {name: size for name, size in found.items() if name in names}
+    sizes = {name: size for name, size in described.items() if name in names}
     if wrong := [name for name, size in sizes.items() if not isinstance(size, int) or not 0 < size < 1 << 31]:
         raise UserError(f"{path / 'config.json'} is broken ({wrong[0]} is {sizes[wrong[0]]!r:.40})",
                         "copy the model again")
@@ -73,10 +78,35 @@ def _check_layers(path: Path, names: Iterable[str], sizes: Mapping[str, int]) ->
 
     Layers that predict further tokens may follow the last one: nobody loads them.
     """
-    there = {int(found[1]) for name in names if "mtp" not in name and (found := _LAYER.search(name))}
+    there = {int(match[1]) for name in names if "mtp" not in name and (match := _LAYER.search(name))}
     layers = sizes.get("num_hidden_layers")
     more = read_json(path / "config.json", dict[str, Any]).get("num_nextn_predict_layers") or 0
     if not there or layers is None or (len(there) in (layers, layers + more) and max(there) == len(there) - 1):
         return
     raise UserError(f"the model at {path} has weights of {len(there)} layers, up to number {max(there)}, and its "
                     f"config.json says num_hidden_layers={layers}", "copy the model again")
+
+
+def check_adapters(config: Config) -> None:
+    """Raises UserError if `learner.lora` names a layer that the model lacks, or one that cannot have an adapter."""
+    if not config.learner.lora.rank:
+        return
+    from learner.model.loading import skeleton  # imports torch, for seconds
+    from learner.model.lora import adapted
+
+    try:
+        model = skeleton(_model_config(config.model))
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{config.model.path} holds no causal language model ({str(error).splitlines()[0]})",
+                        "set model.path to a folder with config.json and model.safetensors") from error
+    adapted(model, config.learner.lora)
+
+
+def _model_config(model: ModelSection) -> PretrainedConfig:
+    from transformers import AutoConfig
+
+    from learner.cold_start.scratch_model import scratch_config
+
+    if model.path is None:
+        return scratch_config(model, vocabulary=SCRATCH_VOCABULARY, max_positions=1, end=0)
+    return AutoConfig.from_pretrained(Path(model.path), local_files_only=True, trust_remote_code=False)

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from deploy.launch import reach
-from deploy.launch.checks.adapters import check_adapters
 from deploy.launch.checks.chat_template import check_template
 from deploy.launch.checks.games import check_games
 from deploy.launch.checks.gpu_checks import check_builds, check_gpus
-from deploy.launch.checks.model_folder import check_model, check_weights, described_sizes
+from deploy.launch.checks.model_folder import check_adapters, check_model, check_weights, described_sizes
 from deploy.launch.checks.teacher import check_teacher
 from deploy.launch.planning import gpu_pool, machine
 from deploy.launch.planning.model_memory import check_cache
@@ -59,11 +58,10 @@ def check(config: Config, *, planned: bool = False, before: Config | None = None
     def games() -> None:
         task_sets.append(check_games(config, tell))
 
-    starts = [partial(_unread, config), partial(_exact, config)] if before is None else []
     try:
         check_together(
-            partial(_places, config, elsewhere=planned and gpu_pool.named(config) is not None), *starts,
-            partial(_object_stores, config),
+            partial(_places, config, elsewhere=planned and gpu_pool.named(config) is not None),
+            *([partial(_choices, config)] if before is None else []), partial(_object_stores, config),
             partial(check_parts, config, planned=planned, before=before, tell=tell),
             *([] if config.env.urls else [games]))
         if config.env.urls:  # they answer
@@ -73,8 +71,9 @@ def check(config: Config, *, planned: bool = False, before: Config | None = None
             for line in warnings(config):
                 tell(f"warning: {line}")
         raise
-    reach.check_played(config, before, tell, env=task_sets[0].env_name, engine=task_sets[0].engine)
-    return task_sets[0]
+    (sets,) = task_sets
+    reach.check_played(config, before, tell, env=sets.env_name, engine=sets.engine)
+    return sets
 
 
 def check_parts(config: Config, *, planned: bool = False, before: Config | None = None, tell: reach.Tell = print,
@@ -109,17 +108,16 @@ def lacks(config: Config) -> list[UserError]:
     plan = make_plan(config)
     if gpu_pool.named(config) is None or not plan.private_ray:
         return []
+
+    def devices() -> None:
+        check_gpus(config, gpu_pool.visible(), private=True)
+        check_builds(config)
+
     try:
-        check_together(partial(_builds, config), partial(_machine, config, plan, learner=True))
+        check_together(devices, partial(_machine, config, plan, learner=True))
     except UserError as error:
         return [error, *error.others]
     return []
-
-
-def _builds(config: Config) -> None:
-    """Checks the GPUs of this machine, then the builds for them."""
-    check_gpus(config, gpu_pool.visible(), private=True)
-    check_builds(config)
 
 
 def _devices(config: Config, plan: Plan, *, here: bool) -> None:
@@ -145,40 +143,33 @@ def _object_stores(config: Config) -> None:
         ObjectFolder(config.redis.bodies).check("redis.bodies")
 
 
-def _unread(config: Config) -> Iterator[UserError]:
-    """Yields a UserError for choices that would do nothing, such as a file that nobody reads."""
-    sft = config.sft
-    if sft.file is not None and not (sft.enabled or config.learner.imitation.weight):
+def _choices(config: Config) -> Iterator[UserError]:
+    """Yields a UserError for choices that would do nothing in a run, and for settings with which rollout.exact could
+    not keep its promise of the same bits."""
+    learner, sft, autoscale = config.learner, config.sft, config.autoscale
+    if sft.file is not None and not (sft.enabled or learner.imitation.weight):
         yield UserError(f"sft.file={sft.file} would not be read, because sft.enabled is false",
                         "set sft.enabled=true, or leave sft.file out")
     if sft.judgements and sft.file is not None:
         yield UserError(f"sft.judgements={sft.judgements:g} shows none of the trajectories in {sft.file}",
                         "set it to 0, and write judgements into the file")
-    if config.learner.judge.questions and not sft.judgements and config.model.path is None and sft.file is None:
-        yield UserError(f"learner.judge.questions={config.learner.judge.questions}, and a model made from scratch has "
-                        "never seen a judgement", "set sft.judgements=0.1")
-    if config.autoscale.env is not None and config.env.urls:
-        yield UserError(f"autoscale.env={list(config.autoscale.env)} scales servers that the run starts, and env.urls "
+    if learner.judge.questions and not sft.judgements and config.model.path is None and sft.file is None:
+        yield UserError(f"learner.judge.questions={learner.judge.questions}, and a model made from scratch has never "
+                        "seen a judgement", "set sft.judgements=0.1")
+    if autoscale.env is not None and config.env.urls:
+        yield UserError(f"autoscale.env={list(autoscale.env)} scales servers that the run starts, and env.urls "
                         "names others", "scale those where they run, and leave autoscale.env out")
-    for key, number, bounds, value in (
-        ("rollout.workers", config.rollout.workers, "autoscale.rollout", config.autoscale.rollout),
-        ("env.servers", config.env.servers, "autoscale.env", config.autoscale.env),
-    ):
-        if value is not None and not value[0] <= number <= value[1]:
-            yield UserError(f"{key}={number} is outside {bounds}={list(value)}, so the run would not start as many",
-                            f"set {key} to a number within these bounds, or change them")
-
-
-def _exact(config: Config) -> Iterator[UserError]:
-    """Yields a UserError for settings with which rollout.exact could not keep its promise of the same bits."""
-    learner = config.learner
-    for value, told, why in (
-        (learner.staleness, "staleness", "episodes go on under weights that come at any moment"),
-        (learner.gpus, "gpus", "the sums of a GPU come in any order"),
-    ):
-        if config.rollout.exact and value:
-            yield UserError(f"rollout.exact repeats a run, and with learner.{told}={value:g} {why}",
-                            f"set learner.{told}=0, or rollout.exact=false")
+    for key, count, role in (("rollout.workers", config.rollout.workers, "rollout"),
+                             ("env.servers", config.env.servers, "env")):
+        bounds = getattr(autoscale, role)
+        if bounds is not None and not bounds[0] <= count <= bounds[1]:
+            yield UserError(f"{key}={count} is outside autoscale.{role}={list(bounds)}, so the run would not start as "
+                            "many", f"set {key} to a number within these bounds, or change them")
+    for key, why in (("staleness", "episodes go on under weights that come at any moment"),
+                     ("gpus", "the sums of a GPU come in any order")):
+        if config.rollout.exact and (value := getattr(learner, key)):
+            yield UserError(f"rollout.exact repeats a run, and with learner.{key}={value:g} {why}",
+                            f"set learner.{key}=0, or rollout.exact=false")
 
 
 def _places(config: Config, *, elsewhere: bool) -> Iterator[UserError]:
@@ -298,9 +289,6 @@ def _batch(config: Config) -> Iterator[UserError]:
     if learner.ranks > episodes:
         yield UserError(f"{learner.ranks} learner ranks share {episodes} episodes per step, so some would have none",
                         "lower learner.ranks or raise learner.groups_per_step")
-    if (learner.fewest_ranks or 1) > learner.ranks:
-        yield UserError(f"learner.fewest_ranks={learner.fewest_ranks} is more than learner.ranks={learner.ranks}",
-                        f"set learner.fewest_ranks={learner.ranks} or lower, or remove it")
 
 
 def _sessions(config: Config) -> Iterator[UserError]:
@@ -315,12 +303,6 @@ def _sessions(config: Config) -> Iterator[UserError]:
             f"the environment servers' {sessions} sessions",
             "lower rollout.slots, or raise " + ("env.memory_gb" if each < env.max_sessions else
                                                 "env.max_sessions or env.servers"))
-    if rollout.exact and config.model.dtype != "float32":
-        yield UserError(f"rollout.exact needs float32, and model.dtype is {config.model.dtype}",
-                        "set model.dtype=float32")
-    if rollout.exact and config.learner.judge.correction:
-        yield UserError("rollout.exact repeats a run, and with learner.judge.correction prompts depend on which "
-                        "episode ends first", "set one of them to false")
 
 
 def _machine(config: Config, plan: Plan, *, learner: bool) -> Iterator[UserError]:

@@ -8,24 +8,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from deploy.launch.planning.gpu_pool import GpuPool
 from deploy.launch.planning.model_memory import model_shape, planned_training, received_bytes, sampler_bytes
-from learner.model.memory import (
-    HEAD_ROOM,
-    DeviceMemory,
-    Shape,
-    SharedDevice,
-    Training,
-    memory,
-    parked,
-    saved_per_token,
-)
+from learner.model.memory import HEAD_ROOM, Shape, SharedDevice, Training, memory, parked, saved_per_token
 from rollout.engine.settings import ENGINE_GIB, kv_bytes
+from services.config.file import as_yaml
 from services.config.tree import Config
 from services.errors import UserError
 from services.units import GIB, in_gib
@@ -95,14 +87,17 @@ def with_transfer(config: Config, pool: GpuPool | None) -> Config:
     """Returns the config with the plan's choice in the place of weights.transfer=auto."""
     plan = gpu_plan(config, pool)
     way = config.transfer if plan is None else plan.transfer
-    return config.model_copy(update={"weights": config.weights.model_copy(update={"transfer": way})})
+    return config.with_keys({"weights.transfer": way})
 
 
 def _plan(config: Config, pool: GpuPool | None, transfer: Transfer) -> GpuPlan:
     shape = model_shape(config.model)
     training = _training(config, shape, pool, transfer)
     sampler = _sampler(config, shape, pool, transfer) if config.rollout.gpus else {}
-    learner = _learner(memory(shape, training)) if config.learner.gpus else {}
+    learner: dict[str, float] = {}
+    if config.learner.gpus:
+        held = asdict(memory(shape, training))
+        learner = {name: size / GIB for name, size in held.items() if size} | {CONTEXT: CONTEXT_GIB}
     if transfer != "host":
         whole = sampler_bytes(config, shape) / GIB
         learner |= {"version to send": whole if transfer == "ipc" else whole / training.shards}
@@ -147,11 +142,6 @@ def _sampler(config: Config, shape: Shape, pool: GpuPool | None, transfer: Trans
     return holds | ({"link": LINK_GIB} if transfer == "nccl" else {})
 
 
-def _learner(needs: DeviceMemory) -> dict[str, float]:
-    held = {name: size / GIB for name, size in asdict(needs).items() if size}
-    return held | {CONTEXT: CONTEXT_GIB}
-
-
 def _seats(config: Config, sampler: dict[str, float], learner: dict[str, float], *, shared: bool) -> Iterator[Seat]:
     if shared:
         yield Seat(name="learner and sampler", gpus=config.learner.ranks, holds=learner | sampler)
@@ -192,11 +182,6 @@ def gpus_needed(config: Config) -> int:
     return _sampler_gpus(config) + (config.learner.ranks if config.learner.gpus else 0)
 
 
-def _in_gib(size: float) -> str:
-    """Returns a size in GiB without its unit, or with MiB where it would be 0.0."""
-    return in_gib(size * GIB).removesuffix(" GiB")
-
-
 def describe(plan: GpuPlan) -> list[str]:
     """Returns the plan as text: one line for each kind of GPU, with its memory by purpose."""
     where = "unknown GPUs: set hardware to check that the run fits" if plan.pool is None else str(plan.pool)
@@ -204,7 +189,7 @@ def describe(plan: GpuPlan) -> list[str]:
     each = f"{plan.activations_per_token / 1e6:.2f} MB a token"
     lines = [f"GPU memory    {where.rstrip(',')}; activations {twice}, {each}"]
     for seat in plan.seats:
-        parts = ", ".join(f"{name} {_in_gib(size)}" for name, size in seat.holds.items())
+        parts = ", ".join(f"{name} {in_gib(size * GIB).removesuffix(' GiB')}" for name, size in seat.holds.items())
         room = "" if plan.pool is None else f", {plan.pool.gib - seat.total:.1f} free"
         lines.append(f"  {seat.gpus:g} x {seat.name}: {seat.total:.1f} GiB{room} ({parts})")
     if plan.parked:
@@ -227,68 +212,45 @@ def check_memory(config: Config, pool: GpuPool | None) -> None:
 
 def _fix(config: Config, pool: GpuPool) -> str:
     """Returns the first change that makes the run fit."""
-    for keys, changed in _changes(config):
+    for change in _changes(config):
+        changed = config.with_keys(change)
         with suppress(UserError):  # raised if this change leaves no room for the KV cache
             plan = gpu_plan(changed, pool)
             if plan is not None and plan.fits() and gpus_needed(changed) <= pool.count:
-                return f"set {keys}"
+                return f"set {as_settings(change)}"
     return "use more or larger GPUs, or a smaller model"
 
 
-def _changes(config: Config) -> Iterator[tuple[str, Config]]:
-    """Yields possible changes, the cheapest first: the changed keys as text, and the config with these keys."""
-    rollout, learner = config.rollout, config.learner
-    row = rollout.max_prompt_tokens + rollout.max_response_tokens
+def _changes(config: Config) -> Iterator[Mapping[str, object]]:
+    """Yields changes that take less memory on each GPU, the cheapest first.
 
-    def trained(**keys: Any) -> Config:
-        return config.model_copy(update={"learner": learner.model_copy(update=keys)})
-
-    def sampled(**keys: Any) -> Config:
-        return config.model_copy(update={"rollout": rollout.model_copy(update=keys)})
-
-    if config.weights.transfer in ("nccl", "ipc"):
-        yield "weights.transfer=host", config.model_copy(update={
-            "weights": config.weights.model_copy(update={"transfer": "host"})})
-    yield "learner.checkpointing=true", trained(checkpointing=True)
-    for cache in (rollout.kv_cache_gb / 2, rollout.kv_cache_gb / 4):
-        yield f"rollout.kv_cache_gb={cache:g}, without rollout.gpu_memory", sampled(kv_cache_gb=cache, gpu_memory=None)
-    yield (f"learner.token_budget={row} and learner.checkpointing=true",
-           trained(checkpointing=True, token_budget=row))
-    if config.shares_gpus:
-        yield "rollout.sleep=true", sampled(sleep=True)
-        for count in range(learner.ranks + 1, 8 * learner.ranks + 1):
-            yield (f"rollout.workers={count}, learner.ranks={count} and rollout.sleep=true", config.model_copy(update={
-                "rollout": rollout.model_copy(update={"workers": count, "sleep": True}),
-                "learner": learner.model_copy(update={"ranks": count})}))
-        yield "rollout.gpus=1 and learner.gpus=1, on two GPUs", config.model_copy(update={
-            "rollout": rollout.model_copy(update={"gpus": 1}), "learner": learner.model_copy(update={"gpus": 1})})
-    else:
-        for ranks in range(learner.ranks + 1, 8 * learner.ranks + 1):
-            yield f"learner.ranks={ranks}", trained(ranks=ranks)
-    for parallel in (2, 4, 8):
-        yield f"rollout.tensor_parallel={parallel}", sampled(tensor_parallel=parallel, gpus=1)
-    yield from _slower_changes(config)
-
-
-def _slower_changes(config: Config) -> Iterator[tuple[str, Config]]:
-    """Yields what makes each update slower (moments in host memory), then what trains fewer weights (adapters).
-
-    Each is tried as it is, then with activations that are computed twice and with a smaller KV cache, and then the same
-    in turns if sampler and learner share the GPU.
+    At the end comes what makes each update slower (moments in host memory), then what trains fewer weights (adapters).
+    Each is tried alone, then in turns with the sampler if they share the GPU, with activations that are computed twice,
+    and with a smaller KV cache.
     """
     rollout, learner = config.rollout, config.learner
-    turns = [("", rollout)]
-    if config.shares_gpus and not rollout.sleep:
-        turns.append((", rollout.sleep=true", rollout.model_copy(update={"sleep": True})))
-    adapters = learner.lora.model_copy(update={"rank": ADAPTER_RANK})
-    options = (("learner.offload=true", {"offload": True}), (f"learner.lora.rank={ADAPTER_RANK}", {"lora": adapters}))
-    for (text, keys), (turn, sampler) in itertools.product(options, turns):
-        trained = learner.model_copy(update=keys)
-        yield f"{text}{turn}", config.model_copy(update={"learner": trained, "rollout": sampler})
-        twice = trained.model_copy(update={"checkpointing": True})
-        both = f"{text}{turn}, learner.checkpointing=true"
-        yield both, config.model_copy(update={"learner": twice, "rollout": sampler})
-        for cache in (rollout.kv_cache_gb / 2, rollout.kv_cache_gb / 4):
-            smaller = sampler.model_copy(update={"kv_cache_gb": cache, "gpu_memory": None})
-            yield (f"{both} and rollout.kv_cache_gb={cache:g}, without rollout.gpu_memory",
-                   config.model_copy(update={"learner": twice, "rollout": smaller}))
+    twice = {"learner.checkpointing": True}
+    own = {} if rollout.gpu_memory is None else {"rollout.gpu_memory": None}
+    caches = [{"rollout.kv_cache_gb": rollout.kv_cache_gb / part, **own} for part in (2, 4)]
+    more = range(learner.ranks + 1, 8 * learner.ranks + 1)
+    if config.weights.transfer in ("nccl", "ipc"):
+        yield {"weights.transfer": "host"}
+    yield from (twice, *caches)
+    yield {"learner.token_budget": rollout.max_prompt_tokens + rollout.max_response_tokens, **twice}
+    if config.shares_gpus:
+        yield {"rollout.sleep": True}
+        yield from ({"rollout.workers": count, "learner.ranks": count, "rollout.sleep": True} for count in more)
+        yield {"rollout.gpus": 1, "learner.gpus": 1}
+    else:
+        yield from ({"learner.ranks": count} for count in more)
+    yield from ({"rollout.tensor_parallel": count, "rollout.gpus": 1} for count in (2, 4, 8))
+    turns = ({}, {"rollout.sleep": True}) if config.shares_gpus and not rollout.sleep else ({},)
+    for slower, turn in itertools.product(({"learner.offload": True}, {"learner.lora.rank": ADAPTER_RANK}), turns):
+        yield from ({**slower, **turn, **lighter} for lighter in ({}, twice, *({**twice, **one} for one in caches)))
+
+
+def as_settings(change: Mapping[str, object]) -> str:
+    """Returns a change as a user would write it: `learner.offload=true and rollout.kv_cache_gb=10`."""
+    *settings, last = (f"{key}={f'{value:g}' if isinstance(value, float) else as_yaml(value)}"
+                       for key, value in change.items())
+    return " and ".join(filter(None, (", ".join(settings), last)))

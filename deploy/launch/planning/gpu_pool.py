@@ -73,14 +73,14 @@ def _usable(count: int) -> list[int]:
     if names is None:
         return list(range(count))
     uuids = _query("--query-gpu=uuid")
-    found: list[int] = []
+    usable: list[int] = []
     for name in map(str.strip, names.split(",")):
         places = [place for place, uuid in enumerate(uuids) if name and uuid.startswith(name)]
-        place = int(name) if name.isdigit() else len(found) if name.startswith("MIG-") else (*places, count)[0]
+        place = int(name) if name.isdigit() else len(usable) if name.startswith("MIG-") else (*places, count)[0]
         if place >= count:
             break
-        found.append(place)
-    return found
+        usable.append(place)
+    return usable
 
 
 def smi_processes() -> list[int]:

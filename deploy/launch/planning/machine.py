@@ -39,8 +39,8 @@ def available_memory() -> int:
 
 def _reclaimable() -> int:
     """Returns the size of the page cache in bytes. A container counts it as used, but the kernel frees it on demand."""
-    found = re.search(r"^inactive_file (\d+)$", _read(CGROUP / "memory.stat"), re.MULTILINE)
-    return int(found[1]) if found else 0
+    match = re.search(r"^inactive_file (\d+)$", _read(CGROUP / "memory.stat"), re.MULTILINE)
+    return int(match[1]) if match else 0
 
 
 def shared_memory() -> int:

@@ -1,4 +1,6 @@
-"""Sizes of a config's model and of its training, from the headers of the model's files or from the config alone."""
+"""Sizes of a config's model, of its training and of its checkpoints, from the headers of the model's files or from the
+config alone.
+"""
 
 from __future__ import annotations
 
@@ -116,3 +118,24 @@ def received_bytes(config: Config, shape: Shape, way: Way) -> float:
     whole, parts = sampler_bytes(config, shape), config.rollout.tensor_parallel
     rows = max(shape.vocabulary, 2 * shape.intermediate, 2 * (shape.queries + shape.keys)) if parts > 1 else 0
     return whole / parts + rows * shape.hidden * whole / shape.parameters + (BUCKET if way == "nccl" else 0)
+
+
+def checkpoint_bytes(config: Config) -> int:
+    """Returns the bytes of one checkpoint: the trained weights and their two moments in float32, and an export."""
+    return _state_bytes(config) + sampler_bytes(config, model_shape(config.model))
+
+
+def _state_bytes(config: Config) -> int:
+    shape = model_shape(config.model)
+    training = planned_training(config, shape, None)
+    return 12 * ((training.adapters or shape.parameters) + (shape.parameters if training.critic else 0))
+
+
+def kept_bytes(config: Config) -> int:
+    """Returns the most bytes that all checkpoints of a run take at once: the newest ones, the best one, and the draft
+    of the next. Evaluated steps without a checkpoint add two exports: the best one, and the one that is evaluated. More
+    cold start on the learner's ranks adds two states."""
+    states = 2 if config.sft.enabled and config.eval.compare_cold_start and config.imitates_on_ranks else 0
+    alone = 2 if config.eval.every % config.checkpoint.every and not config.learner.lora.rank else 0
+    return ((config.checkpoint.keep + 2) * checkpoint_bytes(config) + states * _state_bytes(config)
+            + alone * sampler_bytes(config, model_shape(config.model)))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from deploy.launch.planning.gpu_plan import ADAPTER_RANK, GpuPlan, gpu_plan
+from deploy.launch.planning.gpu_plan import ADAPTER_RANK, GpuPlan, as_settings, gpu_plan
 from deploy.launch.planning.gpu_plan import describe as describe_gpus
 from deploy.launch.planning.gpu_pool import pool_of
 from deploy.launch.planning.model_memory import (
@@ -176,50 +176,39 @@ def host_memory_fix(config: Config, free_gib: float, *, learner: bool = True) ->
     `learner`: as in make_plan.
     """
     least = math.inf
-    for keys, changed in _lighter(config):
+    for change in _lighter(config):
         with suppress(UserError):  # raised if the KV cache no longer holds a row
-            check_cache(changed)
+            check_cache(changed := config.with_keys(change))
             needed = make_plan(changed, learner=learner).memory_gib
             if needed <= free_gib:
-                return f"set {keys}, which needs {needed:.1f} GiB"
+                return f"set {as_settings(change)}, which needs {needed:.1f} GiB"
             least = min(least, needed)
     return f"use a machine with {least:.1f} GiB available, or a smaller model"
 
 
-def _lighter(config: Config) -> Iterator[tuple[str, Config]]:
-    """Yields changes that take less host memory: the changed keys as text, and the config with these keys.
+def _lighter(config: Config) -> Iterator[Mapping[str, object]]:
+    """Yields changes that take less host memory.
 
     Smaller passes come first, because they change no result. Adapters come last: they train fewer weights.
     """
     rollout, learner = config.rollout, config.learner
-    row, budget = rollout.max_prompt_tokens + rollout.max_response_tokens, learner.token_budget
-
-    def with_keys(section: str, **keys: Any) -> Config:
-        return config.model_copy(update={section: getattr(config, section).model_copy(update=keys)})
-
-    while (budget := budget // 2) >= max(row, SMALLEST_PASS):
-        yield f"learner.token_budget={budget}", with_keys("learner", token_budget=budget)
-    cache = rollout.kv_cache_gb
-    while (cache := cache / 2) >= SMALLEST_CACHE_GB:
-        yield f"rollout.kv_cache_gb={cache:g}", with_keys("rollout", kv_cache_gb=cache)
-    slots = rollout.slots
-    while (slots := slots // 2) >= 1:
-        yield f"rollout.slots={slots}", with_keys("rollout", slots=slots)
-    yield "learner.checkpointing=true", with_keys("learner", checkpointing=True)
-    lowest = min(row, learner.token_budget)
-    twice = {"checkpointing": True, "token_budget": lowest}
-    yield f"learner.checkpointing=true and learner.token_budget={lowest}", with_keys("learner", **twice)
-    for workers in range(rollout.workers - 1, 0, -1):
-        yield f"rollout.workers={workers}", with_keys("rollout", workers=workers)
-    for ranks in range(learner.ranks - 1, 0, -1):
-        yield f"learner.ranks={ranks}", with_keys("learner", ranks=ranks)
+    row = rollout.max_prompt_tokens + rollout.max_response_tokens
+    yield from ({"learner.token_budget": count} for count in halves(learner.token_budget, max(row, SMALLEST_PASS)))
+    yield from ({"rollout.kv_cache_gb": size} for size in halves(rollout.kv_cache_gb, SMALLEST_CACHE_GB))
+    yield from ({"rollout.slots": count} for count in halves(rollout.slots, 1))
+    twice = {"learner.checkpointing": True}
+    short = {**twice, "learner.token_budget": min(row, learner.token_budget)}
+    yield from (twice, short)
+    yield from ({"rollout.workers": count} for count in range(rollout.workers - 1, 0, -1))
+    yield from ({"learner.ranks": count} for count in range(learner.ranks - 1, 0, -1))
     if not learner.lora.rank:
-        adapters = learner.lora.model_copy(update={"rank": ADAPTER_RANK})
-        yield f"learner.lora.rank={ADAPTER_RANK}", with_keys("learner", lora=adapters)
-        yield (f"learner.lora.rank={ADAPTER_RANK} and learner.checkpointing=true",
-               with_keys("learner", lora=adapters, checkpointing=True))
-        yield (f"learner.lora.rank={ADAPTER_RANK}, learner.checkpointing=true and learner.token_budget={lowest}",
-               with_keys("learner", lora=adapters, **twice))
+        yield from ({"learner.lora.rank": ADAPTER_RANK, **more} for more in ({}, twice, short))
+
+
+def halves(value: float, least: float) -> Iterator[float]:
+    """Yields a half of the value, a quarter and so on, down to `least`: whole numbers of a whole number."""
+    while (value := value // 2 if isinstance(value, int) else value / 2) >= least:
+        yield value
 
 
 def as_dict(config: Config) -> dict[str, Any]:

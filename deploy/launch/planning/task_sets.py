@@ -65,9 +65,9 @@ def check_enough(*wanted: AskedGames) -> None:
     """Raises UserError that names all keys that ask for more games than there are."""
     short = [one for one in wanted if one.asked > len(one.tasks)]
     if short:
-        found = ", ".join(f"{one.key} asks for {one.asked:,} and the {one.split} split has {len(one.tasks):,}"
+        lacks = ", ".join(f"{one.key} asks for {one.asked:,} and the {one.split} split has {len(one.tasks):,}"
                           for one in short)
-        raise UserError(f"too few games of the chosen kinds: {found}",
+        raise UserError(f"too few games of the chosen kinds: {lacks}",
                         f"lower {'it' if len(short) == 1 else 'them'}, or choose more games by the settings in env"
                         + _published(short[0].tasks))
 

@@ -1,121 +1,27 @@
-"""Settings that are allowed but hardly meant: keys without effect, learning rates of tiny models for large ones,
-prompts and answers that do not suit the model, workers that would play nothing, checkpoints that write much, a cold
-start on answers that the prompt cannot read, and a run's code that changed."""
+"""Settings that are allowed but hardly meant, such as learning rates of tiny models for large ones, or answers that the
+prompt cannot read; a disk without room; and a run's code that changed."""
 
 from __future__ import annotations
 
 import math
 import re
 import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
 
 from deploy.launch.checks.chat_template import has_template
-from deploy.launch.planning.model_memory import model_shape, pack_tokens, planned_training, sampler_bytes
+from deploy.launch.planning.idle_keys import idle_keys
+from deploy.launch.planning.model_memory import checkpoint_bytes, kept_bytes, model_shape, pack_tokens
 from deploy.runs.folder import RunFolder
 from deploy.runs.own_code import code_of
 from envservice.base import PromptTemplate
 from envservice.registry import find_spec, make_template
 from learner.cold_start.trajectories import read_trajectories
-from learner.credit.registry import estimator, unread
+from learner.credit.registry import estimator
 from services.amounts import number_of
 from services.chat import THINK
-from services.config.env import Section
-from services.config.file import as_yaml
 from services.config.tree import Config
 from services.process.own_code import as_user_error, file_of
 from services.units import in_gib
 from services.weights.headers import read_tokenizer
-
-
-def checkpoint_bytes(config: Config) -> int:
-    """Returns the bytes of one checkpoint: the trained weights and their two moments in float32, and an export."""
-    return _state_bytes(config) + sampler_bytes(config, model_shape(config.model))
-
-
-def _state_bytes(config: Config) -> int:
-    shape = model_shape(config.model)
-    training = planned_training(config, shape, None)
-    return 12 * ((training.adapters or shape.parameters) + (shape.parameters if training.critic else 0))
-
-
-def kept_bytes(config: Config) -> int:
-    """Returns the most bytes that all checkpoints of a run take at once: the newest ones, the best one, and the draft
-    of the next. Evaluated steps without a checkpoint add two exports: the best one, and the one that is evaluated. More
-    cold start on the learner's ranks adds two states."""
-    states = 2 if config.sft.enabled and config.eval.compare_cold_start and config.imitates_on_ranks else 0
-    alone = 2 if config.eval.every % config.checkpoint.every and not config.learner.lora.rank else 0
-    return ((config.checkpoint.keep + 2) * checkpoint_bytes(config) + states * _state_bytes(config)
-            + alone * sampler_bytes(config, model_shape(config.model)))
-
-
-def short_of_disk(config: Config) -> list[str]:
-    """Returns a line if the disk of runs_dir has no room for the checkpoints that are still to come. A runs_dir whose
-    parent is not here either is another machine's."""
-    place = next((folder for folder in (config.runs_dir, config.runs_dir.absolute().parent) if folder.is_dir()), None)
-    if place is None:
-        return []
-    kept = sum(file.stat().st_size for file in (config.run_dir / "checkpoints").rglob("*") if file.is_file())
-    needed, disk = kept_bytes(config), shutil.disk_usage(place)
-    if needed - kept <= disk.free or not disk.total:  # one of the kernel, such as /proc, is no disk
-        return []
-    return [f"checkpoints may take {in_gib(needed)}, and {config.runs_dir} has {in_gib(disk.free)} free: choose "
-            f"another runs_dir, or lower checkpoint.keep={config.checkpoint.keep}"]
-
-
-def idle_keys(config: Config) -> list[str]:
-    """Returns one line for each key that differs from its default and is ignored."""
-    reasons: dict[str, tuple[Any, str]] = {}
-    for key, value, why in (*_of_the_estimator(config), *_of_parts_that_are_off(config)):
-        reasons.setdefault(key, (value, why))
-    return [f"{key}={as_yaml(value)} does nothing {why}" for key, (value, why) in reasons.items()]
-
-
-def _of_the_estimator(config: Config) -> Iterator[tuple[str, Any, str]]:
-    learner, name = config.learner, config.learner.credit.estimator
-    given = learner.credit.model_dump(mode="json")
-    for key, why in unread(learner.credit, given).items():
-        yield f"learner.credit.{key}", given[key], why
-    if learner.credit.stay and not find_spec(config.env.name).says_unchanged:
-        yield "learner.credit.stay", True, f"in {config.env.name}, which never says that an action changed nothing"
-    if not estimator(name).needs_critic:
-        for key, value in _changed(learner.critic).items():
-            yield f"learner.critic.{key}", value, f"under the estimator {name}"
-
-
-def _of_parts_that_are_off(config: Config) -> Iterator[tuple[str, Any, str]]:
-    learner, loss, epochs = config.learner, config.learner.loss, config.sft.epochs
-    on_policy = learner.staleness == 0 and loss.corrected_rows == "stale"
-    for name, section, keys, off, why in (
-        ("learner.loss", loss, ("correction", "is_cap"), on_policy, "at learner.staleness=0"),
-        ("learner.loss", loss, ("is_cap",), loss.correction != "decoupled",
-         f"under learner.loss.correction={loss.correction}"),
-        ("learner.loss", loss, ("power", "power_last"), loss.ratio == "token", "under learner.loss.ratio=token"),
-        ("learner.loss", loss, ("corrected_rows",), loss.correction == "none", "under learner.loss.correction=none"),
-        ("learner.judge", learner.judge, ("answers", "weight", "correction"), not learner.judge.questions,
-         "at learner.judge.questions=0"),
-        ("learner.imitation", learner.imitation, ("rows", "decay_steps"), not learner.imitation.weight,
-         "at learner.imitation.weight=0"),
-        ("learner.distill", learner.distill, ("weight", "decay_steps", "credit"), learner.distill.teacher is None,
-         "without learner.distill.teacher"),
-        ("learner.lora", learner.lora, ("alpha", "targets"), not learner.lora.rank, "at learner.lora.rank=0"),
-        ("eval", config.eval, ("episodes",), config.eval.on_panel, "at eval.on_panel=true"),
-        ("eval", config.eval, ("panel_temperatures", "panel_samples", "compare_cold_start"), not config.eval.panel,
-         "at eval.panel=0"),
-        ("sft", config.sft, ("minutes",), epochs is not None, f"beside sft.epochs={epochs}"),
-        ("agent", config.agent, ("max_calls",), config.agent.name is None, "without agent.name"),
-    ):
-        for key, value in _changed(section).items():
-            if off and key in keys:
-                yield f"{name}.{key}", value, why
-
-
-def _changed(section: Section) -> dict[str, Any]:
-    """Returns the keys of a section that differ from their defaults, with their values."""
-    defaults = type(section)().model_dump(mode="json")
-    return {key: value for key, value in section.model_dump(mode="json").items() if value != defaults[key]}
-
 
 TOKENIZER = "tokenizer.json"
 LARGE_MODEL = 50_000_000
@@ -137,21 +43,12 @@ OFTEN = 5
 """Learner steps between checkpoints below which large ones are written often."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UsualRates:
-    """Learning rates at which all weights of published models are trained."""
-
-    policy: float
-    critic: float
-    imitation: float
-
-
-SMALL_MODEL = UsualRates(policy=5e-6, critic=5e-5, imitation=3e-5)
-"""Below a billion parameters. GRPO of SmolLM2-135M on GSM8K (the card of SmolLM2-135M-GRPO-Trained-For-Reasoning) and
-of Qwen2.5-0.5B (gardan4/AgenticRAG, TRL_TRAINING.sh) took 5e-6, another of Qwen2.5-0.5B 1e-5 (xuanduy04/trl_tool,
-grpo_tool.sh). Imitation of SmolLM-135M took 3e-5 (the card of SmolLM-135M-Instruct-grammarly). A critic takes ten
-times the policy's rate, as below."""
-LARGER_MODEL = UsualRates(policy=1e-6, critic=1e-5, imitation=1e-5)
+SMALL_MODEL = {"learner.lr": 5e-6, "learner.critic.lr": 5e-5, "sft.lr": 3e-5}
+"""Rates at which all weights of published models below a billion parameters are trained. GRPO of SmolLM2-135M on GSM8K
+(the card of SmolLM2-135M-GRPO-Trained-For-Reasoning) and of Qwen2.5-0.5B (gardan4/AgenticRAG, TRL_TRAINING.sh) took
+5e-6, another of Qwen2.5-0.5B 1e-5 (xuanduy04/trl_tool, grpo_tool.sh). Imitation of SmolLM-135M took 3e-5 (the card of
+SmolLM-135M-Instruct-grammarly). A critic takes ten times the policy's rate, as below."""
+LARGER_MODEL = {"learner.lr": 1e-6, "learner.critic.lr": 1e-5, "sft.lr": 1e-5}
 """From a billion parameters on. The paper and verl-agent train Qwen2.5 of 1.5 and 7 billion at 1e-6, and verl's default
 for critics is 1e-5."""
 
@@ -167,8 +64,8 @@ def warnings(config: Config) -> list[str]:
 def _changed_code(config: Config) -> list[str]:
     """Returns a line for each file of an own estimator or state key that has changed since the config's run started."""
     now = code_of(config)
-    known = RunFolder(config.run_dir).known() if now else None
-    before = known.code if known else {}
+    run = RunFolder(config.run_dir).known() if now else None
+    before = run.code if run else {}
     return [f"{file_of(module).name} has changed since this run started, and learner steps before were made by the old "
             "code: change it back, or start another run (name=...)"
             for module, digest in now.items() if before.get(module, digest) != digest]
@@ -195,14 +92,14 @@ def _large_rates(config: Config) -> list[str]:
     learner, sft = config.learner, config.sft
     if not (parameters := _large(config)):
         return []
+    rates = {} if learner.lora.rank else {"learner.lr": learner.lr}
+    if estimator(learner.credit.estimator).needs_critic:
+        rates["learner.critic.lr"] = learner.critic_lr
+    if sft.enabled and not (learner.lora.rank and config.imitates_on_ranks):
+        rates["sft.lr"] = sft.lr
     usual = SMALL_MODEL if parameters < BILLION else LARGER_MODEL
-    rates = {} if learner.lora.rank else {"learner.lr": (learner.lr, usual.policy)}
-    critic = estimator(learner.credit.estimator).needs_critic
-    rates |= {"learner.critic.lr": (learner.critic_lr, usual.critic)} if critic else {}
-    imitates = sft.enabled and not (learner.lora.rank and config.imitates_on_ranks)
-    rates |= {"sft.lr": (sft.lr, usual.imitation)} if imitates else {}
     return [f"{key}={rate:g} is for tiny models, and {config.model.path} has {parameters:,} parameters: "
-            f"try {key}={rate_of_others:g}" for key, (rate, rate_of_others) in rates.items() if rate > HIGHEST_RATE]
+            f"try {key}={usual[key]:g}" for key, rate in rates.items() if rate > HIGHEST_RATE]
 
 
 def _raw_prompt(config: Config) -> list[str]:
@@ -241,6 +138,20 @@ def _short_answers(config: Config) -> list[str]:
     return [f"rollout.max_response_tokens={limit} leaves {max(0, limit - form)} tokens for a thought, since the form "
             f"of env.prompt={env.prompt} takes {form}: answers would be cut before their action; try "
             f"rollout.max_response_tokens={512 if template.chat else 2 * form}"]
+
+
+def short_of_disk(config: Config) -> list[str]:
+    """Returns a line if the disk of runs_dir has no room for the checkpoints that are still to come. A runs_dir whose
+    parent is not here either is another machine's."""
+    place = next((folder for folder in (config.runs_dir, config.runs_dir.absolute().parent) if folder.is_dir()), None)
+    if place is None:
+        return []
+    kept = sum(file.stat().st_size for file in (config.run_dir / "checkpoints").rglob("*") if file.is_file())
+    needed, disk = kept_bytes(config), shutil.disk_usage(place)
+    if needed - kept <= disk.free or not disk.total:  # one of the kernel, such as /proc, is no disk
+        return []
+    return [f"checkpoints may take {in_gib(needed)}, and {config.runs_dir} has {in_gib(disk.free)} free: choose "
+            f"another runs_dir, or lower checkpoint.keep={config.checkpoint.keep}"]
 
 
 def _frequent_checkpoints(config: Config) -> list[str]:
@@ -287,11 +198,11 @@ def unread_answers(config: Config) -> list[str]:
     template = make_template(config.env)
     with as_user_error(f"the prompt {config.env.prompt!r} of {config.env.name} failed on an answer",
                        f"fix {config.env.name}"):
-        said = [example.response for example in read_trajectories(config.sft.file, chat=template.chat).examples]
-        unread = [answer for answer in said if not _reads(template, answer)]
+        answers = [example.response for example in read_trajectories(config.sft.file, chat=template.chat).examples]
+        unread = [answer for answer in answers if not _reads(template, answer)]
     if not unread:
         return []
-    return [f"env.prompt={config.env.prompt} finds {len(unread):,} of {number_of(len(said), 'answer')} in "
+    return [f"env.prompt={config.env.prompt} finds {len(unread):,} of {number_of(len(answers), 'answer')} in "
             f"{config.sft.file} malformed, such as {unread[0]!r:.60}: a policy that imitates them takes invalid turns"]
 
 

@@ -145,7 +145,7 @@ def _check_arms(config: Config, wanted: Sequence[PlannedRun]) -> None:
 
 def _make(config: Config, wanted: Sequence[PlannedRun], args: argparse.Namespace) -> None:
     from deploy.launch.checks import preflight
-    from deploy.launch.checks.gpu_checks import with_gpu
+    from deploy.launch.planning.fit import with_gpu
 
     config = with_gpu(config, partial(print, file=sys.stderr))
     task_sets = preflight.check(config)

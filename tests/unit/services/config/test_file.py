@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from deploy.runs.configs import SHIPPED, find_config, load_config
-from services.config.file import dump_config
+from services.config.file import default_config, dump_config
 from services.config.keys import config_keys
 from services.errors import UserError
 
@@ -134,10 +134,36 @@ def test_a_value_out_of_range_is_one_line(file: Path, override: str, expected: s
     assert message(file, override) == expected
 
 
+@pytest.mark.parametrize(("overrides", "expected"), [
+    ("learner.gpus=2", "learner: gpus=2 reserves more GPUs than a rank uses; set gpus=1 and ranks=2"),
+    ("learner.fewest_ranks=2",
+     "learner: fewest_ranks=2 is more than ranks=1; set fewest_ranks=1 or lower, or remove it"),
+    ("rollout.exact=true model.dtype=bfloat16", "rollout.exact needs float32, and model.dtype is bfloat16; "
+     "set model.dtype=float32"),
+    ("rollout.exact=true learner.judge.correction=true", "rollout.exact repeats a run, and with "
+     "learner.judge.correction prompts depend on which episode ends first; set one of them to false"),
+])
+def test_keys_that_contradict_each_other_are_refused_to_every_reader(file: Path, overrides: str, expected: str):
+    assert message(file, *overrides.split()) == expected
+
+
+def test_contradictions_of_several_sections_come_together(file: Path):
+    with pytest.raises(UserError) as error:
+        load_config(file, ["learner.gpus=2", "rollout.gpus=2"])
+    assert [line.partition("=")[0] for line in str(error.value).splitlines()] == ["rollout: gpus", "learner: gpus"]
+
+
+def test_values_at_dotted_keys_are_replaced_in_a_copy():
+    config = default_config()
+    changed = config.with_keys({"steps": 3, "learner.lora.rank": 4, "learner.ranks": 2})
+    assert (changed.steps, changed.learner.lora.rank, changed.learner.ranks) == (3, 4, 2)
+    assert (config.steps, config.learner.lora.rank, config.learner.ranks) == (1, 0, 1)
+
+
 @pytest.mark.parametrize(("value", "in_file"), [("80", "80"), ("0x80", "128"), ("x80", "'x80'")])
 def test_hardware_that_names_no_gpus_is_told_the_form(file: Path, value: str, in_file: str):
     """YAML reads the first two as numbers in a file."""
-    form = "names no GPUs; write their number and the GB of each, such as 8x80, or cpu; "
+    form = "names no GPUs; write their number and the GB of each, such as 8x80, or cpu"
     assert message(file, f"hardware={value}").startswith(f"hardware: {value!r} {form}")
     file.write_text(f"name: mine\nsteps: 3\nhardware: {value}\n")
     assert message(file).startswith(f"hardware: {in_file} {form}")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from deploy.launch.checks.adapters import check_adapters
+from deploy.launch.checks.model_folder import check_adapters
 from deploy.runs.configs import load_config
 from services.errors import UserError
 

@@ -26,11 +26,9 @@ def test_a_file_is_read_for_imitation_alone(tmp_path: Path):
 
 @pytest.mark.parametrize(("overrides", "expected"), [
     (("sft.file=shown.jsonl", "sft.enabled=false"), "sft.file=shown.jsonl would not be read, because sft.enabled is f"),
+    (("sft.file=shown.jsonl", "sft.judgements=0.1"), "sft.judgements=0.1 shows none of the trajectories in shown"),
     (("learner.credit.estimator=rlvmr", "env.prompt=meta", "agent.name=rollout.agents.conversation:agent"), "gets are"),
     (("learner.credit.estimator=rlvmr",), "env.prompt=memory asks for none; set env.prompt to one of meta, compact-m"),
-    (("sft.file=shown.jsonl", "sft.judgements=0.1"), "sft.judgements=0.1 shows none of the trajectories in shown"),
-    (("learner.judge.questions=1", "learner.judge.correction=true", "sft.judgements=0.1", "rollout.exact=true"),
-     "rollout.exact repeats a run, and with learner.judge.correction prompts depend on which episode ends first"),
     (("learner.judge.questions=1",), "a model made from scratch has never seen a judgement; set sft.judgements=0.1"),
     (("learner.credit.state_key=environment",), "alfworld gives no state; choose another state key"),
     (("autoscale.env=[1,4]", "env.urls=[http://a:1]"), "autoscale.env=[1, 4] scales servers that the run starts"),

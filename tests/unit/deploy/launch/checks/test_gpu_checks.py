@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from deploy.launch.checks import doctor, gpu_checks
-from deploy.launch.planning import gpu_pool, machine
+from deploy.launch.planning import fit, gpu_pool, machine
 from deploy.launch.planning.gpu_plan import describe, gpu_plan, gpus_needed, shared_device, with_transfer
 from deploy.launch.planning.gpu_pool import GpuPool
 from deploy.runs.configs import load_config
@@ -26,7 +26,6 @@ def config(models: dict[str, Path], *keys: str, size: str = "1.5b") -> Config:
 
 
 @pytest.mark.parametrize(("keys", "why", "fix"), [
-    (["learner.gpus=2"], "reserves more GPUs than a rank uses", "set learner.gpus=1 and learner.ranks=2"),
     (["learner.ranks=2", "rollout.gpus=0"], "puts several of 2 ranks on one GPU",
      "set learner.gpus=1, or learner.ranks=1"),
     (["learner.ranks=2"], "rollout.workers=1 with learner.ranks=2", "set rollout.workers=2 or learner.ranks=1"),
@@ -75,7 +74,7 @@ def test_a_cold_start_alone_needs_the_learners_gpus_and_no_samplers(models: dict
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(doctor, "torch_cuda", lambda: "13.0")
     monkeypatch.setattr(gpu_pool, "visible", lambda: FOUR)
-    monkeypatch.setattr(gpu_checks.gpu_doctor, "capabilities", lambda: [(9, 0)])
+    monkeypatch.setattr(doctor, "capabilities", lambda: [(9, 0)])
     monkeypatch.setattr(machine, "cpu_count", lambda: 4.0)
     apart = ("hardware=4x80", "rollout.gpus=1", "rollout.workers=4", "learner.gpus=1")
     gpu_checks.check_ranks(config(models, *apart, "learner.ranks=4"))
@@ -103,13 +102,13 @@ def test_a_cold_start_alone_needs_the_learners_gpus_and_no_samplers(models: dict
      GpuPool(32, 80 * 10**9), "rollout.tensor_parallel=2"),
     ("7b", ["rollout.kv_cache_gb=10"], LARGE, "set learner.offload=true"),
     ("7b", ["rollout.kv_cache_gb=10", "learner.checkpointing=false"], LARGE,
-     "set learner.offload=true, learner.checkpointing=true"),
+     "set learner.offload=true and learner.checkpointing=true"),
     ("7b", [], LARGE, "set learner.offload=true, learner.checkpointing=true and rollout.kv_cache_gb=10"),
     ("7b", ["learner.offload=true", "learner.checkpointing=true", "learner.token_budget=2560"],
      GpuPool(1, 100 * 10**9), "set rollout.sleep=true"),
     ("7b", [], ONE, "set learner.lora.rank=16"),
     ("1.5b", [], SMALL,
-     "set learner.lora.rank=16, rollout.sleep=true, learner.checkpointing=true and rollout.kv_cache_gb=10, without"),
+     "set learner.lora.rank=16, rollout.sleep=true, learner.checkpointing=true and rollout.kv_cache_gb=10"),
     ("32b", [], ONE, "use more or larger GPUs"),
 ])
 def test_a_plan_that_does_not_fit_is_refused_with_the_key_that_makes_it_fit(
@@ -233,15 +232,16 @@ def test_the_builds_must_fit_the_devices(models: dict[str, Path], monkeypatch: p
 
 def test_a_config_without_gpus_takes_one_if_only_vllms_build_for_cuda_is_there(monkeypatch: pytest.MonkeyPatch):
     builds: set[str] = {"vllm"}
-    monkeypatch.setattr(gpu_checks, "installed", lambda name: "0.32.0" if name in builds else None)
+    for module in (gpu_checks, fit):
+        monkeypatch.setattr(module, "installed", lambda name: "0.32.0" if name in builds else None)
     monkeypatch.setattr(gpu_pool, "visible", lambda: ONE)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     told = list[str]()
 
     def gpus(*keys: str) -> float:
-        return gpu_checks.with_gpu(load_config("alfworld-tiny", keys), told.append).rollout.gpus
+        return fit.with_gpu(load_config("alfworld-tiny", keys), told.append).rollout.gpus
 
-    given = gpu_checks.with_gpu(load_config("alfworld-tiny"), told.append)
+    given = fit.with_gpu(load_config("alfworld-tiny"), told.append)
     gpu_checks.check_builds(given)
     gpu_checks.check_gpus(given, ONE, private=True)
     assert (given.rollout.gpus, given.learner.gpus) == (1, 0)

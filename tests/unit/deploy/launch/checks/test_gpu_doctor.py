@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.launch.checks import doctor, gpu_checks, gpu_doctor
+from deploy.launch.checks import doctor, gpu_checks
 from deploy.launch.planning import gpu_pool
 from deploy.runs.configs import load_config
 from services.errors import UserError
@@ -66,10 +66,10 @@ def test_gpus_that_the_environment_hides_are_not_planned_with(named: str, expect
 
 def test_a_machine_without_a_compiler_is_told_so_before_a_run(with_smi, tmp_path: Path, monkeypatch):
     with_smi("580.65.06")
-    assert gpu_doctor.compiler().status in ("ok", "warning")
+    assert doctor.compiler().status in ("ok", "warning")
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    found = gpu_doctor.compiler()
+    found = doctor.compiler()
     assert (found.status, found.detail) == ("error", "no C compiler, and vLLM's kernels (Triton) need one")
     assert "gcc" in found.fix
     monkeypatch.setattr(gpu_checks, "installed", {"vllm": "0.32.0"}.get)
@@ -83,24 +83,24 @@ def test_a_machine_that_does_not_answer_in_time_is_told_of_and_the_other_checks_
     for name in ("nvidia-smi", "gcc"):
         (tmp_path / name).write_text("#!/bin/sh\nexec sleep 60\n")
         (tmp_path / name).chmod(0o755)
-    monkeypatch.setattr(gpu_doctor, "ASK_S", 0.1)
+    monkeypatch.setattr(doctor, "ASK_S", 0.1)
     monkeypatch.setenv("CC", str(tmp_path / "gcc"))
-    assert (gpu_doctor.peers().status, gpu_doctor.peers().detail) == ("warning", "nvidia-smi topo -p2p r says nothing")
-    assert gpu_doctor.compiler().status == "error"
-    assert "timed out after 0.1 seconds" in gpu_doctor.compiler().detail
+    assert (doctor.peers().status, doctor.peers().detail) == ("warning", "nvidia-smi topo -p2p r says nothing")
+    assert doctor.compiler().status == "error"
+    assert "timed out after 0.1 seconds" in doctor.compiler().detail
 
 
 def test_a_compiler_without_the_headers_of_python_is_refused(with_smi, tmp_path: Path, monkeypatch):
     """Triton 3.7.1 includes Python.h in backends/nvidia/driver.c, so the first engine would end there."""
     with_smi("580.65.06")
-    monkeypatch.setattr(gpu_doctor.sysconfig, "get_paths", lambda: {"include": str(tmp_path / "nowhere")})
+    monkeypatch.setattr(doctor.sysconfig, "get_paths", lambda: {"include": str(tmp_path / "nowhere")})
     monkeypatch.setenv("CC", "gcc")
-    found = gpu_doctor.compiler()
+    found = doctor.compiler()
     assert found.status == "error"
     assert "Python.h: No such file or directory" in found.detail
     assert "libc6-dev python3." in found.fix
     monkeypatch.setenv("CC", "no-such-compiler")
-    assert gpu_doctor.compiler().detail.endswith("No such file or directory: 'no-such-compiler'")
+    assert doctor.compiler().detail.endswith("No such file or directory: 'no-such-compiler'")
     monkeypatch.setattr(gpu_checks, "installed", {"vllm": "0.32.0"}.get)
     with pytest.raises(UserError, match="cannot compile vLLM's kernels"):
         gpu_checks.check_builds(load_config("alfworld-tiny", ["rollout.gpus=1"]))
@@ -114,13 +114,13 @@ def test_gpus_without_code_in_the_cuda_builds_are_refused_and_set_up_is_for_cpus
     """CUDA 13 compiles for Turing and newer. A V100 (7.0) with driver 580 got builds without a kernel for it."""
     with_smi("580.65.06", capability="7.0")
     assert flavour().stdout == "cuda\n", "the other GPU is an H100"
-    assert gpu_doctor.generation().status == "error"
+    assert doctor.generation().status == "error"
     monkeypatch.setattr(gpu_checks, "installed", {"vllm": "0.32.0"}.get)
     with pytest.raises(UserError, match=r"compute capability 7\.0, and CUDA 13 needs 7\.5") as refused:
         check("model.dtype=bfloat16")
     assert "CUDA_VISIBLE_DEVICES" in refused.value.fix
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert gpu_doctor.generation().status == "ok"
+    assert doctor.generation().status == "ok"
 
 
 def test_a_machine_of_old_gpus_alone_is_set_up_for_cpus(tmp_path: Path, with_smi):
@@ -136,9 +136,9 @@ def test_bfloat16_needs_gpus_that_have_it(with_smi, monkeypatch):
     """vLLM refuses bfloat16 below 8.0 (check_if_supports_dtype), and torch's attention has no kernel there."""
     with_smi("580.65.06", capability="7.5")
     assert flavour().stdout == "cuda\n"
-    assert (gpu_doctor.generation().status, gpu_doctor.generation().fix) == ("warning", "set model.dtype=float32")
+    assert (doctor.generation().status, doctor.generation().fix) == ("warning", "set model.dtype=float32")
     monkeypatch.setattr(gpu_checks, "installed", {"vllm": "0.32.0"}.get)
-    monkeypatch.setattr(gpu_doctor, "compiler", lambda: Finding(check="compiler", status="ok", detail="gcc"))
+    monkeypatch.setattr(doctor, "compiler", lambda: Finding(check="compiler", status="ok", detail="gcc"))
     with pytest.raises(UserError, match=r"model\.dtype=bfloat16, .* has compute capability 7\.5"):
         check("model.dtype=bfloat16")
     check()
@@ -149,8 +149,8 @@ def test_blackwell_needs_nvcc_for_the_attention_that_vllm_prefers_there(with_smi
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/usr/bin{os.pathsep}/bin")
     monkeypatch.setattr(gpu_checks, "installed", {"vllm": "0.32.0"}.get)
-    monkeypatch.setattr(gpu_doctor, "compiler", lambda: Finding(check="compiler", status="ok", detail="gcc"))
-    assert gpu_doctor.attention().status == "error", "the other GPU is an H100"
+    monkeypatch.setattr(doctor, "compiler", lambda: Finding(check="compiler", status="ok", detail="gcc"))
+    assert doctor.attention().status == "error", "the other GPU is an H100"
     with pytest.raises(UserError, match=r"no nvcc, and vLLM's attention on this GPU \(FlashInfer\) needs it"):
         check("model.dtype=bfloat16")
     check()  # in float32 vLLM takes Triton's
@@ -162,7 +162,7 @@ def test_blackwell_needs_nvcc_for_the_attention_that_vllm_prefers_there(with_smi
 
 def test_an_old_driver_is_an_error_and_set_up_is_for_cpus(with_smi):
     with_smi("550.54.14")
-    found = gpu_doctor.driver()
+    found = doctor.driver()
     assert (found.status, found.fix) == ("error", "install NVIDIA driver 580 or newer")
     done = flavour()
     assert done.stdout == "cpu\n"
@@ -171,7 +171,7 @@ def test_an_old_driver_is_an_error_and_set_up_is_for_cpus(with_smi):
 
 def test_gpus_that_do_not_reach_each_other_are_named(with_smi):
     with_smi("580.65.06", link="CNS")
-    found = gpu_doctor.peers()
+    found = doctor.peers()
     assert (found.status, found.detail) == ("warning", "GPU0: CNS; GPU1: CNS")
 
 

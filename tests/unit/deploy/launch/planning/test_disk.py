@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from deploy.launch.planning import plan
-from deploy.launch.planning.warnings import checkpoint_bytes, kept_bytes, short_of_disk
+from deploy.launch.planning.model_memory import checkpoint_bytes, kept_bytes
+from deploy.launch.planning.warnings import short_of_disk
 from deploy.runs.configs import load_config
 from services.config.tree import Config
 from services.units import in_gib

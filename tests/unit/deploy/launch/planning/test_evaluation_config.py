@@ -6,7 +6,7 @@ import pytest
 
 from deploy.launch.checks import preflight
 from deploy.launch.planning import gpu_pool
-from deploy.launch.planning.evaluation_config import evaluation_config
+from deploy.launch.planning.fit import evaluation_config
 from deploy.launch.planning.gpu_pool import GpuPool
 from deploy.runs.configs import load_config
 from services.config.tree import Config

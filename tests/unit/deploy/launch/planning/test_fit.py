@@ -6,7 +6,7 @@ import pytest
 
 from deploy.launch.checks import preflight
 from deploy.launch.planning import machine
-from deploy.launch.planning.cpu_machine import on_cpu
+from deploy.launch.planning.fit import on_cpu
 from deploy.runs.configs import load_config
 from deploy.runs.differences import differences
 from services.units import GIB
