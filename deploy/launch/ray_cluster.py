@@ -22,7 +22,7 @@ import psutil
 from deploy.launch.planning.machine import available_memory
 from deploy.launch.planning.model_memory import stored_bytes
 from deploy.launch.ray_address import check_ray, ray_address
-from deploy.members.private_ray import dead_part
+from deploy.members.private_ray import dead_part, unwatch, watch
 from services.config.tree import Config
 from services.errors import DeadlineExceeded, UserError, described
 from services.process.environment import variable
@@ -56,7 +56,7 @@ def ray_cluster(config: Config, namespace: str, note: Callable[[str], object]) -
     """Connects to the cluster of ray.address or $RAY_ADDRESS; else starts a private one that ends with this process.
 
     Yields the address by which the cluster's nodes reach this machine. It is 127.0.0.1 in a private cluster. `note`
-    is told if a cluster of others asks for no token, and if a private one does not start at once.
+    takes a line if a cluster of others asks for no token, and if a private one does not start at once.
     """
     os.environ.update({k: v for k, v in _QUIET.items() if k not in os.environ})
     options: dict[str, Any] = {
@@ -97,7 +97,7 @@ def private_ray(*, start_s: float = 300.0, note: Callable[[str], object] = lambd
                 **options: Any) -> Iterator[None]:
     """Starts a private cluster with these `options` of ray.init, beside any other, and ends all its processes.
 
-    `note` is told of each start that fails. Raises DeadlineExceeded if the cluster does not start within `start_s`.
+    `note` takes a line for each start that fails. Raises DeadlineExceeded if none succeeds within `start_s`.
     """
     with _private_folder() as folder:
         # PYTHONUTF8 is for the cluster's processes: their libraries read files in the locale's encoding.
@@ -110,10 +110,12 @@ def private_ray(*, start_s: float = 300.0, note: Callable[[str], object] = lambd
                 _start(lambda: ray.init(**{
                     "address": "local", "num_cpus": max(2, os.cpu_count() or 1), "include_dashboard": False,
                     "_temp_dir": str(folder / "ray"), **options}), folder / "tmp", start_s, note)
+            watch()
             yield
         finally:
             if dead_part():
                 end_all(str(folder / "tmp"), grace_s=0.0)  # actors without a GCS do not end by SIGTERM
+            unwatch()
             _end(folder / "tmp")
 
 
@@ -134,8 +136,8 @@ def _start(start: Callable[[], object], mark: Path, seconds: float, note: Callab
                 raise UserError("this Python process has used a Ray without a token before, and Ray keeps to that",
                                 "start gagpo in a process of its own") from error
             if time.monotonic() >= deadline:
-                told = f"Ray did not start within {seconds:g} s (ray.start_seconds): {described(error)}"
-                raise DeadlineExceeded(told) from error
+                raise DeadlineExceeded(
+                    f"Ray did not start within {seconds:g} s (ray.start_seconds): {described(error)}") from error
             log.warning("Ray did not start; starting it again", reason=described(error))
             note(f"Ray did not start, and is started again for up to {seconds:g} s: {described(error)}")
         else:

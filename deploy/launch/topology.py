@@ -6,6 +6,7 @@ A laptop and a cluster have the same topology. They differ only in which parts a
 from __future__ import annotations
 
 import secrets
+import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -14,38 +15,45 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from deploy.launch.discovery import Discovery
 from deploy.launch.planning.gpu_plan import shared_device, with_transfer
 from deploy.launch.planning.gpu_pool import pool_of
 from deploy.launch.planning.model_memory import check_object_store
 from deploy.launch.ray_address import ray_address
 from deploy.launch.ray_cluster import ray_cluster
 from deploy.members import private_ray
-from deploy.members.env_server import EnvServer
-from deploy.members.learner_gang import LearnerGang
-from deploy.members.placed_server import PlacedServer
+from deploy.members.env_server import EnvServer, PlacedServer, ServerHost
 from deploy.members.placement import (
     NODE_SHARE,
     ClusterPlace,
+    GpuShare,
     ProcessPlace,
+    SharedGpus,
     bundle,
     on_roomiest_node,
     total_nodes,
 )
-from deploy.members.ray_actor import Actor
-from deploy.members.shared_gpus import GpuShare, SharedGpus
+from deploy.members.ray_actor import Actor, LearnerGang
 from deploy.runs.folder import RunFolder
 from deploy.runs.wanted import numbers, read_wanted
 from envservice.server.capacity import memory_bytes
+from rollout.engine.weights_file import weights_file
 from services.config.redis import redis_url
 from services.config.secrets import env_token
 from services.config.tree import Config
 from services.controller.fleet import Fleet
 from services.controller.supervise import Supervisor
 from services.patience import until_answered
-from services.process.addresses import held_port, is_local
+from services.process.addresses import held_port, is_local, servers_behind
+from services.records import Version
 from services.store.redis_server import memory_share, private_redis
 from services.store.store import Store
+from services.telemetry.logs import get_logger
+
+log = get_logger("discovery")
+RESOLVE_S = 5.0
+"""Seconds between two look-ups of the names of env.urls: the TTL of such names in Kubernetes."""
+LEASE_S = 60.0
+"""Time to live of the learner's lease while a folder is published."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,11 +158,9 @@ def topology(config: Config, *, run: str, folder: Path, config_file: Path, note:
 
 def _with_absolute_paths(config: Config) -> Config:
     """Returns the config with absolute paths to the folders that actors read."""
-    config = config.model_copy(update={"runs_dir": config.runs_dir.absolute()})
-    if (teacher := config.learner.distill.teacher) is None:
-        return config
-    distill = config.learner.distill.model_copy(update={"teacher": teacher.absolute()})
-    return config.model_copy(update={"learner": config.learner.model_copy(update={"distill": distill})})
+    teacher = config.learner.distill.teacher
+    return config.with_keys({"runs_dir": config.runs_dir.absolute(),
+                             "learner.distill.teacher": None if teacher is None else teacher.absolute()})
 
 
 def _shared_gpus(config: Config) -> SharedGpus | None:
@@ -172,11 +178,12 @@ def _servers(config: Config, folder: Path, config_file: Path, supervisor: Superv
     if is_local(address):
         port = cache(lambda _: held_port())  # a server with the same number takes the same port again
         return Fleet(supervisor, lambda index: EnvServer(index, port(index), config_file, folder, token))
-    from deploy.members.server_actor import ServerActor
+    import ray
 
+    actor: Any = ray.remote(max_restarts=0)(ServerHost)
     return Fleet(supervisor, lambda index: PlacedServer(
         index,
-        lambda options: ServerActor.options(**options).remote(
+        lambda options: actor.options(**options).remote(
             index, str(config_file.absolute()), str(folder.absolute()), token, config.supervision.start_seconds),
         ClusterPlace([bundle(cpus=config.env.cpus, nodes=config.placement.environment)])))
 
@@ -190,3 +197,74 @@ def _weights_actor(config: Config, namespace: str) -> tuple[Any, str]:
     # Ray puts an actor without resources on any node, also on a head with little memory.
     options = {"resources": {nodes: NODE_SHARE}} if nodes else on_roomiest_node()
     return WeightsActor.options(name=name, num_cpus=0, **options).remote(), name
+
+
+def publish_folder(parts: Topology, model: Path, *, holder: str, step: int = 0) -> Version:
+    """Loads `model`, makes it the current version under a new incarnation, and returns that version.
+
+    `step`: the learner step of the model. Holds the lease of the run's learner meanwhile, in its name: one that
+    died without giving it up is no obstacle, and one that lives can publish no more. Raises RayLost if the private Ray
+    dies meanwhile. The weights go through a file, because Ray ends a process that hands over a large object in the
+    moment in which its raylet dies. This process must outlive that.
+    """
+    from services.weights.pack import pack_folder
+
+    packed = pack_folder(model, parts.config.model.dtype)
+    lease = parts.store.leases.acquire("learner", f"{holder}-learner", ttl_s=LEASE_S)
+    try:
+        version = Version(incarnation=parts.store.state.incarnation(lease), step=step, digest=packed.digest)
+        place = None if ray_address(parts.config) is None else parts.folder  # the actor may be on another node
+        with weights_file(packed.manifest, packed.buffer, packed.digest, folder=place) as file:
+            private_ray.ask(lambda: parts.weights.publish_file.remote(version, packed.manifest, str(file)),
+                            parts.config.learner.collective_s, f"publishing {version.short} (learner.collective_s)")
+        parts.store.state.publish_version(lease, version, str(model))
+    finally:
+        parts.store.leases.release(lease)
+    return version
+
+
+class Discovery:
+    """Keeps the list of the environment servers that env.urls name up to date during its block. `urls` never waits.
+
+    Each address of a name counts as one server, so servers behind a headless Service of Kubernetes, or behind the name
+    of a scaled service of compose, may come and go. A name that does not resolve keeps the addresses that it had.
+    """
+
+    def __init__(self, urls: Sequence[str], *, resolve: Callable[[str], Sequence[str]] = servers_behind,
+                 every_s: float = RESOLVE_S) -> None:
+        self._resolve, self._every_s = resolve, every_s
+        self._servers: dict[str, tuple[str, ...]] = {url: (url,) for url in urls}
+        self._lost: set[str] = set()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="discovery", daemon=True)
+
+    def __enter__(self) -> Discovery:
+        self.look()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+
+    def urls(self) -> tuple[str, ...]:
+        """Returns the present servers, each once."""
+        return tuple(dict.fromkeys(one for servers in self._servers.values() for one in servers))
+
+    def look(self) -> None:
+        """Resolves every name once."""
+        for url, before in self._servers.items():
+            try:
+                servers = tuple(self._resolve(url))
+            except OSError as error:
+                if url not in self._lost:  # once in each outage
+                    log.warning("the name of an environment server does not resolve", url=url, reason=str(error))
+                self._lost.add(url)
+                continue
+            self._lost.discard(url)
+            if servers != before:
+                log.info("environment servers", url=url, servers=servers)
+            self._servers = {**self._servers, url: servers}
+
+    def _run(self) -> None:
+        while not self._done.wait(self._every_s):
+            self.look()

@@ -21,7 +21,7 @@ _WORKER = re.compile(r"\bpid=(\d+), actual memory used=")
 """A worker that Ray could have killed on that machine."""
 
 
-def of_exit(code: int, last_words: str, role: str) -> End:
+def describe_exit(code: int, last_words: str, role: str) -> End:
     """Returns the end of a child process with this exit code. A negative code is a signal's number."""
     if code >= 0:
         return End(f"exit code {code}; {last_words}")
@@ -31,7 +31,7 @@ def of_exit(code: int, last_words: str, role: str) -> End:
     return End(f"killed by {killer}; {last_words}", killed=True)
 
 
-def of_actor(error: Exception, role: str) -> End:
+def describe_actor_exit(error: Exception, role: str) -> End:
     """Returns the end of a Ray actor, given the exception that its call raised. Raises the exception if a UserError."""
     from ray.exceptions import RayTaskError
 
@@ -39,14 +39,14 @@ def of_actor(error: Exception, role: str) -> End:
         raise error
     text = str(error).strip()
     if _FULL in text:
-        return End(_for_want_of_memory(text, role), killed=True)
+        return End(_out_of_memory(text, role), killed=True)
     if isinstance(error, RayTaskError) or not type(error).__module__.startswith("ray."):
         return End(text.splitlines()[-1] if text else described(error))
     # Ray's message about a dead process says how it ended, and then adds a paragraph of possible causes.
     return End(text.splitlines()[-1].partition(" Some common causes")[0], killed=True)
 
 
-def _for_want_of_memory(text: str, role: str) -> str:
+def _out_of_memory(text: str, role: str) -> str:
     sizes, largest = _SIZES.search(text), _LARGEST.search(text)
     owner = _owner(int(largest[1]), text) if largest else _KILLED
     held = f"; most is held by process {largest[1]}{owner.says} with {largest[2]} GB: {_short(largest[3])}" \

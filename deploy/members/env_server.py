@@ -1,4 +1,4 @@
-"""The run's own environment server as a member: a child process on this machine."""
+"""The run's own environment server as a member: a child process on this machine, or an actor on a node of a cluster."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import httpx
 
 from deploy.members import endings
+from deploy.members.placement import ClusterPlace
+from deploy.members.ray_actor import Options, end_of, kill
 from services.config.secrets import ENV_TOKEN_VARIABLE
 from services.controller.member import End
 from services.errors import DeadlineExceeded, EnvFault
 from services.http.bounded import get
-from services.process.addresses import host_port
+from services.process.addresses import held_port, host_port
 from services.process.child_processes import wait_or_kill
-from services.telemetry.logs import get_logger
+from services.telemetry.logs import get_logger, life_of
 
 log = get_logger("processes")
 POLL_S = 0.1
@@ -108,7 +111,8 @@ class EnvServer:
             return None
         if leaves:
             return End("")
-        return endings.of_exit(code, self._stderr.last_words() if self._stderr else "it was not started", self.role)
+        last_words = self._stderr.last_words() if self._stderr else "it was not started"
+        return endings.describe_exit(code, last_words, self.role)
 
     def drain(self) -> None:
         """Ends the server once every worker has a list of servers without it."""
@@ -120,6 +124,87 @@ class EnvServer:
             return
         process.terminate()
         wait_or_kill(process, STOP_GRACE_S)
+
+
+class PlacedServer:
+    """One environment server on any node with room. Its URL is known once it runs, and changes if it is restarted."""
+
+    role: str = "environment"
+    beat: str | None = None
+
+    def __init__(self, index: int, make: Callable[[Options], Any], place: ClusterPlace) -> None:
+        self.name = f"environment server {index}"
+        self.url: str = ""
+        """URL of the server; empty until the server answers."""
+        self._make = make
+        self._place = place
+        self._handle: Any = None
+        self._calls: list[Any] = []
+        self._ends_at: float | None = None
+
+    def start(self) -> None:
+        self.url = ""
+        self._place.ask()
+
+    def ready(self) -> bool:
+        return bool(self.url)
+
+    def lacks(self) -> str:
+        return self._place.lacks()
+
+    def poll(self) -> End | None:
+        import ray
+
+        if self._ends_at is not None and time.monotonic() > self._ends_at:
+            return End("")
+        if not self._calls:
+            if self._place.granted():
+                self._handle = self._make(self._place.options(0))
+                self._calls = [self._handle.open.remote(), self._handle.run.remote()]
+            return None
+        if not self.url and ray.wait(self._calls[:1], timeout=0)[0]:
+            end = end_of(self._calls[:1], self.role)
+            if end is not None and end.reason:
+                return end
+            self.url = str(ray.get(self._calls[0]))
+        return end_of(self._calls[1:], self.role)
+
+    def drain(self) -> None:
+        """Ends the server once every worker has a list of servers without it."""
+        self._ends_at = time.monotonic() + HANDOVER_S
+
+    def stop(self) -> None:
+        kill([] if self._handle is None else [self._handle])
+        self._handle, self._calls, self.url = None, [], ""
+        self._place.release()
+
+
+class ServerHost:
+    """The actor of a PlacedServer: one `gagpo serve-env` on the node where Ray has placed it."""
+
+    def __init__(self, index: int, config_file: str, folder: str, token: str | None,
+                 start_s: float) -> None:
+        import ray
+
+        self._node = ray.util.get_node_ip_address()
+        self._folder, self._start_s = Path(folder), start_s
+        self._name = f"environment-host-{index}"
+        self._server = EnvServer(index, held_port(self._node), Path(config_file), self._folder, token,
+                                 host=self._node)
+
+    def open(self) -> str:
+        """Starts the server. Returns its URL once it answers."""
+        with life_of(self._name, self._folder, node=self._node):
+            self._server.start()
+            self._server.wait(self._start_s)
+        return self._server.url
+
+    def run(self) -> None:
+        """Waits until the server ends. Then raises EnvFault with the server's last line."""
+        with life_of(self._name, self._folder, node=self._node):
+            while (end := self._server.poll()) is None:
+                time.sleep(POLL_S)
+        raise EnvFault(f"{self._server.name} ended: {end.reason}")
 
 
 class _Stderr(threading.Thread):

@@ -1,8 +1,13 @@
 """Places on a Ray cluster: resources for one process or for a gang, granted all together or not at all.
 
 A place is a Ray placement group with one bundle for each process. A gang is a group of processes that run together,
-such as the learner's ranks. They share a node if one has room for all of them now, else they use as few nodes as
+such as the learner's ranks. They share a node if one has room for all of them, else they use as few nodes as
 possible. While there is no room, the place says what the cluster lacks.
+
+Ray has no public function for the free resources of each node. So a place is first asked for on one node if some node
+is large enough, and soon after on several: a start waits that long if the large node is busy. What is free is known for
+the cluster as a whole: where several nodes together have the CPUs and GPUs of a bundle, and none has both, too much
+counts as free.
 """
 
 from __future__ import annotations
@@ -10,13 +15,14 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from deploy.members import private_ray
+from services.amounts import number_of
 
 Resources = Mapping[str, float]
-LOOK_AGAIN_S = 5.0
-"""Seconds after which a place on one node is asked for again on several nodes, if that node has filled up meanwhile."""
+SPREAD_AFTER_S = 5.0
+"""Seconds after which a place on one node is asked for again on several nodes."""
 STRICT_PACK = "STRICT_PACK"
 """Ray's strategy of a place whose bundles must all be on one node."""
 NODE_SHARE = 0.001
@@ -44,35 +50,19 @@ def fitting(asked: Sequence[Resources], nodes: Sequence[Resources]) -> int:
     return placed
 
 
-def strategy(asked: Sequence[Resources], free: Sequence[Resources]) -> str:
-    """Returns STRICT_PACK if some node has room for all bundles now, else PACK."""
-    alone = any(fitting(asked, [node]) == len(asked) for node in free)
-    return STRICT_PACK if alone else "PACK"
+def strategy(asked: Sequence[Resources], nodes: Sequence[Resources]) -> str:
+    """Returns STRICT_PACK if some node is large enough for all bundles, else PACK."""
+    return STRICT_PACK if any(fitting(asked, [node]) == len(asked) for node in nodes) else "PACK"
 
 
-def lacking(asked: Sequence[Resources], free: Sequence[Resources], total: Sequence[Resources]) -> str:
-    """Returns why the bundles have no place, for example `needs 4 bundles of 1 GPU, and the cluster has 3`."""
+def lacking(asked: Sequence[Resources], free: Resources, total: Sequence[Resources]) -> str:
+    """Returns why the bundles have no place, for example `needs 4 bundles of 1 GPU, and the cluster has 3`. `free`: of
+    all nodes together, `total`: of each node."""
     whole = fitting(asked, total)
-    needs = f"needs {_bundles(len(asked))} of {_named(asked[0])}"
+    needs = f"needs {number_of(len(asked), 'bundle')} of {_named(asked[0])}"
     if whole < len(asked):
         return f"{needs}, and the cluster has {whole or 'none'}"
-    return f"{needs}, and {fitting(asked, free) or 'none'} of the cluster's is free"
-
-
-class ProcessPlace(Protocol):
-    """A place that was asked for: a ClusterPlace, or a part of GPUs that others use too."""
-
-    asked: list[dict[str, float]]
-
-    def ask(self) -> None: ...
-
-    def granted(self) -> bool: ...
-
-    def lacks(self) -> str: ...
-
-    def options(self, index: int) -> dict[str, Any]: ...
-
-    def release(self) -> None: ...
+    return f"{needs}, and {min(fitting(asked, [free]), len(asked) - 1) or 'none'} of the cluster's is free"
 
 
 class ClusterPlace:
@@ -87,10 +77,13 @@ class ClusterPlace:
 
     def ask(self) -> None:
         """Asks the cluster for the place and returns at once."""
+        self._ask(strategy(self.asked, total_nodes()))
+
+    def _ask(self, strategy: str) -> None:
         from ray.util.placement_group import placement_group
 
-        self._strategy, self._asked_at = strategy(self.asked, free_nodes()), time.monotonic()
-        self._group = placement_group(self.asked, strategy=self._strategy)
+        self._strategy, self._asked_at = strategy, time.monotonic()
+        self._group = placement_group(self.asked, strategy=strategy)
 
     def granted(self) -> bool:
         """Whether all bundles are granted."""
@@ -99,19 +92,15 @@ class ClusterPlace:
         from ray.util.placement_group import placement_group_table
 
         self._granted = placement_group_table(self._group).get("state") == "CREATED"
-        late = time.monotonic() - self._asked_at > LOOK_AGAIN_S
-        if not self._granted and late and self._misfits(strategy(self.asked, free_nodes())):
+        if not self._granted and self._strategy == STRICT_PACK and len(self.asked) > 1 \
+                and time.monotonic() - self._asked_at > SPREAD_AFTER_S:
             self._remove()
-            self.ask()
+            self._ask("PACK")
         return self._granted
-
-    def _misfits(self, better: str) -> bool:
-        """Whether a place that is not granted is asked for again. `better`: the strategy that fits the nodes now."""
-        return self._strategy != better
 
     def lacks(self) -> str:
         """Returns what the cluster lacks, as text; an empty string once the place is granted."""
-        return "" if self.granted() else lacking(self.asked, free_nodes(), total_nodes())
+        return "" if self.granted() else lacking(self.asked, free_resources(), total_nodes())
 
     def options(self, index: int, part: Resources | None = None) -> dict[str, Any]:
         """Returns the Ray options of an actor in bundle `index`, which takes `part` of it, or all."""
@@ -135,6 +124,57 @@ class ClusterPlace:
         self._group, self._granted = None, False
 
 
+class SharedGpus(ClusterPlace):
+    """The GPUs that rollout workers and learner ranks share, one of each on every GPU.
+
+    Ray puts two processes that ask for shares of a GPU on any GPU with room. Here each GPU is one bundle, and both
+    processes run in that bundle. The bundles are kept until the run ends: a process that starts again finds its GPU,
+    and Ray moves bundles whose node is lost.
+
+    `one`: what the two processes of a GPU ask for, on each of `count` GPUs.
+    """
+
+    def __init__(self, one: Resources, count: int) -> None:
+        super().__init__([{**one, "GPU": 1.0}] * count)
+
+    def ask(self) -> None:
+        """Asks once. Later calls look again whether all bundles have their place."""
+        if self._group is None:
+            super().ask()
+        elif self._granted:
+            self._granted, self._asked_at = False, time.monotonic()  # Ray gets time to move bundles of a lost node
+
+    def release(self) -> None:
+        """Keeps the bundles, because other processes use them."""
+
+
+class GpuShare:
+    """The place of some processes, each on one of the shared GPUs. Its methods are those of ClusterPlace."""
+
+    def __init__(self, shared_gpus: SharedGpus, asked: Sequence[Resources], *, first: int = 0) -> None:
+        self.asked = [dict(one) for one in asked]
+        self._shared_gpus = shared_gpus
+        self._first = first
+
+    def ask(self) -> None:
+        self._shared_gpus.ask()
+
+    def granted(self) -> bool:
+        return self._shared_gpus.granted()
+
+    def lacks(self) -> str:
+        return self._shared_gpus.lacks()
+
+    def options(self, index: int) -> dict[str, Any]:
+        return self._shared_gpus.options(self._first + index, self.asked[index])
+
+    def release(self) -> None:
+        """Ends no process and keeps the GPUs."""
+
+
+ProcessPlace = ClusterPlace | GpuShare
+
+
 def on_roomiest_node() -> dict[str, Any]:
     """Returns the Ray options of an actor on the node with the largest object store, or on any once that is lost."""
     import ray
@@ -146,11 +186,11 @@ def on_roomiest_node() -> dict[str, Any]:
     return {**_TINY, "scheduling_strategy": NodeAffinitySchedulingStrategy(roomiest["NodeID"], soft=True)}
 
 
-def free_nodes() -> list[Resources]:
-    """Returns the free resources of each living node."""
-    from ray._private.state import available_resources_per_node  # Ray has no public function for it
+def free_resources() -> Resources:
+    """Returns the free resources of all nodes together."""
+    import ray
 
-    return [node for node in available_resources_per_node().values() if node]
+    return ray.available_resources()
 
 
 def total_nodes() -> list[Resources]:
@@ -162,10 +202,6 @@ def total_nodes() -> list[Resources]:
 
 def _holds(node: Resources, one: Resources) -> bool:
     return all(node.get(name, 0.0) >= amount - 1e-9 for name, amount in one.items())
-
-
-def _bundles(count: int) -> str:
-    return "1 bundle" if count == 1 else f"{count} bundles"
 
 
 def _named(one: Resources) -> str:

@@ -7,12 +7,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import psutil
+
 from services.errors import DeadlineExceeded, Fault
 from services.telemetry.logs import get_logger
 
 log = get_logger("ray")
 NEEDED = {"gcs_server": "GCS", "raylet": "raylet"}
-"""The processes without which a cluster of one node can do nothing, by Ray's names for them."""
+"""The processes without which a cluster of one node can do nothing, by their names."""
 CALL_S = 5.0
 """Deadline in seconds of a call that a dying cluster may never answer."""
 LOOK_S = 0.5
@@ -25,13 +27,29 @@ class RayLost(Fault):
     boundary = "ray"
 
 
+_processes: dict[str, psutil.Process] = {}
+
+
+def watch() -> None:
+    """Begins to watch the private cluster that this process has just started. Its parts are children of this one."""
+    _processes.update({child.name(): child for child in psutil.Process().children() if child.name() in NEEDED})
+
+
+def unwatch() -> None:
+    """Ends the watch, before the cluster is ended."""
+    _processes.clear()
+
+
 def dead_part() -> str:
     """Returns which needed process of the private cluster has died; "" if all live or the cluster is not ours."""
-    from ray._private import worker  # Ray has no public name for the processes that it started
+    return next((NEEDED[name] for name, process in _processes.items() if not _lives(process)), "")
 
-    node = worker._global_node  # pyright: ignore[reportPrivateUsage]
-    dead = node.dead_processes() if node is not None else []
-    return next((NEEDED[kind] for kind, _ in dead if kind in NEEDED), "")
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def check() -> None:

@@ -88,10 +88,9 @@ def evaluate(config: Config, policy: PlayablePolicy, *, split: str | None, file:
 def _play(config: Config, model: Path, split: str | None, lines: StatusLines) -> dict[str, Any]:
     from deploy.launch.checks.games import check_ends
     from deploy.launch.planning.task_sets import asked_for, engine_name
-    from deploy.launch.publishing import publish_folder
     from deploy.launch.reach import check_versions
     from deploy.launch.scaling import Scaling
-    from deploy.launch.topology import topology
+    from deploy.launch.topology import publish_folder, topology
     from deploy.training.loading import Loading
     from envservice.registry import open_environment
     from services.controller.controller import Controller

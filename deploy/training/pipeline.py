@@ -20,11 +20,10 @@ from typing import Any
 from deploy.console.progress import ProgressView
 from deploy.launch.monitoring import monitoring
 from deploy.launch.planning.task_sets import TaskSets
-from deploy.launch.publishing import publish_folder
 from deploy.launch.scaling import Scaling
-from deploy.launch.topology import Topology, topology
-from deploy.members.learner_gang import LearnerGang
+from deploy.launch.topology import Topology, publish_folder, topology
 from deploy.members.private_ray import RayLost
+from deploy.members.ray_actor import LearnerGang
 from deploy.report.page import write_report
 from deploy.runs.comparison import as_lines, compare, evaluation_kind
 from deploy.runs.folder import RunFolder

@@ -18,9 +18,9 @@ from typing import Any
 
 from deploy.launch.ray_cluster import ray_cluster
 from deploy.members import private_ray
-from deploy.members.learner_gang import LearnerGang
 from deploy.members.placement import bundle
 from deploy.members.private_ray import RayLost
+from deploy.members.ray_actor import LearnerGang
 from deploy.training.demonstrations import Report
 from learner.cold_start.sft import REPORT_SECONDS, Lesson, Order, SftProgress
 from learner.cold_start.sft_data import PROGRESS, ROWS, save_rows

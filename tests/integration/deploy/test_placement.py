@@ -19,13 +19,10 @@ from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group_table
 
 from deploy.launch.topology import _weights_actor
-from deploy.members import learner_gang
-from deploy.members.learner_gang import LearnerGang
-from deploy.members.placed_server import PlacedServer
-from deploy.members.placement import ClusterPlace, bundle, free_nodes, total_nodes
-from deploy.members.ray_actor import Actor
-from deploy.members.server_actor import ServerActor
-from deploy.members.shared_gpus import GpuShare, SharedGpus
+from deploy.members import ray_actor
+from deploy.members.env_server import PlacedServer, ServerHost
+from deploy.members.placement import ClusterPlace, GpuShare, SharedGpus, bundle, total_nodes
+from deploy.members.ray_actor import Actor, LearnerGang
 from deploy.runs.configs import load_config
 from services.config.file import dump_config
 from services.config.rollout import SupervisionSection
@@ -144,7 +141,7 @@ def test_a_gang_waits_for_room_starts_whole_and_goes_on_with_fewer_after_the_los
     supervisor.add(gang)
     until(lambda: len(started) == 3, supervisor)
     until(lambda: gang._lives, supervisor)
-    monkeypatch.setattr(learner_gang, "SHRINK_AFTER_S", 0.0)  # only now: three had to be waited for, however long
+    monkeypatch.setattr(ray_actor, "SHRINK_AFTER_S", 0.0)  # only now: three had to be waited for, however long
     cluster.remove_node(third, allow_graceful=False)
     until(lambda: len(started) == 5, supervisor)
     assert started == [(0, 3), (1, 3), (2, 3), (0, 2), (1, 2)]
@@ -156,7 +153,7 @@ def test_ranks_share_a_node_although_a_run_adds_its_workers_first(cluster: Clust
     """Ray gave each worker the emptiest node, so each node had as many ranks as workers."""
     for _ in range(2):
         add_node(cluster, num_cpus=4)
-    until(lambda: len(free_nodes()) == 3)
+    until(lambda: len(total_nodes()) == 3)
     supervisor, actor = Supervisor(print, SupervisionSection()), ray.remote(Rank)
     nodes: dict[str, str] = {}
 
@@ -182,9 +179,9 @@ def test_environment_servers_run_where_there_is_room_and_another_takes_the_place
     dump_config(load_config("alfworld-tiny", ()), tmp_path / "config.yaml")
     add_node(cluster, num_cpus=2)
     notes: list[str] = []
-    supervisor = Supervisor(notes.append, SupervisionSection())
+    supervisor, host = Supervisor(notes.append, SupervisionSection()), ray.remote(max_restarts=0)(ServerHost)
     fleet = Fleet(supervisor, lambda index: PlacedServer(
-        index, lambda options: ServerActor.options(**options).remote(
+        index, lambda options: host.options(**options).remote(
             index, str(tmp_path / "config.yaml"), str(tmp_path), "random-token", 600.0),
         ClusterPlace([bundle(cpus=1)])))
     try:

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 sys.path.insert(0, sys.argv[3])
-from deploy.launch.publishing import publish_folder
+from deploy.launch.topology import publish_folder
 from deploy.launch.ray_cluster import private_ray
 import deploy.members.private_ray as private_ray_module
 from deploy.members.private_ray import RayLost, dead_part

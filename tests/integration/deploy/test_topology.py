@@ -51,11 +51,7 @@ def run(args):
         print("up", ray.get_runtime_context().gcs_address, *parts.urls(), flush=True)
         time.sleep(600)
 
-def add(subparsers):
-    subparsers.add_parser("work").set_defaults(run=run)
-
-cli.COMMANDS = (add,)
-raise SystemExit(cli.main(["work"]))
+raise SystemExit(cli.run_guarded(lambda: run(None)))
 """
 
 

@@ -5,7 +5,7 @@ import threading
 
 import structlog
 
-from deploy.launch.discovery import Discovery
+from deploy.launch.topology import Discovery
 
 
 class Names:

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 from ray.exceptions import ActorDiedError, OutOfMemoryError
 
-from deploy.members.endings import of_actor, of_exit
+from deploy.members.endings import describe_actor_exit, describe_exit
 from services.errors import EngineFault, UserError
 
 FULL = """\
@@ -28,7 +28,7 @@ FREE = "free that memory first"
 
 
 def ending(process: int, node: str = "127.0.0.1") -> str:
-    end = of_actor(OutOfMemoryError(FULL.format(process=process, node=node)), "learner")
+    end = describe_actor_exit(OutOfMemoryError(FULL.format(process=process, node=node)), "learner")
     assert end.killed
     return end.reason
 
@@ -58,15 +58,15 @@ def test_on_a_cluster_only_its_workers_are_taken_for_processes_of_the_run():
 
 
 def test_a_child_that_was_killed_said_nothing_itself():
-    end = of_exit(-9, "it said nothing", "environment")
+    end = describe_exit(-9, "it said nothing", "environment")
     assert end == ("killed by SIGKILL, as the kernel does when memory is short: env.memory_gb lowers its memory; "
                    "it said nothing", True)
-    assert of_exit(-35, "", "environment") == ("killed by signal 35; ", True), "signals from 35 to 63 have no name"
-    assert of_exit(1, "error: no such file", "environment") == ("exit code 1; error: no such file", False)
+    assert describe_exit(-35, "", "environment") == ("killed by signal 35; ", True), "35 to 63 have no name"
+    assert describe_exit(1, "error: no such file", "environment") == ("exit code 1; error: no such file", False)
 
 
 def test_a_fault_is_the_processs_own_word():
-    assert of_actor(EngineFault("start: ValueError: heads of 16"), "rollout") == (
+    assert describe_actor_exit(EngineFault("start: ValueError: heads of 16"), "rollout") == (
         "start: ValueError: heads of 16", False)
 
 
@@ -74,11 +74,11 @@ def test_of_a_dead_actor_rays_guesses_are_left_out():
     error = ActorDiedError()
     error.args = ("x",)
     error.error_msg = "Worker unexpectedly exits. Some common causes include: (1) the OOM killer"
-    end = of_actor(error, "rollout")
+    end = describe_actor_exit(error, "rollout")
     assert end.killed
     assert "common causes" not in end.reason
 
 
 def test_a_users_mistake_is_raised():
     with pytest.raises(UserError, match="no model"):
-        of_actor(UserError("no model", "give one"), "rollout")
+        describe_actor_exit(UserError("no model", "give one"), "rollout")

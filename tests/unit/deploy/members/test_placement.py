@@ -30,11 +30,13 @@ def test_a_gang_shares_a_node_if_one_has_room_for_all_of_it():
 
 
 @pytest.mark.parametrize(("asked", "free", "total", "said"), [
-    ([GPU] * 4, [{"GPU": 0}], [{"GPU": 3}], "needs 4 bundles of 1 GPU, and the cluster has 3"),
-    ([PAIR], [{"CPU": 8}], [{"CPU": 8}], "needs 1 bundle of 1 CPU and 2 GPUs, and the cluster has none"),
-    ([bundle(cpus=1, nodes="big")], [{"CPU": 8}], [{"CPU": 8}],
+    ([GPU] * 4, {"GPU": 0}, [{"GPU": 3}], "needs 4 bundles of 1 GPU, and the cluster has 3"),
+    ([PAIR], {"CPU": 8}, [{"CPU": 8}], "needs 1 bundle of 1 CPU and 2 GPUs, and the cluster has none"),
+    ([bundle(cpus=1, nodes="big")], {"CPU": 8}, [{"CPU": 8}],
      "needs 1 bundle of 1 CPU and a node with big, and the cluster has none"),
-    ([GPU] * 2, [{"GPU": 1}], [{"GPU": 2}], "needs 2 bundles of 1 GPU, and 1 of the cluster's is free"),
+    ([GPU] * 2, {"GPU": 1}, [{"GPU": 2}], "needs 2 bundles of 1 GPU, and 1 of the cluster's is free"),
+    ([PAIR] * 2, {"CPU": 2, "GPU": 4}, [{"CPU": 4, "GPU": 4}],
+     "needs 2 bundles of 1 CPU and 2 GPUs, and 1 of the cluster's is free"),
 ])
 def test_a_place_says_what_the_cluster_lacks(asked, free, total, said):
     assert lacking(asked, free, total) == said

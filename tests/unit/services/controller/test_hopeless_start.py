@@ -8,7 +8,7 @@ import pytest
 from scripted_member import Scripted
 from supervised_world import World
 
-from deploy.members.endings import of_actor
+from deploy.members.endings import describe_actor_exit
 from services.controller.member import End
 from services.errors import Fault, GagpoError
 from services.process.shared_storage import check_seen
@@ -23,7 +23,7 @@ class OnNode(Scripted):
         try:
             check_seen(*[self.lacking] if self.lacking else [])
         except GagpoError as error:
-            return of_actor(error, self.role)
+            return describe_actor_exit(error, self.role)
         return self.end
 
 
