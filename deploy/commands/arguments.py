@@ -45,6 +45,12 @@ def add_run_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_folder", metavar="RUN", type=run_path, help="a run's folder, or its name in runs/")
 
 
+def add_address_arguments(parser: argparse.ArgumentParser, port: int) -> None:
+    """Adds `--host` and `--port` of a server that listens on `port` unless another is given."""
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
+    parser.add_argument("--port", type=int, default=port, help="0: a free one, printed (default: %(default)s)")
+
+
 def add_own_code(parser: argparse.ArgumentParser) -> None:
     """Adds `--own-code`, by which deploy/cli.py lets a command that looks at a run import the code that it names."""
     parser.add_argument(OWN_CODE, action="store_true", help="import the environment, estimator and state key that the "

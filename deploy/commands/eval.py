@@ -14,6 +14,7 @@ examples:
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import re
 import time
@@ -100,8 +101,6 @@ def _evaluated(args: argparse.Namespace) -> tuple[dict[str, Any], Path]:
 
 
 def _asked(args: argparse.Namespace) -> tuple[dict[str, Any], Path]:
-    import asyncio
-
     from rich.console import Console
 
     from deploy.console.plain import StatusLines

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 from contextlib import suppress
 
-from deploy.commands.arguments import add_own_code
+from deploy.commands.arguments import add_address_arguments, add_own_code
 from deploy.runs.policies import check_distinct, run_path
 from services.config.secrets import EXPLORE_TOKEN_VARIABLE, token_from
 from services.errors import UserError
@@ -22,8 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
     parser.add_argument("runs", metavar="RUN", nargs="+", type=run_path,
                         help="one run's folder, or two; or their names in runs/")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
-    parser.add_argument("--port", type=int, default=8400, help="0: a free one, printed (default: 8400)")
+    add_address_arguments(parser, 8400)
     add_own_code(parser)
 
 

@@ -15,7 +15,7 @@ import asyncio
 from contextlib import suppress
 from pathlib import Path
 
-from deploy.commands.arguments import is_setting
+from deploy.commands.arguments import add_address_arguments, is_setting
 from services.config.secrets import AGENT_TOKEN_VARIABLE, token_from
 from services.errors import UserError
 
@@ -25,8 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("policy", metavar="POLICY", help="an exported folder, a run, or any Hugging Face folder")
     parser.add_argument("--config", metavar="FILE", help="settings (default: those that lie beside the policy)")
     parser.add_argument("--which", metavar="latest|best|STEP", help="which checkpoint of a run")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
-    parser.add_argument("--port", type=int, default=8200, help="0: a free one, printed (default: %(default)s)")
+    add_address_arguments(parser, 8200)
     parser.add_argument("--no-env", action="store_true", help="episodes have no environment; rewards come by HTTP")
     parser.add_argument("--out", type=Path, metavar="FILE", help="append each ended episode as a line of JSON")
     parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help="set one key of the config")

@@ -15,7 +15,7 @@ import argparse
 from contextlib import suppress
 from pathlib import Path
 
-from deploy.commands.arguments import add_env_arguments, env_from
+from deploy.commands.arguments import add_address_arguments, add_env_arguments, env_from
 from deploy.runs.configs import light_config
 from services.config.env import EnvSection
 from services.config.secrets import ENV_TOKEN_VARIABLE, env_token, token_from
@@ -26,8 +26,7 @@ from services.telemetry.logs import adopt_libraries, configure_logs
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
     add_env_arguments(parser)
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
-    parser.add_argument("--port", type=int, default=8100, help="0: a free one, printed (default: 8100)")
+    add_address_arguments(parser, 8100)
     protocol = parser.add_mutually_exclusive_group()
     protocol.add_argument("--openenv", action="store_true",
                           help="speak OpenEnv's protocol over WebSockets instead, for its clients")

@@ -60,10 +60,10 @@ def check_ray(address: str, *, health_s: float = HEALTH_S) -> None:
                               capture_output=True, encoding="utf-8", errors="replace", timeout=health_s,
                               stdin=subprocess.DEVNULL, check=False)
     except subprocess.TimeoutExpired:
-        raise _refusal(address, f"no answer within {health_s:.0f} s") from None
+        raise no_cluster(address, f"no answer within {health_s:.0f} s") from None
     if done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines()
-        raise _refusal(address, lines[-1].strip() if lines else f"its health check ends with {done.returncode}")
+        raise no_cluster(address, lines[-1].strip() if lines else f"its health check ends with {done.returncode}")
 
 
 def _connect(address: str) -> None:
@@ -73,9 +73,10 @@ def _connect(address: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
     except (OSError, OverflowError, UnicodeError) as error:  # the last one for a name with an empty part
-        raise _refusal(address, str(error)) from None
+        raise no_cluster(address, str(error)) from None
 
 
-def _refusal(address: str, reason: str) -> UserError:
+def no_cluster(address: str, reason: str) -> UserError:
+    """Returns the refusal of an address at which no Ray answers."""
     return UserError(f"no Ray cluster answers at {address} ({reason})",
                      "start a cluster, or unset RAY_ADDRESS and ray.address for a private one")

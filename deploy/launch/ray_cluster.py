@@ -21,7 +21,7 @@ import psutil
 
 from deploy.launch.planning.machine import available_memory
 from deploy.launch.planning.model_memory import stored_bytes
-from deploy.launch.ray_address import check_ray, ray_address
+from deploy.launch.ray_address import check_ray, no_cluster, ray_address
 from deploy.members.private_ray import dead_part, unwatch, watch
 from services.config.tree import Config
 from services.errors import DeadlineExceeded, UserError, described
@@ -80,8 +80,7 @@ def _existing(address: str, options: dict[str, Any], note: Callable[[str], objec
         with _uninterrupted():
             ray.init(address=address, **options)
     except (ConnectionError, TimeoutError) as error:
-        raise UserError(f"no Ray cluster answers at {address}",
-                        "start a cluster, or unset RAY_ADDRESS and ray.address for a private one") from error
+        raise no_cluster(address, described(error)) from error
     if os.environ.get("RAY_AUTH_MODE", "disabled") != "token":
         # A cluster that asks for a token would have refused this connection.
         note(f"warning: the Ray cluster at {address} asks for no token: anyone who can reach it can run code as its "

@@ -125,8 +125,11 @@ class Topology:
 
 
 @contextmanager
-def topology(config: Config, *, run: str, folder: Path, config_file: Path, note: Any) -> Iterator[Topology]:
-    """Starts everything except rollout workers and the learner. On any exit, stops what it has started."""
+def topology(config: Config, *, run: str, folder: Path, note: Any) -> Iterator[Topology]:
+    """Starts everything except rollout workers and the learner. On any exit, stops what it has started.
+
+    `folder`: the run's folder, with its config.yaml.
+    """
     # Actors may have other working folders than this process, above all in a submitted job.
     config = with_transfer(_with_absolute_paths(config), pool_of(config))
     with ExitStack() as stack:
@@ -144,8 +147,7 @@ def topology(config: Config, *, run: str, folder: Path, config_file: Path, note:
         stack.callback(supervisor.stop)
         # The run's own servers get a secret token, because other users of this machine can reach them too.
         token = env_token(config.env) if config.env.urls else secrets.token_urlsafe(32)
-        servers = None if config.env.urls else _servers(
-            config, folder, config_file, supervisor, token=token, address=address)
+        servers = None if config.env.urls else _servers(config, folder, supervisor, token=token, address=address)
         if servers is not None:
             servers.want(numbers(config, read_wanted(RunFolder(folder))).env)
             supervisor.wait("environment")
@@ -172,9 +174,10 @@ def _shared_gpus(config: Config) -> SharedGpus | None:
     return SharedGpus(bundle(cpus=rollout.cpus + learner.cpus) | marks, learner.ranks)
 
 
-def _servers(config: Config, folder: Path, config_file: Path, supervisor: Supervisor, *,
-             token: str | None, address: str) -> Fleet[EnvServer] | Fleet[PlacedServer]:
+def _servers(config: Config, folder: Path, supervisor: Supervisor, *, token: str | None,
+             address: str) -> Fleet[EnvServer] | Fleet[PlacedServer]:
     """Returns the run's own environment servers: child processes beside a private Ray, else actors of the cluster."""
+    config_file = RunFolder(folder).config_file
     if is_local(address):
         port = cache(lambda _: held_port())  # a server with the same number takes the same port again
         return Fleet(supervisor, lambda index: EnvServer(index, port(index), config_file, folder, token))

@@ -104,8 +104,7 @@ def _play(config: Config, model: Path, split: str | None, lines: StatusLines) ->
     training = environment.tasks(environment.training_splits()[0])
     stays = config.redis.url or config.redis.bodies  # what is in a Redis of its own ends with that
     with (working_folder(config, lines.note) as folder,
-          topology(config, run=run_of(folder), folder=folder, config_file=folder / "config.yaml",
-                   note=lines.note) as parts,
+          topology(config, run=run_of(folder), folder=folder, note=lines.note) as parts,
           erased(parts.store, parts.supervisor, lines.note) if stays else nullcontext()):
         lease = parts.store.leases.acquire("controller", parts.run, ttl_s=30.0)
         scaling = Scaling(parts, lease, lambda index: parts.rollout_worker(index, model), note=lines.note)

@@ -139,8 +139,7 @@ class TrainingRun:
     def _run(self, cold: Path) -> None:
         self.progress.stage("starting Redis, Ray and the environment servers")
         with ExitStack() as stack, topology(
-                self.config, run=self.run, folder=self.folder.path, config_file=self.folder.config_file,
-                note=self.progress.note) as parts:
+                self.config, run=self.run, folder=self.folder.path, note=self.progress.note) as parts:
             tell = stack.enter_context(sinks(self.config, self.folder.path, self.run))
             lease = parts.store.leases.acquire("controller", self.run, ttl_s=CONTROLLER_LEASE_S)
             scaling = Scaling(parts, lease, lambda index: parts.rollout_worker(index, cold), note=self.progress.note)

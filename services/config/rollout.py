@@ -57,6 +57,11 @@ class RolloutSection(Section):
     at learner.staleness=0."""
 
     @property
+    def row_tokens(self) -> int:
+        """Tokens of the longest row: a prompt and its response."""
+        return self.max_prompt_tokens + self.max_response_tokens
+
+    @property
     def reserved_gpus(self) -> float:
         """GPUs that Ray reserves for one worker."""
         return self.gpus * self.tensor_parallel

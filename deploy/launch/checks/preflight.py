@@ -216,7 +216,7 @@ def check_policy(config: Config) -> None:
     longest = described_sizes(path).get("max_position_embeddings")
     if not config.rollout.gpus:
         check_shape(path)
-    wanted = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
+    wanted = config.rollout.row_tokens
     if longest is not None and wanted > longest:
         raise UserError(f"prompt and response may take {wanted} tokens, and the model has {longest} positions",
                         "lower rollout.max_prompt_tokens or rollout.max_response_tokens")
@@ -280,8 +280,7 @@ def _credit(config: Config) -> Iterator[UserError]:
 
 def _batch(config: Config) -> Iterator[UserError]:
     """Checks that a batch can be filled and fits the token budget, the ranks and the environment servers."""
-    learner, rollout = config.learner, config.rollout
-    row = rollout.max_prompt_tokens + rollout.max_response_tokens
+    learner, row = config.learner, config.rollout.row_tokens
     episodes = learner.groups_per_step * learner.group_size
     if learner.token_budget < row:
         yield UserError(f"learner.token_budget={learner.token_budget} holds no whole row of up to {row} tokens",

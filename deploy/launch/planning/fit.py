@@ -63,9 +63,8 @@ def _without_gpus(config: Config) -> Config:
 def _smaller(config: Config) -> Iterator[Config]:
     """Yields the config, then ever smaller ones: each has the changes of those before it."""
     yield config
-    row = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
     for key, values in (("rollout.kv_cache_gb", halves(config.rollout.kv_cache_gb, SMALL_CACHE_GB)),
-                        ("learner.token_budget", halves(config.learner.token_budget, row)),
+                        ("learner.token_budget", halves(config.learner.token_budget, config.rollout.row_tokens)),
                         ("learner.checkpointing", [True])):
         for value in values:
             smaller = config.with_keys({key: value})

@@ -236,7 +236,7 @@ def _changes(config: Config) -> Iterator[Mapping[str, object]]:
     if config.weights.transfer in ("nccl", "ipc"):
         yield {"weights.transfer": "host"}
     yield from (twice, *caches)
-    yield {"learner.token_budget": rollout.max_prompt_tokens + rollout.max_response_tokens, **twice}
+    yield {"learner.token_budget": rollout.row_tokens, **twice}
     if config.shares_gpus:
         yield {"rollout.sleep": True}
         yield from ({"rollout.workers": count, "learner.ranks": count, "rollout.sleep": True} for count in more)

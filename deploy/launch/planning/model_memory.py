@@ -58,9 +58,8 @@ def pack_tokens(config: Config, rows: int) -> int:
 
     `rows`: those of an update, all of TYPICAL_ROW.
     """
-    learner, rollout = config.learner, config.rollout
-    tokens = rows * TYPICAL_ROW * (rollout.max_prompt_tokens + rollout.max_response_tokens) / learner.ranks
-    return round(tokens / math.ceil(tokens / learner.token_budget))
+    tokens = rows * TYPICAL_ROW * config.rollout.row_tokens / config.learner.ranks
+    return round(tokens / math.ceil(tokens / config.learner.token_budget))
 
 
 def training_seconds(config: Config, rows: int, *, checkpointing: bool) -> float:
@@ -79,10 +78,9 @@ def training_seconds(config: Config, rows: int, *, checkpointing: bool) -> float
 
 def check_cache(config: Config) -> None:
     """Raises UserError if the KV cache cannot hold one row. Some families take less than this asks: windows, states."""
-    rollout, shape = config.rollout, model_shape(config.model)
-    row = rollout.max_prompt_tokens + rollout.max_response_tokens
-    half = config.model.dtype == "bfloat16"
-    needed = 2 * shape.layers * shape.keys * (2 if half else 4) * row / rollout.tensor_parallel / GIB
+    rollout, row, shape = config.rollout, config.rollout.row_tokens, model_shape(config.model)
+    size = 2 if config.model.dtype == "bfloat16" else 4
+    needed = 2 * shape.layers * shape.keys * size * row / rollout.tensor_parallel / GIB
     if rollout.gpu_memory is None and rollout.kv_cache_gb < needed:
         raise UserError(f"rollout.kv_cache_gb={rollout.kv_cache_gb:g} holds {rollout.kv_cache_gb / needed * row:.0f} "
                         f"tokens, and a row of prompt and response may have {row}",

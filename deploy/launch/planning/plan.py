@@ -105,7 +105,7 @@ def make_plan(config: Config, *, learner: bool = True) -> Plan:
         groups_per_step=config.learner.groups_per_step,
         episodes_per_step=episodes,
         rows_per_step=rows,
-        tokens_per_step=rows * (config.rollout.max_prompt_tokens + config.rollout.max_response_tokens),
+        tokens_per_step=rows * config.rollout.row_tokens,
         pack_tokens=pack_tokens(config, min(rows, config.learner.minibatch_rows)),
         private_ray=uses_private_ray(config),
     )
@@ -191,8 +191,7 @@ def _lighter(config: Config) -> Iterator[Mapping[str, object]]:
 
     Smaller passes come first, because they change no result. Adapters come last: they train fewer weights.
     """
-    rollout, learner = config.rollout, config.learner
-    row = rollout.max_prompt_tokens + rollout.max_response_tokens
+    rollout, learner, row = config.rollout, config.learner, config.rollout.row_tokens
     yield from ({"learner.token_budget": count} for count in halves(learner.token_budget, max(row, SMALLEST_PASS)))
     yield from ({"rollout.kv_cache_gb": size} for size in halves(rollout.kv_cache_gb, SMALLEST_CACHE_GB))
     yield from ({"rollout.slots": count} for count in halves(rollout.slots, 1))

@@ -32,7 +32,7 @@ def run(args):
     from deploy.launch.topology import topology
     folder = Path(sys.argv[1])
     with topology(load_config(str(folder / "config.yaml"), ()), run="r", folder=folder,
-                  config_file=folder / "config.yaml", note=lambda text: None) as parts:
+                  note=lambda text: None) as parts:
         import ray
         from deploy.members.placement import ClusterPlace, bundle
         from deploy.members.ray_actor import Actor

@@ -113,9 +113,14 @@ def test_a_cold_start_alone_needs_the_learners_gpus_and_no_samplers(models: dict
 ])
 def test_a_plan_that_does_not_fit_is_refused_with_the_key_that_makes_it_fit(
         size: str, keys: list[str], hardware: GpuPool, fix: str, models: dict[str, Path]):
+    """The change is the one to copy: with it, the same GPUs take the run."""
     with pytest.raises(UserError, match=r"would hold .* GiB") as error:
         gpu_checks.check_gpus(config(models, *keys, size=size), hardware, private=True)
     assert fix in error.value.fix
+    changed = re.findall(r"[a-z_.]+=[\w.]+", error.value.fix)
+    assert bool(changed) == error.value.fix.startswith("set ")
+    if changed:
+        gpu_checks.check_gpus(config(models, *keys, *changed, size=size), hardware, private=True)
 
 
 def test_several_gpus_are_shared_in_pairs(models: dict[str, Path]):
