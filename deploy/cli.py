@@ -41,7 +41,7 @@ from deploy.commands import (
     status,
     train,
 )
-from deploy.console.printable import printable
+from deploy.console.plain import printable
 from services.config.keys import config_keys
 from services.errors import Fault, UserError
 from services.files import FULL

@@ -68,7 +68,7 @@ def train(config: Path | str, overrides: Mapping[str, object] | None = None, *, 
     _path("config", config)
     with naming_extras():
         from deploy.runs.configs import load_config
-        from deploy.runs.hub import with_local_model
+        from deploy.runs.model_sources import with_local_model
         from deploy.runs.results import RunResults
         from deploy.training.start import start
 

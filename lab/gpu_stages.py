@@ -193,7 +193,7 @@ def engine(folder: Path) -> Lines:
 def complete_run(folder: Path) -> Lines:
     """Ten steps of a guessing game with a pretrained model, or the loop's part of the self-test with random weights."""
     from deploy.commands.selftest import run_parts
-    from deploy.runs.verdict import verdicts
+    from deploy.runs.comparison import verdicts
     from deploy.selftest.loop_part import by_ipc, train
     from deploy.selftest.sizes import GPU
     from services.telemetry.metrics_file import read_evaluations

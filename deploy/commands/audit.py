@@ -16,8 +16,8 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from deploy.commands.arguments import add_run_argument
-from deploy.console.printable import printable
-from deploy.runs.ownership import is_own, withheld
+from deploy.console.plain import printable
+from deploy.runs.folder import is_own, withheld
 from deploy.runs.policies import find_begun
 from services.amounts import number_of
 from services.errors import StoreFault

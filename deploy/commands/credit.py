@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args, get_origin
 
 from pydantic import TypeAdapter
 
-from deploy.console.printable import printable
+from deploy.console.plain import printable
 from services.config.credit import CreditSection
 from services.config.file import as_yaml, from_yaml
 from services.config.keys import kinds_of, of_text

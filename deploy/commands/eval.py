@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.commands.arguments import above_zero, counted, is_setting, optional_config_from, positive
-from deploy.console.printable import printable
+from deploy.console.plain import printable
 from deploy.runs.configs import lay_over
 from deploy.runs.policies import resolve, run_path
 from services.amounts import number_of, rounded, span
@@ -104,9 +104,8 @@ def _asked(args: argparse.Namespace) -> tuple[dict[str, Any], Path]:
     from rich.console import Console
 
     from deploy.console.plain import StatusLines
-    from deploy.training.asked_models import asked_endpoint, asked_sampler
     from deploy.training.evaluation import results_file
-    from deploy.training.prompting import episodes_file, make_plan, play
+    from deploy.training.prompting import asked_endpoint, asked_sampler, episodes_file, make_plan, play
     from services.process.signals import until_sigterm
     from services.telemetry.metrics_file import keep_row
 

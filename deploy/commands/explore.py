@@ -1,4 +1,4 @@
-"""Shows curves, evaluations, groups, episodes step by step and states of a run, or of two side by
+"""Shows curves, evaluations, groups, episodes step by step, config and log of a run, or of several side by
 side, while they train too. Other machines may look only with a token, taken from
 $GAGPO_EXPLORE_TOKEN; through ssh none is needed: ssh -L 8400:localhost:8400 HOST.
 
@@ -15,13 +15,12 @@ from contextlib import suppress
 from deploy.commands.arguments import add_address_arguments, add_own_code
 from deploy.runs.policies import check_distinct, run_path
 from services.config.secrets import EXPLORE_TOKEN_VARIABLE, token_from
-from services.errors import UserError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
     parser.add_argument("runs", metavar="RUN", nargs="+", type=run_path,
-                        help="one run's folder, or two; or their names in runs/")
+                        help="runs' folders, or their names in runs/")
     add_address_arguments(parser, 8400)
     add_own_code(parser)
 
@@ -29,13 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Serves until SIGTERM or Ctrl-C.
 
-    Raises UserError for what holds no run, for a run that is given twice, and for a taken port.
+    Raises UserError for what holds no run, for a run that is given twice, for more runs than there are
+    colours, and for a taken port.
     """
-    if len(args.runs) > 2:
-        raise UserError(f"{len(args.runs)} runs are too many to see side by side", "give one or two")
     check_distinct(args.runs)
+    from deploy.explorer.app import serve
     from deploy.explorer.runs import open_runs
-    from deploy.explorer.server import serve
 
     with suppress(KeyboardInterrupt):  # that is how its user ends it
         serve(open_runs(args.runs), host=args.host, port=args.port, token=token_from(EXPLORE_TOKEN_VARIABLE))

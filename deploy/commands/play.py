@@ -38,9 +38,9 @@ from deploy.commands.arguments import (
     optional_config_from,
     positive,
 )
-from deploy.console.printable import printable
+from deploy.console.plain import printable
 from deploy.runs.configs import config_to_play
-from deploy.runs.hub import with_local_model
+from deploy.runs.model_sources import with_local_model
 from deploy.runs.policies import check_asked_by_prompt, resolve, run_path
 from envservice.base import Environment, Outcome, ParsedAction, Session, Turn, outcome_of
 from envservice.registry import env_of, find_spec, make_template, open_holding

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 from deploy.commands.arguments import add_own_code
-from deploy.console.printable import printable
+from deploy.console.plain import printable
 from deploy.launch.planning.machine import check_writable
 from deploy.runs.policies import check_distinct, run_path
 

@@ -24,9 +24,16 @@ from typing import Any
 import msgspec
 
 from deploy.commands.arguments import add_run_argument
-from deploy.console.plain import answer_shares
-from deploy.console.printable import printable
-from deploy.runs.comparison import REPEATED, Kind, evaluation_kind, repeats, stand_in_notes
+from deploy.console.plain import answer_shares, printable
+from deploy.runs.comparison import (
+    REPEATED,
+    Kind,
+    evaluation_kind,
+    next_commands,
+    repeats,
+    stand_in_notes,
+    verdicts,
+)
 from deploy.runs.configs import light_config
 from deploy.runs.folder import RunFolder, go_on
 from deploy.runs.health import warnings
@@ -35,7 +42,6 @@ from deploy.runs.live_status import Seen, look, silent, value, withheld_token
 from deploy.runs.policies import find_run
 from deploy.runs.stage import ENDED_WELL, read_stage
 from deploy.runs.step_times import MeanStep, as_line, step_times
-from deploy.runs.verdict import next_commands, verdicts
 from services.amounts import number_of, rounded, span
 from services.controller.watched import STATES
 from services.process.packages import program

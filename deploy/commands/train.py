@@ -29,10 +29,10 @@ from typing import TYPE_CHECKING
 
 from deploy.commands.arguments import add_config_arguments, config_from, is_setting, positive
 from deploy.runs.configs import lay_over, load_config
-from deploy.runs.hub import with_local_model
-from deploy.runs.moved import followed
+from deploy.runs.folder import relocate
+from deploy.runs.model_sources import with_local_model
 from deploy.runs.policies import find_run, run_path
-from deploy.training.paper_tables import SWEEPS
+from deploy.training.sweep import SWEEPS
 from services.config.storage import folder_url
 from services.config.tree import Config
 from services.errors import UserError
@@ -194,7 +194,7 @@ def _resumed(path: Path, overrides: list[str]) -> Config:
     if model is None or model.exists():
         return config
     # The cold start of a sweep's variant is in the folder of another variant.
-    moved = followed(model, load_config(file).runs_dir, path.parent.absolute())
+    moved = relocate(model, load_config(file).runs_dir, path.parent.absolute())
     return lay_over(config, {"model.path": str(moved)}) if moved.exists() else config
 
 
@@ -203,7 +203,7 @@ def _sweep(config: Config, args: argparse.Namespace) -> int:
     from deploy.launch.checks import preflight
     from deploy.launch.planning import plan
     from deploy.launch.planning.task_sets import check_enough, of_a_step
-    from deploy.training import paper_tables, sweep
+    from deploy.training import sweep
     from deploy.training.child_runs import failed
     from deploy.training.start import saying_how_to_go_on
 
@@ -228,9 +228,8 @@ def _sweep(config: Config, args: argparse.Namespace) -> int:
     with saying_how_to_go_on("the same command with --resume"):
         swept = sweep.run_sweep(config, variants, quiet=args.json)
     if swept.finished:
-        methods = paper_tables.write(config.run_dir, paper_tables.over_seeds(made, swept.finished))
-        text = "\n".join([*sweep.as_text(swept.lines), *methods])
-        print((config.run_dir / "sweep.json").read_text(encoding="utf-8").strip() if args.json else text)
+        file = config.run_dir / ("sweep.json" if args.json else "sweep.txt")
+        print(file.read_text(encoding="utf-8").strip())
     return max([0, *map(failed, swept.failures)])
 
 

@@ -12,8 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from deploy.console.plain import EVERY_S, Pace, answer_shares, going_on, print_line
-from deploy.console.printable import printable
+from deploy.console.plain import EVERY_S, Pace, answer_shares, going_on, print_line, printable
 from services.amounts import number_of, rounded, span
 from services.telemetry.evaluation_labels import title_of
 
@@ -123,10 +122,10 @@ class ProgressView:
         self._notes = [*self._notes, text][-KEEP_NOTES:]
         self._say(text)
 
-    def warn(self, found: Mapping[str, str]) -> None:
+    def warn(self, warnings: Mapping[str, str]) -> None:
         """Shows the warnings that hold now, by rule. Each is shown once, and again if it went away and came back."""
-        new = [text for rule, text in found.items() if rule not in self._warnings]
-        self._warnings = dict(found)
+        new = [text for rule, text in warnings.items() if rule not in self._warnings]
+        self._warnings = dict(warnings)
         for text in new:
             self._say(f"warning: {text}")
 

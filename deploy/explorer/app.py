@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any
 from urllib.parse import parse_qsl, urlencode
 
+import uvicorn
 from fastapi import FastAPI, Query
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from pydantic import BaseModel
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -23,10 +24,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deploy.explorer import filters, pages
 from deploy.explorer.groups import Group, credit_input
-from deploy.explorer.lists import ORDERS, Choice
+from deploy.explorer.index import Choice, choose
 from deploy.explorer.runs import ExploredRun
+from services.amounts import number_of
 from services.config.secrets import EXPLORE_TOKEN_VARIABLE
 from services.errors import UserError
+from services.http.server import Server, bind, server_config
+from services.process.addresses import host_port, is_local
 
 # Lets in whoever has the token, by header or cookie, and sends headers that let no page run foreign code.
 #
@@ -93,28 +97,6 @@ class Guard:
 
 
 HERE = Path(__file__).parent
-Sort = Literal["step", "task", "outcome", "success", "return", "spread", "length", "singletons", "invalid"]
-assert set(get_args(Sort)) == set(ORDERS)
-
-
-class Asked(BaseModel):
-    """The query of the list of groups; empty fields of its form mean nothing."""
-
-    sort: Sort = "step"
-    desc: bool = False
-    outcome: str = ""
-    kind: str = ""
-    task: str = ""
-    first: int | Literal[""] = ""
-    last: int | Literal[""] = ""
-    mixed: bool = False
-    page: int = 1
-
-    def choice(self) -> Choice:
-        """The same, without the form."""
-        return Choice(sort=self.sort, descending=self.desc, outcome=self.outcome, kind=self.kind, task=self.task,
-                      first=None if self.first == "" else self.first, last=None if self.last == "" else self.last,
-                      mixed=self.mixed, page=self.page)
 
 
 class Pages:
@@ -137,10 +119,10 @@ class Pages:
     def group(self, name: str, file: str, group: str) -> tuple[ExploredRun, Group]:
         """Raises HTTPException 404."""
         run = self.run(name)
-        if (found := run.group(file, group)) is None:
+        if (chosen := run.group(file, group)) is None:
             raise HTTPException(404, f"{file}.parquet of {name} holds no group {group}. A step that was taken again "
                                      "after an interruption may hold others: look in the list of groups.")
-        return run, found
+        return run, chosen
 
     def show(self, template: str, context: dict[str, Any], *, run: ExploredRun | None = None,
              status: int = 200) -> Response:
@@ -161,13 +143,13 @@ def create_app(runs: Sequence[ExploredRun], token: str | None) -> FastAPI:
 
     def missing(_: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 422
-        said = error.detail if isinstance(error, HTTPException) and error.detail != "Not Found" else (
+        message = error.detail if isinstance(error, HTTPException) and error.detail != "Not Found" else (
             "There is no such page." if isinstance(error, HTTPException) else "The address asks for something "
             "that is no number, or for an order that there is not.")
-        return shown.show("error.html", {"said": said, "status_code": status}, status=status)
+        return shown.show("error.html", {"message": message, "status_code": status}, status=status)
 
     def damaged(_: Request, error: Exception) -> Response:
-        return shown.show("error.html", {"said": f"{error}.", "status_code": 422}, status=422)
+        return shown.show("error.html", {"message": f"{error}.", "status_code": 422}, status=422)
 
     app.add_exception_handler(UserError, damaged)
     app.add_exception_handler(HTTPException, missing)
@@ -188,23 +170,28 @@ def _overview(app: FastAPI, shown: Pages) -> None:
 
     @app.get("/task")
     def task(id: str, last: Annotated[int, Query(ge=1, le=20)] = 3) -> Response:
-        found = pages.task(shown.runs, id, last)
-        if not found["columns"]:
+        content = pages.task(shown.runs, id, last)
+        if not content["columns"]:
             raise HTTPException(404, f"No group of {' or '.join(run.name for run in shown.runs)} played {id}.")
-        return shown.show("task.html", found)
+        return shown.show("task.html", content)
 
 
 def _lists(app: FastAPI, shown: Pages) -> None:
     @app.get("/{name}/groups")
-    def groups(name: str, asked: Annotated[Asked, Query()]) -> Response:
+    def groups(name: str, choice: Annotated[Choice, Query()]) -> Response:
         run = shown.run(name)
-        return shown.show("groups.html", pages.groups(run, asked.choice()), run=run)
+        return shown.show("groups.html", {"choice": choice, "listed": choose(run.groups(), choice)}, run=run)
+
+    @app.get("/{name}/config")
+    def config(name: str) -> Response:
+        run = shown.run(name)
+        return shown.show("config.html", {"config": run.config_text(), "log": run.log()}, run=run)
 
     @app.get("/{name}/evaluations")
     def evaluations(name: str, split: str = "", kind: str = "", sort: str = "task", desc: bool = False) -> Response:
         run = shown.run(name)
-        found = pages.evaluations(run, split=split, kind=kind, sort=sort, descending=desc)
-        return shown.show("evaluations.html", found, run=run)
+        content = pages.evaluations(run, split=split, kind=kind, sort=sort, descending=desc)
+        return shown.show("evaluations.html", content, run=run)
 
 
 def _lost(app: FastAPI, shown: Pages) -> None:
@@ -217,8 +204,8 @@ def _lost(app: FastAPI, shown: Pages) -> None:
 
     @app.get("/{name}/lost/{file}/{group:path}")
     def lost(name: str, file: str, group: str) -> Response:
-        _, found = shown.group(name, file, group)
-        if (member := found.lost) is None:
+        _, chosen = shown.group(name, file, group)
+        if (member := chosen.lost) is None:
             raise HTTPException(404, f"All episodes of group {group} were won.")
         return RedirectResponse(f"/{filters.segment(name)}/episode/{filters.segment(file)}/{member.k}/"
                                 f"{filters.segment(group)}", 303)
@@ -227,22 +214,46 @@ def _lost(app: FastAPI, shown: Pages) -> None:
 def _details(app: FastAPI, shown: Pages) -> None:
     @app.get("/{name}/group/{file}/{group:path}")
     def group(name: str, file: str, group: str, k: int | None = None) -> Response:
-        run, found = shown.group(name, file, group)
-        return shown.show("group.html", pages.group(run, found, k), run=run)
+        run, chosen = shown.group(name, file, group)
+        return shown.show("group.html", pages.group(run, chosen, k), run=run)
 
     @app.get("/{name}/episode/{file}/{k}/{group:path}")
     def episode(name: str, file: str, k: int, group: str) -> Response:
-        run, found = shown.group(name, file, group)
-        if (member := found.episode(k)) is None:
+        run, chosen = shown.group(name, file, group)
+        if (member := chosen.episode(k)) is None:
             raise HTTPException(404, f"Group {group} has no episode {k}: it has "
-                                     f"{', '.join(str(e.k) for e in found.episodes)}.")
-        return shown.show("episode.html", pages.episode(run, found, member), run=run)
+                                     f"{', '.join(str(e.k) for e in chosen.episodes)}.")
+        return shown.show("episode.html", pages.episode(run, chosen, member), run=run)
 
     @app.get("/{name}/credit/{file}/{group:path}")
     def credit(name: str, file: str, group: str) -> Response:
-        run, found = shown.group(name, file, group)
+        run, chosen = shown.group(name, file, group)
         if run.credit is None:
             raise HTTPException(422, "It takes the options of the run's estimator, which cannot be read.")
-        attachment = f'attachment; filename="{pages.credit_file(found)}"'
-        return Response(json.dumps(credit_input(found, run.credit)), media_type="application/json",
+        attachment = f'attachment; filename="{pages.credit_file(chosen)}"'
+        return Response(json.dumps(credit_input(chosen, run.credit)), media_type="application/json",
                         headers={"content-disposition": attachment})
+
+
+DRAIN_S = 2
+
+
+def serve(runs: Sequence[ExploredRun], *, host: str, port: int, token: str | None) -> None:
+    """Serves until SIGTERM or SIGINT. Raises UserError for a port in use, and for a host that others can reach when
+    there is no token."""
+    if token is None and not is_local(host):
+        raise UserError(f"{host} can be reached by others and there is no token",
+                        f"set {EXPLORE_TOKEN_VARIABLE}, or bind to 127.0.0.1 and come through ssh -L")
+    with contextlib.closing(bind(host, port)) as listener:
+        for run in runs:
+            groups = run.groups()
+            steps = sum(entry.steps for entry in groups)
+            print(f"{run.name}: {number_of(len(groups), 'group')}, {number_of(steps, 'step')}", flush=True)
+        print(f"exploring on http://{host_port(*listener.getsockname()[:2])}/"
+              f"{'?token=$' + EXPLORE_TOKEN_VARIABLE if token else ''}", flush=True)
+        Server(explorer_config(runs, token)).run(sockets=[listener])
+
+
+def explorer_config(runs: Sequence[ExploredRun], token: str | None) -> uvicorn.Config:
+    """Returns the server's config; its `app` holds all checks of a request."""
+    return server_config(create_app(runs, token), local_only=token is None, timeout_graceful_shutdown=DRAIN_S)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from deploy.report.figures import FIGURES, moving_average
-from deploy.runs.comparison import evaluation_kind
+from deploy.report.figures import CURVES_TITLE, FIGURES, Subplot, moving_average
+from deploy.runs.comparison import by_kind
 from services.amounts import number_of, rounded
 from services.telemetry.evaluation_labels import curve_of
 
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 420, 170, 44, 20, 8
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 420, 184, 44, 412, 8, 150
+"""Size of the drawing, and the sides of its axes."""
 MOST_POINTS = 600
 """Most values of a line besides its last. A longer line has every n-th one, or the page of a long run has megabytes."""
 Rows = Sequence[dict[str, Any]]
@@ -28,19 +29,20 @@ class CurveLine:
     name: str
     steps: list[int]
     values: list[float]
+    bounds: Sequence[tuple[float, float]] = ()
+    """95% interval of each value, if it has one. Then single values are drawn, and no moving average."""
     thin: str = ""
     """Points of the values. `thick` has those of the moving average."""
     thick: str = ""
     band: str = ""
-    """Polygon of the 95% interval. Empty if there is none."""
+    """Polygon of the interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
     """One figure with the lines of all runs."""
 
-    name: str
-    title: str
+    subplot: Subplot
     lines: list[CurveLine]
     ticks: list[tuple[float, str]]
     """Ticks of the y axis: (y, label)."""
@@ -57,65 +59,67 @@ class Chart:
 def training_charts(names: Sequence[str], metrics: Sequence[Rows]) -> list[Chart]:
     """Returns the curves of the report, for all runs that have them."""
     charts: list[Chart] = []
-    for name, subplot in ((name, subplot) for name, subplots in FIGURES.items() for subplot in subplots):
-        lines = [CurveLine(run=i, key=j, name=_label(names, i, key), steps=[row["step"] for row in known],
-                           values=[row[key] for row in known])
-                 for i, rows in enumerate(metrics) for j, key in enumerate(subplot.keys)
-                 if (known := [row for row in rows if row.get(key) is not None])]
+    for subplot in (subplot for subplots in FIGURES.values() for subplot in subplots):
+        several = len(subplot.curves) > 1
+        lines = [CurveLine(run=i, key=j, name=_label(names, i, title if several or len(names) == 1 else ""),
+                           steps=[row["step"] for row in finite], values=[row[key] for row in finite])
+                 for i, rows in enumerate(metrics) for j, (key, title) in enumerate(subplot.curves.items())
+                 if (finite := [row for row in rows if row.get(key) is not None])]
         if lines:
-            charts.append(_chart(name, subplot.title, lines))
+            charts.append(_chart(subplot, lines))
     return charts
 
 
 def evaluation_chart(names: Sequence[str], evaluations: Sequence[Rows]) -> Chart | None:
     """Returns the success of the curve's evaluations with intervals, or None before the first. Each split and
     temperature has a line: a run may go on with others."""
-    lines: list[CurveLine] = []
-    bounds: list[list[tuple[float, float]]] = []
-    for i, rows in enumerate(evaluations):
-        curve = curve_of(rows)
-        for j, (split, temperature) in enumerate(dict.fromkeys(map(evaluation_kind, curve))):
-            same = [row for row in curve if evaluation_kind(row) == (split, temperature)]
-            lines.append(CurveLine(run=i, key=j, name=_label(names, i, f"{split} T={temperature:g}, "
-                                                                   f"{number_of(same[-1]['tasks'], 'game')}"),
-                                   steps=[row["step"] for row in same], values=[row["success_rate"] for row in same]))
-            bounds.append([(row["success_low"], row["success_high"]) for row in same])
-    title = "Success of evaluations while training, 95% interval"
-    return _chart("evaluation", title, lines, bounds, smooth=False) if lines else None
+    lines = [CurveLine(run=i, key=j, name=_label(names, i, f"{split} T={temperature:g}, "
+                                                           f"{number_of(same[-1]['tasks'], 'game')}"),
+                       steps=[row["step"] for row in same], values=[row["success_rate"] for row in same],
+                       bounds=[(row["success_low"], row["success_high"]) for row in same])
+             for i, rows in enumerate(evaluations)
+             for j, ((split, temperature), same) in enumerate(by_kind(curve_of(rows)).items())]
+    return _chart(Subplot(title=CURVES_TITLE, curves={}, percent=True), lines) if lines else None
 
 
-def _label(names: Sequence[str], i: int, key: str) -> str:
-    return f"{names[i]} {key}" if len(names) > 1 else key
+def _label(names: Sequence[str], i: int, title: str) -> str:
+    return title if len(names) == 1 else f"{names[i]} {title}".strip()
 
 
-def _chart(name: str, title: str, lines: list[CurveLine], bounds: list[list[tuple[float, float]]] | None = None, *,
-           smooth: bool = True) -> Chart:
-    seen = [value for line in lines for value in line.values]
-    seen += [edge for pairs in bounds or [] for pair in pairs for edge in pair]
-    low, high = _range(seen)
+def _chart(subplot: Subplot, lines: Sequence[CurveLine]) -> Chart:
+    values = [value for line in lines for value in [*line.values, *(edge for pair in line.bounds for edge in pair)]]
+    scale = math.log10 if subplot.log and min(values) > 0 else float
+    low, high = _range(list(map(scale, values)), from_zero=scale is float)
     first, last = min(min(line.steps) for line in lines), max(max(line.steps) for line in lines)
 
+    def x_of(step: float) -> float:
+        return LEFT + (RIGHT - LEFT) * (step - first) / max(last - first, 1)
+
+    def y_of(scaled: float) -> float:
+        return TOP + (BOTTOM - TOP) * (1 - (scaled - low) / (high - low))
+
     def at(step: float, value: float) -> str:
-        x = LEFT + (WIDTH - LEFT - 8) * (step - first) / max(last - first, 1)
-        return f"{x:.1f},{y_of(value):.1f}"
+        return f"{x_of(step):.1f},{y_of(scale(value)):.1f}"
 
-    def y_of(value: float) -> float:
-        return TOP + (HEIGHT - TOP - BOTTOM) * (1 - (value - low) / (high - low))
+    heights = (low, (low + high) / 2, high)
+    show = (lambda value: f"{100 * value:g}%") if subplot.percent else rounded
+    return Chart(
+        subplot=subplot, lines=[_drawn(line, at) for line in lines],
+        ticks=[(y_of(height), show(height if scale is float else 10**height)) for height in heights],
+        marks=[(x_of(step), str(step)) for step in sorted({first, (first + last) // 2, last})])
 
-    drawn: list[CurveLine] = []
-    for i, line in enumerate(lines):
-        mean = moving_average(line.values) if smooth else line.values
-        kept = _kept(len(line.steps))
-        steps, values = [line.steps[k] for k in kept], [line.values[k] for k in kept]
-        edges = list(zip(steps, (bounds[i][k] for k in kept), strict=True)) if bounds else []
-        lower, upper = (_line([at(step, pair[edge]) for step, pair in edges]).split() for edge in (0, 1))
-        band = " ".join([*lower, *reversed(upper)])
-        drawn.append(replace(line, steps=steps, values=values, band=band,
-                             thin=" ".join(map(at, steps, values)) if smooth else "",
-                             thick=_line(list(map(at, steps, [mean[k] for k in kept])))))
-    ticks = [(y_of(value), rounded(value)) for value in (low, (low + high) / 2, high)]
-    marks = [(float(at(step, low).split(",")[0]), str(step)) for step in sorted({first, (first + last) // 2, last})]
-    return Chart(name=name, title=title, lines=drawn, ticks=ticks, marks=marks)
+
+def _drawn(line: CurveLine, at: Callable[[float, float], str]) -> CurveLine:
+    """Returns a line with its points."""
+    mean = line.values if line.bounds else moving_average(line.values)
+    kept = _kept(len(line.steps))
+    steps, values = [line.steps[k] for k in kept], [line.values[k] for k in kept]
+    bounds = [line.bounds[k] for k in kept] if line.bounds else []
+    lower, upper = (_line([at(step, pair[edge]) for step, pair in zip(steps, bounds, strict=False)]).split()
+                    for edge in (0, 1))
+    return replace(line, steps=steps, values=values, bounds=bounds, band=" ".join([*lower, *reversed(upper)]),
+                   thin="" if bounds else " ".join(map(at, steps, values)),
+                   thick=_line(list(map(at, steps, [mean[k] for k in kept]))))
 
 
 def _kept(count: int) -> list[int]:
@@ -137,9 +141,10 @@ def _line(points: list[str]) -> str:
     return f"{x},{y} {float(x) + 4:.1f},{y}"
 
 
-def _range(values: Sequence[float]) -> tuple[float, float]:
-    """Returns the range of the axis: from 0 if no value is below it, the top rounded up to one and a half digits."""
-    low, high = min([0.0, *values]), max([0.0, *values])
+def _range(values: Sequence[float], *, from_zero: bool) -> tuple[float, float]:
+    """Returns the range of the axis, rounded outwards to one and a half digits."""
+    zero = [0.0] if from_zero else []
+    low, high = min([*zero, *values]), max([*zero, *values])
     if high - low < sys.float_info.min:  # a range whose tenth may be 0
         return low, low + 1.0
     unit = 10 ** math.floor(math.log10(high - low)) / 2

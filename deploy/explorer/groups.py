@@ -182,15 +182,15 @@ class Group:
     @property
     def largest(self) -> float:
         """Returns the largest |A|, at least 1, which is the scale of the coloured bars."""
-        found = [abs(step.advantage) for episode in self.episodes for step in episode.steps
+        sizes = [abs(step.advantage) for episode in self.episodes for step in episode.steps
                  if step.advantage is not None]
-        return max([1.0, *found])
+        return max([1.0, *sizes])
 
 
 def mean_value(visits: Sequence[Visit]) -> float | None:
     """Returns the mean V̄ of a state's visits, or None without values. Some estimators have another V̄ at each visit."""
-    known = [visit.step.value for visit in visits if visit.step.value is not None]
-    return fmean(known) if known else None
+    values = [visit.step.value for visit in visits if visit.step.value is not None]
+    return fmean(values) if values else None
 
 
 def with_same_choices(visits: Sequence[Visit], step: StepView) -> list[Visit]:
@@ -204,10 +204,10 @@ def alternatives(visits: Sequence[Visit], own: StepView | None = None) -> list[A
     by_action: dict[str, list[Visit]] = {}
     for visit in visits:
         by_action.setdefault(visit.step.action, []).append(visit)
-    found = [Alternative(action=action, visits=those, own=own is not None and action == own.action,
+    actions = [Alternative(action=action, visits=those, own=own is not None and action == own.action,
                          elsewhere=own is not None and not with_same_choices(those, own))
              for action, those in by_action.items()]
-    return sorted(found, key=lambda a: (-a.mean_return, -len(a.visits), a.action))
+    return sorted(actions, key=lambda a: (-a.mean_return, -len(a.visits), a.action))
 
 
 def read_group(folder: Path, entry: GroupEntry) -> Group | None:
@@ -259,9 +259,11 @@ NONE = "<none>"
 
 
 def _credit_step(step: StepView, state: str) -> dict[str, Any]:
-    told = {"state": state, "action": step.action, "reward": step.reward, "invalid": not step.valid}
+    values = {"state": state, "action": step.action, "reward": step.reward, "invalid": not step.valid}
     # `admissible` is a list there, and an empty one would allow every action: this one says that it was not listed.
-    return told if not step.tag else {**told, "tag": step.tag, **({} if step.admissible else {"admissible": [NONE]})}
+    if not step.tag:
+        return values
+    return {**values, "tag": step.tag, **({} if step.admissible else {"admissible": [NONE]})}
 
 
 def credit_input(group: Group, options: CreditSection) -> dict[str, Any]:

@@ -7,26 +7,28 @@ folder cannot be written, the indexes are only kept in memory.
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel, field_validator
 
 from deploy.runs.history import unreadable
 from services.files import Damaged, read_json, write_whole
 from services.parquet_files import ARCHIVE_ROWS, open_parquet, read_table
-from services.store.archive import FILE_NAME
+from services.store.archive import FILE_NAME, evaluation_part, file_name
+from services.telemetry.evaluation_labels import TITLES, on_curve
 
-FORMAT = 4
+FORMAT = 5
 """Format of the cached indexes. An index of another format is made again."""
 ROUNDING = 1e-9
 """Returns that differ by less are equal: the same rewards in another order have another sum."""
@@ -39,8 +41,7 @@ _READ = ("end", "worker", "attempt", "observation", "action", "admissible", "ver
 """Further columns that archives of all formats have, and that groups.py reads."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupEntry:
+class GroupEntry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """One group of one archive file. Lengths are in environment steps, returns are undiscounted."""
 
     file: str
@@ -55,9 +56,9 @@ class GroupEntry:
     """trained, evaluated or dropped."""
     reason: str
     temperature: float
-    episodes: int
+    episodes: Annotated[int, msgspec.Meta(ge=1)]
     won: int
-    steps: int
+    steps: Annotated[int, msgspec.Meta(ge=1)]
     length: float
     """Mean number of turns of its episodes."""
     mean_return: float
@@ -67,7 +68,7 @@ class GroupEntry:
     """Share of turns with invalid output."""
     singletons: float | None
     """Share of turns whose state no other turn of the group has. None: no state keys, because it was not trained on."""
-    row_groups: tuple[int, ...]
+    row_groups: Annotated[tuple[Annotated[int, msgspec.Meta(ge=0)], ...], msgspec.Meta(min_length=1)]
     """Numbers of the parquet row groups that hold its rows."""
 
     @property
@@ -77,12 +78,10 @@ class GroupEntry:
 
 
 class _CachedIndex(msgspec.Struct, frozen=True):
-    """Content of a cached index. Each row has the values of `columns` for one GroupEntry."""
-
     format: int
     stamp: tuple[int, int]
-    columns: list[str]
-    rows: list[list[Any]]
+    """Size and time of the archive file."""
+    groups: list[GroupEntry]
 
 
 class ArchiveIndex:
@@ -97,7 +96,7 @@ class ArchiveIndex:
     @property
     def warnings(self) -> list[str]:
         """Returns a warning for each file that could not be read at the last refresh."""
-        return [said for _, said in self._unreadable.values()]
+        return [text for _, text in self._unreadable.values()]
 
     def refresh(self) -> None:
         """Indexes new and replaced files and forgets deleted ones. Cheap: it compares size and time of each file.
@@ -106,16 +105,16 @@ class ArchiveIndex:
         from before until all files are indexed.
         """
         with self._lock:
-            found = dict(self._stamps())
-            files = {name: known for name, known in self._files.items() if found.get(name) == known[0]}
-            torn = {name: known for name, known in self._unreadable.items() if found.get(name) == known[0]}
-            for name in sorted(found.keys() - files.keys() - torn.keys()):
+            stamps = dict(self._stamps())
+            files = {name: entry for name, entry in self._files.items() if stamps.get(name) == entry[0]}
+            torn = {name: entry for name, entry in self._unreadable.items() if stamps.get(name) == entry[0]}
+            for name in sorted(stamps.keys() - files.keys() - torn.keys()):
                 try:
-                    files[name] = found[name], self._index(name, found[name])
+                    files[name] = stamps[name], self._index(name, stamps[name])
                 except FileNotFoundError:
                     continue  # deleted meanwhile; the next refresh forgets it
                 except (OSError, ValueError, LookupError, TypeError, NotImplementedError, Damaged) as error:
-                    torn[name] = found[name], unreadable(self._episodes / name, error)  # no parquet, or not ours
+                    torn[name] = stamps[name], unreadable(self._episodes / name, error)  # no parquet, or not ours
             self._files, self._unreadable = dict(sorted(files.items())), torn
 
     def groups(self) -> list[GroupEntry]:
@@ -139,14 +138,16 @@ class ArchiveIndex:
     def _index(self, name: str, stamp: tuple[int, int]) -> list[GroupEntry]:
         cached = self._cache / f"{name}.json"
         # An index of another format or file, or a damaged one, is made again.
-        with suppress(OSError, ValueError, Damaged, msgspec.ValidationError):
+        with suppress(OSError, Damaged):
             index = read_json(cached, _CachedIndex)
-            if index.format == FORMAT and index.stamp == stamp:
-                return [_entry_of_row(name, index.columns, row) for row in index.rows]
-        entries = index_file(self._episodes / name)
+            if (index.format, index.stamp) == (FORMAT, stamp) and all(f"{one.file}.parquet" == name
+                                                                      for one in index.groups):
+                return index.groups
+        groups = index_file(self._episodes / name)
         with suppress(OSError):  # no permission to write: it is made again at the next start
-            _write(cached, stamp, entries)
-        return entries
+            cached.parent.mkdir(exist_ok=True)
+            write_whole(cached, msgspec.json.encode(_CachedIndex(format=FORMAT, stamp=stamp, groups=groups)))
+        return groups
 
 
 def kind_of(task: str) -> str:
@@ -203,17 +204,161 @@ def _entry(file: str, step: int, group: dict[str, Any], rows: dict[str, list[Any
         row_groups=tuple(np.unique(at).tolist()))
 
 
-def _entry_of_row(file: str, columns: list[str], row: list[Any]) -> GroupEntry:
-    """Returns the entry in a row of the cached index of `file`. Raises ValueError or msgspec.ValidationError."""
-    entry = msgspec.convert(dict(zip(columns, row, strict=True)), GroupEntry)
-    if f"{entry.file}.parquet" != file or min(entry.episodes, entry.steps) < 1 or min(entry.row_groups) < 0:
-        raise ValueError("it is not an index of this file")
-    return entry
+PAGE = 50
+ORDERS: dict[str, Callable[[GroupEntry], Any]] = {
+    "step": lambda entry: (entry.step, entry.file, entry.group),
+    "task": lambda entry: entry.task,
+    "outcome": lambda entry: entry.outcome,
+    "success": lambda entry: entry.success,
+    "return": lambda entry: entry.mean_return,
+    "spread": lambda entry: entry.spread,
+    "length": lambda entry: entry.length,
+    "singletons": lambda entry: -1.0 if entry.singletons is None else entry.singletons,
+    "invalid": lambda entry: entry.invalid,
+}
+"""Sort keys of the list of groups, by name."""
 
 
-def _write(path: Path, stamp: tuple[int, int], entries: list[GroupEntry]) -> None:
-    """Writes an index atomically, because several explorers may show one run."""
-    path.parent.mkdir(exist_ok=True)
-    names = [field.name for field in fields(GroupEntry)]
-    rows = [[getattr(entry, name) for name in names] for entry in entries]
-    write_whole(path, json.dumps({"format": FORMAT, "stamp": stamp, "columns": names, "rows": rows}))
+Sort = Literal["step", "task", "outcome", "success", "return", "spread", "length", "singletons", "invalid"]
+assert set(get_args(Sort)) == set(ORDERS)
+
+
+class Choice(BaseModel):
+    """The filters and order of the list of groups. They are the query of the page, so a link shows the same list."""
+
+    sort: Sort = "step"
+    desc: bool = False
+    outcome: str = ""
+    kind: str = ""
+    task: str = ""
+    """Text that the task id must contain."""
+    first: int | None = None
+    last: int | None = None
+    mixed: bool = False
+    """Whether only groups whose episodes have different returns are shown."""
+    page: int = 1
+
+    @field_validator("first", "last", mode="before")
+    @classmethod
+    def _unset(cls, value: object) -> object:
+        """An empty field of the form sets no bound."""
+        return None if value == "" else value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPage:
+    """One page of groups."""
+
+    entries: list[GroupEntry]
+    total: int
+    page: int
+    pages: int
+    kinds: list[str]
+    outcomes: list[str]
+
+
+def choose(entries: Sequence[GroupEntry], choice: Choice) -> GroupPage:
+    """Returns the requested page, or the last one if there are fewer."""
+    kept = [entry for entry in entries if _fits(entry, choice)]
+    kept.sort(key=ORDERS[choice.sort], reverse=choice.desc)
+    pages = max(1, -(-len(kept) // PAGE))
+    page = min(max(choice.page, 1), pages)
+    return GroupPage(entries=kept[(page - 1) * PAGE: page * PAGE], total=len(kept), page=page, pages=pages,
+                  kinds=sorted({entry.kind for entry in entries} - {""}),
+                  outcomes=sorted({entry.outcome for entry in entries}))
+
+
+def _fits(entry: GroupEntry, choice: Choice) -> bool:
+    return (choice.outcome in ("", entry.outcome)
+            and choice.kind in ("", entry.kind)
+            and choice.task.casefold() in entry.task.casefold()
+            and (choice.first is None or entry.step >= choice.first)
+            and (choice.last is None or entry.step <= choice.last)
+            and not (choice.mixed and entry.spread == 0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One evaluation."""
+
+    label: str
+    step: int
+    temperature: float
+    version: str
+    success: float
+    low: float
+    high: float
+    by_task: dict[str, float]
+
+    @property
+    def title(self) -> str:
+        """Returns the title: `step 20 T=0.4`, `after RL T=1`."""
+        name = f"step {self.step}" if on_curve(self.label) else TITLES.get(self.label, self.label)
+        return f"{name} T={self.temperature:g}"
+
+    @property
+    def file(self) -> str:
+        """Returns the name of the archive file with its episodes."""
+        return file_name(self.step, evaluation_part(self.label, self.temperature)).removesuffix(".parquet")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskLine:
+    """One task: its success in each evaluation, None if it was not played."""
+
+    task: str
+    kind: str
+    cells: list[float | None]
+    changes: int
+    """How often its outcome changed along the learning curve, at the curve's last temperature."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matrix:
+    """Tasks by evaluations of one split."""
+
+    split: str
+    splits: list[str]
+    columns: list[Column]
+    lines: list[TaskLine]
+    kinds: list[str]
+    groups: dict[tuple[str, str], GroupEntry] = field(default_factory=dict)
+    """(file, task) -> group with the episodes."""
+
+
+def matrix(evaluations: Sequence[dict[str, Any]], entries: Iterable[GroupEntry], *, split: str = "", kind: str = "",
+           sort: str = "task", descending: bool = False) -> Matrix | None:
+    """Returns the matrix, or None if no such task was evaluated. `sort`: task, kind, changes, or a column number."""
+    splits = list(dict.fromkeys(row["split"] for row in evaluations))
+    if not splits:
+        return None
+    split = split if split in splits else splits[0]
+    rows = sorted((row for row in evaluations if row["split"] == split),
+                  key=lambda row: (not on_curve(row["label"]), row["step"]))
+    columns = [Column(label=row["label"], step=row["step"], temperature=row["temperature"], version=row["version"],
+                      success=row["success_rate"], low=row["success_low"], high=row["success_high"],
+                      by_task=row["success_by_task"]) for row in rows]
+    curve = [column for column in columns if on_curve(column.label)]
+    curve = [column for column in curve if column.temperature == curve[-1].temperature]
+    tasks = sorted({task for column in columns for task in column.by_task})
+    entries = list(entries)
+    kind_by_task = {entry.task: entry.kind for entry in entries}
+    lines = [TaskLine(task=task, kind=kind_by_task.get(task) or kind_of(task),
+                  cells=[column.by_task.get(task) for column in columns], changes=_changes(task, curve))
+             for task in tasks]
+    kinds = sorted({line.kind for line in lines} - {""})
+    lines = [line for line in lines if kind in ("", line.kind)]
+    if sort in map(str, range(len(columns))):
+        lines.sort(key=lambda line: -1.0 if (cell := line.cells[int(sort)]) is None else cell, reverse=descending)
+    elif sort in ("kind", "changes"):
+        lines.sort(key=lambda line: getattr(line, sort), reverse=descending)
+    elif descending:
+        lines.reverse()
+    files = {column.file for column in columns}
+    return Matrix(split=split, splits=splits, columns=columns, lines=lines, kinds=kinds,
+                  groups={(entry.file, entry.task): entry for entry in entries if entry.file in files})
+
+
+def _changes(task: str, columns: Sequence[Column]) -> int:
+    won = [success >= 0.5 for column in columns if (success := column.by_task.get(task)) is not None]
+    return sum(a != b for a, b in pairwise(won))

@@ -23,13 +23,11 @@ from deploy.explorer.groups import (
     mean_value,
     read_group,
 )
-from deploy.explorer.index import GroupEntry
-from deploy.explorer.lists import Choice, choose, matrix
+from deploy.explorer.index import GroupEntry, matrix
 from deploy.explorer.runs import ExploredRun, Piece
 from deploy.explorer.verdict import heading, judge, sentences
-from deploy.runs.comparison import judged_by, repeats, stand_in_notes
+from deploy.runs.comparison import judged_by, repeats, stand_in_notes, verdicts
 from deploy.runs.health import warnings
-from deploy.runs.verdict import verdicts
 from envservice.text.tool_calls import invalid_reason
 from services.amounts import number_of
 from services.config.tree import CreditSection
@@ -84,15 +82,15 @@ def _agreeing(lines: Sequence[CalculationLine], archived: Mapping[str, float | N
     for line in lines:
         before.append(str(line))
         if line.symbol in archived:
-            known = archived[line.symbol]
-            agreeing += before if known is not None and abs(line.result - known) < TOLERANCE else []
+            value = archived[line.symbol]
+            agreeing += before if value is not None and abs(line.result - value) < TOLERANCE else []
             before = []
     return agreeing
 
 
 def _column(group: Group, number: Callable[[StepView], float | None]) -> list[list[float]]:
     """[episode][step]; what the archive does not hold is not a number, and no line that needs it agrees with it."""
-    return [[nan if (found := number(step)) is None else found for step in episode.steps]
+    return [[nan if (value := number(step)) is None else value for step in episode.steps]
             for episode in group.episodes]
 
 
@@ -159,11 +157,6 @@ def trained_policy(evaluations: Sequence[dict[str, Any]]) -> dict[str, str] | No
                     + "".join(f"; {best}" for best in repeats(row))}
 
 
-def groups(run: ExploredRun, choice: Choice) -> dict[str, Any]:
-    """Returns one page of the list of groups."""
-    return {"choice": choice, "listed": choose(run.groups(), choice)}
-
-
 def instructive(entries: Sequence[GroupEntry]) -> GroupEntry | None:
     """Returns the group whose lost episodes say most about the present policy: trained on, with won and lost episodes,
     from the latest learner step, with the widest spread of returns and the shortest episodes. None: no lost episode."""
@@ -174,35 +167,35 @@ def instructive(entries: Sequence[GroupEntry]) -> GroupEntry | None:
 
 def evaluations(run: ExploredRun, *, split: str, kind: str, sort: str, descending: bool) -> dict[str, Any]:
     """Returns the content of the page of evaluations by task."""
-    found = matrix(run.evaluations, run.groups(), split=split, kind=kind, sort=sort, descending=descending)
+    table = matrix(run.evaluations, run.groups(), split=split, kind=kind, sort=sort, descending=descending)
     section: object = run.config.get("eval")
     every = cast("dict[str, object]", section).get("every", 5) if isinstance(section, dict) else 5
-    return {"matrix": found, "kind": kind, "sort": sort, "descending": descending, "every": every}
+    return {"matrix": table, "kind": kind, "sort": sort, "descending": descending, "every": every}
 
 
-def group(run: ExploredRun, found: Group, k: int | None) -> dict[str, Any]:
+def group(run: ExploredRun, group: Group, k: int | None) -> dict[str, Any]:
     """Returns a group's episodes, states and graph. `k`: the episode whose path is highlighted."""
-    states = sorted(found.visits.items(), key=lambda item: (-len(item[1]), item[1][0].step.t))
+    states = sorted(group.visits.items(), key=lambda item: (-len(item[1]), item[1][0].step.t))
     return {
-        "group": found, "entry": found.entry, "k": k, "graph": draw(found, k) if found.visits else None,
+        "group": group, "entry": group.entry, "k": k, "graph": draw(group, k) if group.visits else None,
         "states": [(visits, mean_value(visits), len({visit.k for visit in visits}), alternatives(visits))
                    for _, visits in states[:60]],
-        "hidden_states": max(0, len(states) - 60), "command": command(run, found)}
+        "hidden_states": max(0, len(states) - 60), "command": command(run, group)}
 
 
-def episode(run: ExploredRun, found: Group, member: ShownEpisode) -> dict[str, Any]:
+def episode(run: ExploredRun, group: Group, member: ShownEpisode) -> dict[str, Any]:
     """Returns one row per turn, and the turn that lost the episode."""
-    order = [other.k for other in found.episodes]
+    order = [other.k for other in group.episodes]
     at = order.index(member.k)
-    explained = _explained(run, found, member)
-    rows = [_row(run, found, step, lines) for step, lines in zip(member.steps, explained.lines, strict=True)]
-    said = judge(found, member)
+    explained = _explained(run, group, member)
+    rows = [_row(run, group, step, lines) for step, lines in zip(member.steps, explained.lines, strict=True)]
+    verdict = judge(group, member)
     return {
-        "group": found, "entry": found.entry, "episode": member, "rows": rows,
-        "worst": said.worst, "better": said.better, "cut": said.cut,
-        "heading": heading(said, member), "sentences": sentences(said, member),
+        "group": group, "entry": group.entry, "episode": member, "rows": rows,
+        "worst": verdict.worst, "better": verdict.better, "cut": verdict.cut,
+        "heading": heading(verdict, member), "sentences": sentences(verdict, member),
         "before": order[at - 1] if at else None, "after": order[at + 1] if at + 1 < len(order) else None,
-        "largest": found.largest, "command": command(run, found),
+        "largest": group.largest, "command": command(run, group),
         "legend": explained.legend, "wrong": explained.wrong}
 
 
@@ -215,18 +208,18 @@ class _Explained(NamedTuple):
     wrong: str = ""
 
 
-def _explained(run: ExploredRun, found: Group, member: ShownEpisode) -> _Explained:
+def _explained(run: ExploredRun, group: Group, member: ShownEpisode) -> _Explained:
     """Returns lines and legend. A mistake in an estimator of the user's own leaves the numbers of the archive alone."""
     from learner.credit.returned_texts import legend_of
 
     try:
-        return _Explained(calculation(found, member, run.credit), legend_of(run.credit) if run.credit else None)
+        return _Explained(calculation(group, member, run.credit), legend_of(run.credit) if run.credit else None)
     except UserError as error:
         return _Explained([[] for _ in member.steps], None, str(error))
 
 
-def _row(run: ExploredRun, found: Group, step: StepView, lines: list[str]) -> StepRow:
-    visits = found.visits.get(step.state, []) if step.state is not None else []
+def _row(run: ExploredRun, group: Group, step: StepView, lines: list[str]) -> StepRow:
+    visits = group.visits.get(step.state, []) if step.state is not None else []
     learner = step.learner_logprobs
     pieces = [Piece(run.piece(token), logprob, None if learner is None else _ratio(learner[i], logprob))
               for i, (token, logprob) in enumerate(zip(step.tokens, step.logprobs, strict=True))]
@@ -250,18 +243,18 @@ def task(runs: Sequence[ExploredRun], name: str, last: int) -> dict[str, Any]:
         entries = [entry for entry in run.groups() if entry.task == name]
         entries.sort(key=lambda entry: (entry.step, entry.file))
         read = [read_group(run.path / "episodes", entry) for entry in reversed(entries[-last:])]
-        columns.append({"run": run, "total": len(entries), "groups": [found for found in read if found is not None]})
+        columns.append({"run": run, "total": len(entries), "groups": [one for one in read if one is not None]})
     return {"task": name, "last": last,
             "columns": columns if any(column["total"] for column in columns) else []}
 
 
-def credit_file(found: Group) -> str:
+def credit_file(group: Group) -> str:
     """Returns the file name of the exported group."""
-    plain = "".join(c if c.isascii() and (c.isalnum() or c in ".-") else "-" for c in found.entry.group)
-    return f"{found.entry.file}-{plain}.json"
+    plain = "".join(c if c.isascii() and (c.isalnum() or c in ".-") else "-" for c in group.entry.group)
+    return f"{group.entry.file}-{plain}.json"
 
 
-def command(run: ExploredRun, found: Group) -> str | None:
+def command(run: ExploredRun, group: Group) -> str | None:
     """Returns the `gagpo credit` command for the exported group. None if it was not trained on, if it needs a critic or
     states that the archive does not have, and if the config cannot be read."""
     from learner.credit.registry import estimator
@@ -269,6 +262,6 @@ def command(run: ExploredRun, found: Group) -> str | None:
     if run.credit is None:
         return None
     chosen = estimator(run.credit.estimator)
-    if not found.has_credit or chosen.needs_critic or chosen.needs_tokens or lacks_cuts(found, run.credit):
+    if not group.has_credit or chosen.needs_critic or chosen.needs_tokens or lacks_cuts(group, run.credit):
         return None
-    return shlex.join(["gagpo", "credit", credit_file(found), *credit_options(run.credit), "--table"])
+    return shlex.join(["gagpo", "credit", credit_file(group), *credit_options(run.credit), "--table"])

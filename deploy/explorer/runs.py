@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 from pydantic import ValidationError
 
 from deploy.explorer.groups import Group, read_group
@@ -20,8 +22,14 @@ from services.config.file import read_tree
 from services.config.refusals import refusal
 from services.config.tree import CreditSection
 from services.errors import UserError
-from services.files import Damaged
+from services.files import NOT_JSON, Damaged, open_plain, read_bounded
+from services.telemetry.logs import short_line
 from services.weights.headers import read_tokenizer
+
+MOST_RUNS = 8
+"""Number of runs that explore.css has colours for."""
+LOG_LINES, LOG_BYTES = 400, 1 << 18
+"""Most lines of the log that are shown, and bytes of its end that are read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,25 +44,7 @@ class RunSettings:
     """The reason why something cannot be read, in one line, or "" if all can."""
 
 
-class SettingsFile:
-    """A config.yaml that is read again when it has changed: a run may go on with more steps while it is explored."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._known: tuple[tuple[int, int] | None, RunSettings] | None = None
-
-    def read(self) -> RunSettings:
-        """Returns the present content."""
-        marks = None
-        with suppress(OSError):
-            stat = self._path.stat()
-            marks = stat.st_size, stat.st_mtime_ns
-        if self._known is None or self._known[0] != marks:
-            self._known = marks, _read(self._path)
-        return self._known[1]
-
-
-def _read(file: Path) -> RunSettings:
+def _read_settings(file: Path) -> RunSettings:
     try:
         config = read_tree(file)
     except (OSError, UserError) as error:
@@ -97,7 +87,19 @@ class ExploredRun:
         self.path, self.name = path, name
         self.index = ArchiveIndex(path)
         self._history = RunHistory(folder)
-        self._settings = SettingsFile(folder.config_file)
+        self._config_file = folder.config_file
+        self._last_settings: tuple[tuple[int, int] | None, RunSettings] | None = None
+
+    @property
+    def _settings(self) -> RunSettings:
+        """Returns the present config.yaml, read again when it has changed: a run may go on with more steps."""
+        marks = None
+        with suppress(OSError):
+            stat = self._config_file.stat()
+            marks = stat.st_size, stat.st_mtime_ns
+        if self._last_settings is None or self._last_settings[0] != marks:
+            self._last_settings = marks, _read_settings(self._config_file)
+        return self._last_settings[1]
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
@@ -127,18 +129,18 @@ class ExploredRun:
     @property
     def warnings(self) -> list[str]:
         """Returns a sentence for each archive file that cannot be read, and one if the config cannot be."""
-        wrong = self._settings.read().wrong
+        wrong = self._settings.wrong
         return [*self.index.warnings, *([wrong] if wrong else [])]
 
     @property
     def config(self) -> dict[str, Any]:
         """Returns the present config.yaml, unchecked; {} if it cannot be read."""
-        return self._settings.read().config
+        return self._settings.config
 
     @property
     def credit(self) -> CreditSection | None:
         """Returns the options of the run's estimator, or None if they cannot be read. `warnings` say why."""
-        return self._settings.read().credit
+        return self._settings.credit
 
     @property
     def by_agents(self) -> bool:
@@ -158,8 +160,8 @@ class ExploredRun:
         """Returns the policy's tokenizer, or None if the folder does not hold it any more."""
         model, folder = self._model, RunFolder(self.path)
         places = [folder.cold_model, folder.trained_model, *([Path(model)] if model else [])]
-        found = next((place / "tokenizer.json" for place in places if (place / "tokenizer.json").exists()), None)
-        return None if found is None else read_tokenizer(found)
+        file = next((place / "tokenizer.json" for place in places if (place / "tokenizer.json").exists()), None)
+        return None if file is None else read_tokenizer(file)
 
     def text(self, ids: Sequence[int]) -> str | None:
         """Returns all tokens as text, including special ones. None without the tokenizer."""
@@ -168,6 +170,29 @@ class ExploredRun:
     def piece(self, token: int) -> str:
         """Returns one token as text. A part of a character becomes a replacement character."""
         return f"⟨{token}⟩" if self.tokenizer is None else self.tokenizer.decode([token], skip_special_tokens=False)
+
+    def config_text(self) -> str:
+        """Returns the content of its config.yaml, "" if it cannot be read. `warnings` say why."""
+        with suppress(OSError, Damaged):
+            return read_bounded(self._config_file).decode(errors="replace")
+        return ""
+
+    def log(self) -> list[tuple[str, str]]:
+        """Returns process and text of the last lines of log.jsonl, the newest first. Lines that are damaged are left
+        out."""
+        try:
+            with open_plain(self.path / "log.jsonl") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_BYTES))
+                lines = file.read().splitlines()[-LOG_LINES:]
+        except (OSError, Damaged):
+            return []
+        entries: list[tuple[str, str]] = []
+        for line in reversed(lines):
+            with suppress(KeyError, TypeError, *NOT_JSON):
+                event = msgspec.json.decode(line, type=dict[str, Any])
+                trace = f"\n{event['exception']}" if "exception" in event else ""
+                entries.append((str(event["process"]), short_line(event) + trace))
+        return entries
 
     def groups(self) -> list[GroupEntry]:
         """Returns all present groups of the archive."""
@@ -181,16 +206,19 @@ class ExploredRun:
             entry = self.index.find(file, group)
             if entry is None:
                 return None
-            if (found := read_group(self.path / "episodes", entry)) is not None:
-                return found
+            if (read := read_group(self.path / "episodes", entry)) is not None:
+                return read
         return None
 
 
 def open_runs(paths: Sequence[Path]) -> list[ExploredRun]:
     """Opens runs, named by their folders. A second run of the same name gets a number. Raises UserError."""
+    if len(paths) > MOST_RUNS:
+        raise UserError(f"{len(paths)} runs are too many to see side by side", f"give at most {MOST_RUNS}")
     runs: list[ExploredRun] = []
     for path in paths:
         name = path.resolve().name
         taken = {run.name for run in runs}
-        runs.append(ExploredRun(path, next(n for n in (name, *(f"{name}-{i}" for i in range(2, 9))) if n not in taken)))
+        names = (name, *(f"{name}-{i}" for i in range(2, MOST_RUNS + 1)))
+        runs.append(ExploredRun(path, next(one for one in names if one not in taken)))
     return runs

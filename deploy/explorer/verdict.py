@@ -108,14 +108,14 @@ def _better(group: Group, step: StepView) -> Alternative | None:
     return None if best is None or best.mean_return <= (step.ret or 0.0) else best
 
 
-def heading(found: EpisodeVerdict, episode: ShownEpisode) -> Sentence:
+def heading(verdict: EpisodeVerdict, episode: ShownEpisode) -> Sentence:
     """Returns the wasted turns if they lost the episode, else the turn that lost the most and its action, or [] if
     nothing was lost."""
-    if found.illegal or found.repeated:
-        return _wasted_turns(found, episode)
-    if found.worst is None:
+    if verdict.illegal or verdict.repeated:
+        return _wasted_turns(verdict, episode)
+    if verdict.worst is None:
         return []
-    return _worst_turn(found.worst, "Where it lost most: " if episode.won else "Where it was lost: ")
+    return _worst_turn(verdict.worst, "Where it lost most: " if episode.won else "Where it was lost: ")
 
 
 def _worst_turn(worst: StepView, words: str) -> Sentence:
@@ -123,11 +123,12 @@ def _worst_turn(worst: StepView, words: str) -> Sentence:
             Part(text=one_line(worst.action), action=True)]
 
 
-def _wasted_turns(found: EpisodeVerdict, episode: ShownEpisode) -> Sentence:
+def _wasted_turns(verdict: EpisodeVerdict, episode: ShownEpisode) -> Sentence:
     """Returns how many turns were wasted, with the first of each kind."""
-    parts: Sentence = [Part(text=f"{len(found.illegal) + len(found.repeated)} of {len(episode.steps)} steps were "
+    parts: Sentence = [Part(text=f"{len(verdict.illegal) + len(verdict.repeated)} of {len(episode.steps)} steps were "
                                  "wasted: ")]
-    for steps, how in ((found.illegal, "not admissible or malformed"), (found.repeated, "repeated an earlier step")):
+    for steps, how in ((verdict.illegal, "not admissible or malformed"),
+                       (verdict.repeated, "repeated an earlier step")):
         if steps:
             parts += [Part(text=f"{', ' if len(parts) > 1 else ''}{len(steps)} {how} ("),
                       Part(text=f"step {steps[0].t}", t=steps[0].t), Part(text=", "),
@@ -135,28 +136,28 @@ def _wasted_turns(found: EpisodeVerdict, episode: ShownEpisode) -> Sentence:
     return [*parts, Part(text=".")]
 
 
-def sentences(found: EpisodeVerdict, episode: ShownEpisode) -> list[Sentence]:
+def sentences(verdict: EpisodeVerdict, episode: ShownEpisode) -> list[Sentence]:
     """Returns the sentences after the heading. The first one continues a heading that names the turn that lost most."""
-    worst, cut, lowest = found.worst, found.cut, found.lowest
-    if found.flat:
+    worst, cut, lowest = verdict.worst, verdict.cut, verdict.lowest
+    if verdict.flat:
         return [_plain("All episodes of this group earned the same, so A = 0 everywhere: they taught nothing.")]
     if worst is None:
         nothing = _plain("No step of this episode lost anything: each was at least as good as its state is on average.")
         if lowest is None or (lowest.advantage or 0.0) >= 0:
             return [nothing]
         return [nothing, _lowest(lowest, "its Â is below the mean" if lowest.valid else "its answer was malformed")]
-    said = [_plain(_cost(found, worst, episode)), _choice(found, worst)]
-    if found.illegal or found.repeated:
-        said[0] = [*_worst_turn(worst, "Most value was lost at "), Part(text=" "), *said[0]]
-    if found.pooled is not None:
-        said.append(_plain(_pooling(*found.pooled)))
+    texts = [_plain(_cost(verdict, worst, episode)), _choice(verdict, worst)]
+    if verdict.illegal or verdict.repeated:
+        texts[0] = [*_worst_turn(worst, "Most value was lost at "), Part(text=" "), *texts[0]]
+    if verdict.pooled is not None:
+        texts.append(_plain(_pooling(*verdict.pooled)))
     if cut is not None:
-        said.append([Part(text="At "), Part(text=f"step {cut.t}", t=cut.t), Part(
+        texts.append([Part(text="At "), Part(text=f"step {cut.t}", t=cut.t), Part(
             text=f" the episode was cut off in a state worth {number(cut.value, 2)}, whatever was done there: "
                  f"δ = {signed(cut.delta, 2)}.")])
     if lowest is not None and lowest.t not in (worst.t, cut.t if cut else None):
-        said.append(_lowest(lowest, "it also answers for what came after it"))
-    return said
+        texts.append(_lowest(lowest, "it also answers for what came after it"))
+    return texts
 
 
 def _lowest(step: StepView, why: str) -> Sentence:
@@ -168,12 +169,12 @@ def _plain(text: str) -> Sentence:
     return [Part(text=text)]
 
 
-def _cost(found: EpisodeVerdict, worst: StepView, episode: ShownEpisode) -> str:
+def _cost(verdict: EpisodeVerdict, worst: StepView, episode: ShownEpisode) -> str:
     advantage = f"A = {signed(worst.advantage, 2)}."
     if worst.delta is None:
         return f"— advantage {advantage}"
-    if found.then is not None:
-        after = f"the next one {number(found.then.value, 2)}"
+    if verdict.then is not None:
+        after = f"the next one {number(verdict.then.value, 2)}"
     else:
         after = ("and there the episode was cut off, whatever was done" if episode.cut_off else
                  "and the episode ended there")
@@ -186,20 +187,20 @@ def _pooling(visits: int, alike: int) -> str:
             "unlike situations: learner.credit.state_key=observation+admissible tells them apart.")
 
 
-def _choice(found: EpisodeVerdict, worst: StepView) -> Sentence:
-    better = found.better
+def _choice(verdict: EpisodeVerdict, worst: StepView) -> Sentence:
+    better = verdict.better
     illegal = "" if worst.valid and worst.admissible else (
         "Its action was not admissible there. " if worst.valid else "Its answer was malformed. ")
     if better is None:
-        alike = "" if found.pooled is None else " with the same admissible actions"
+        alike = "" if verdict.pooled is None else " with the same admissible actions"
         return _plain(f"{illegal}No other action from that state{alike} did better in this group.")
     count = len(better.visits)
-    said = [Part(text=f"{illegal}From the same state "), Part(text=one_line(better.action), action=True), Part(
+    start = [Part(text=f"{illegal}From the same state "), Part(text=one_line(better.action), action=True), Part(
         text=f" went on to earn {number(better.mean_return, 2)} on average ({number_of(count, 'step')}, "
              f"here {number(worst.ret, 2)}): see ")]
     links = [Part(text=f"episode {visit.k}, step {visit.step.t}", k=visit.k, t=visit.step.t)
              for visit in better.visits[:SEEN]]
-    return [*said, *_joined(links), Part(text=".")]
+    return [*start, *_joined(links), Part(text=".")]
 
 
 def _joined(links: Sequence[Part]) -> Sentence:

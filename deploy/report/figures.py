@@ -1,4 +1,4 @@
-"""Draws figures of one run or many, after the paper's figures 2 to 5, as PNG files.
+"""Draws figures of one run or many, after the paper's figures 2 to 5, as PNG files. The explorer draws the same curves.
 
 A curve is the mean over the seeds of an arm with its 95% band. A thin line shows the steps of an arm's only run, and
 each curve of two or three. The axis is as long as the curves, and cuts bands that are longer.
@@ -14,10 +14,11 @@ from math import isnan
 from pathlib import Path
 from typing import Any
 
-from deploy.report.arms import Arm
-from deploy.report.tables import Measure, by_seed, measures
-from deploy.runs.records import Record
+from deploy.report.tables import COLOURS, Arm, Record, by_seed, measures
+from deploy.runs.comparison import Comparison, by_kind
+from services.amounts import number_of
 from services.statistics import seed_interval
+from services.telemetry.evaluation_labels import TITLES, on_curve
 
 SMOOTHING = 0.6
 """Weight of the curve so far in each smoothed point, as in the paper's figures. A single step has few tasks, so it is
@@ -27,41 +28,54 @@ FEW = 3
 STEP = "step"
 """The curve that holds the learner steps of the others. A record of an experiment has none: its steps begin at 1."""
 DPI = 100
-COLOURS = 128
+PALETTE = 128
 STYLES = ("-", "--", ":")
+LEGEND_LETTERS = 75
+"""Letters of a line of the legend, which is as wide as its axes."""
+CURVES_TITLE = "Success of evaluations while training, 95% interval"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subplot:
-    """One subplot: keys of metrics.jsonl over learner steps. The first is drawn solid, the others dashed."""
+    """One subplot over learner steps. The first curve is drawn solid, the others dashed and dotted."""
 
     title: str
-    keys: tuple[str, ...]
-    scale: str = "linear"
+    curves: Mapping[str, str]
+    """Key of metrics.jsonl -> its name in the legend."""
+    percent: bool = False
+    """Whether the values are shares."""
+    log: bool = False
 
 
 PAPER: dict[str, tuple[Subplot, ...]] = {
-    "success": (Subplot(title="Success of training episodes", keys=("success_rate",)),),
-    "score": (Subplot(title="Score of training episodes", keys=("task_score",)),),
-    "length": (Subplot(title="Episode length, steps", keys=("episode_length",)),),
-    "gradient-entropy": (Subplot(title="Gradient norm before clipping", keys=("grad_norm",), scale="log"),
-                         Subplot(title="Entropy, nats per token", keys=("loss/entropy",))),
+    "success": (Subplot(title="Success of training episodes", curves={"success_rate": "success"}, percent=True),),
+    "score": (Subplot(title="Score of training episodes", curves={"task_score": "score"}),),
+    "length": (Subplot(title="Episode length, steps", curves={"episode_length": "mean"}),),
+    "gradient-entropy": (Subplot(title="Gradient norm before clipping", curves={"grad_norm": "norm"}, log=True),
+                         Subplot(title="Entropy, nats per token", curves={"loss/entropy": "entropy"})),
     "advantage-statistics": (
-        Subplot(title="Advantages: mean and deviation", keys=("credit/advantage_mean", "credit/advantage_std")),
-        Subplot(title="Advantages: extremes", keys=("credit/advantage_min", "credit/advantage_max"))),
-    "advantages": (Subplot(title="Interquartile range of advantages", keys=("credit/advantage_iqr",)),
-                   Subplot(title="Share of steps with |A| > 1", keys=("credit/share_above_one",))),
+        Subplot(title="Advantages: mean and deviation",
+                curves={"credit/advantage_mean": "mean", "credit/advantage_std": "standard deviation"}),
+        Subplot(title="Advantages: extremes",
+                curves={"credit/advantage_min": "smallest", "credit/advantage_max": "largest"})),
+    "advantages": (
+        Subplot(title="Interquartile range of advantages", curves={"credit/advantage_iqr": "range"}),
+        Subplot(title="Share of steps with |A| > 1", curves={"credit/share_above_one": "share"}, percent=True)),
 }
 """Figures of the paper: file name -> subplots."""
 FIGURES: dict[str, tuple[Subplot, ...]] = {
     **PAPER,
-    "actions": (Subplot(title="Share of actions", keys=("invalid_share", "inadmissible_share", "cut_share")),),
-    "tokens": (Subplot(title="Tokens of an answer", keys=("response_tokens_mean", "response_tokens_max")),
-               Subplot(title="Tokens of a prompt", keys=("prompt_tokens_mean", "prompt_tokens_max"))),
-    "credit": (Subplot(title="Credit: share of steps", keys=("credit/singleton_share", "credit/active_share")),),
-    "loss": (Subplot(title="Policy loss", keys=("loss/policy",)),
+    "actions": (Subplot(title="Share of answers that went wrong", percent=True, curves={
+        "invalid_share": "malformed", "inadmissible_share": "not admissible", "cut_share": "cut at the limit"}),),
+    "tokens": (Subplot(title="Tokens of an answer",
+                       curves={"response_tokens_mean": "mean", "response_tokens_max": "longest"}),
+               Subplot(title="Tokens of a prompt",
+                       curves={"prompt_tokens_mean": "mean", "prompt_tokens_max": "longest"})),
+    "credit": (Subplot(title="Credit: share of steps", percent=True, curves={
+        "credit/singleton_share": "alone in their state", "credit/active_share": "advantage is not 0"}),),
+    "loss": (Subplot(title="Policy loss", curves={"loss/policy": "loss"}),
              Subplot(title="Sampler against learner, |difference| of logprobs",
-                   keys=("logprob_difference_mean", "logprob_difference_max"))),
+                     curves={"logprob_difference_mean": "mean", "logprob_difference_max": "largest"})),
 }
 """All figures: those of the paper, and those that show the state of a run."""
 
@@ -79,75 +93,62 @@ def moving_average(values: Sequence[float], smoothing: float = SMOOTHING) -> lis
     return list(accumulate(values, add))
 
 
-def pyplot() -> Any:
-    """Returns matplotlib.pyplot, set up without a display."""
-    import matplotlib as mpl
+def new_figure(count: int = 1, *, height: float = 4.0, sharey: bool = False) -> tuple[Any, list[Any]]:
+    """Returns a figure of matplotlib with `count` axes in a row."""
+    from matplotlib.figure import Figure
 
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
+    figure = Figure(figsize=(6.2 * count, height))
+    return figure, list(figure.subplots(1, count, squeeze=False, sharey=sharey)[0])
 
-    return plt
+
+def put_legend(ax: Any, *, always: bool = False) -> None:
+    """Puts the legend below the axes, where it covers no curve. One name alone is shown only if `always` is set."""
+    names = ax.get_legend_handles_labels()[1]
+    if len(names) > 1 or (names and always):
+        columns = max(1, min(len(names), LEGEND_LETTERS // (6 + max(map(len, names)))))
+        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=columns, fontsize=8, frameon=False)
+
+
+def save(figure: Any, path: Path) -> Path:
+    """Saves a figure with a palette, in a third of the bytes, because these files are committed and sent on."""
+    from PIL import Image
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.tight_layout()
+    with io.BytesIO() as drawn:
+        figure.savefig(drawn, dpi=DPI, format="png", bbox_inches="tight")  # a title may be wider than its axes
+        Image.open(drawn).convert("RGB").quantize(PALETTE, dither=Image.Dither.NONE).save(path, optimize=True)
+    return path
 
 
 def write_figures(folder: Path, records: Sequence[Record], *, arms: Mapping[str, Arm],
                   figures: Mapping[str, Sequence[Subplot]]) -> list[Path]:
-    """Draws those `figures` for which the records have curves; for several runs also their held-out results."""
-    plt = pyplot()
-    folder.mkdir(parents=True, exist_ok=True)
+    """Draws those `figures` for which the records have curves."""
     written: list[Path] = []
     for name, subplots in figures.items():
-        if not any(_drawn(record, key) for record in records for subplot in subplots for key in subplot.keys):
+        if not any(_has_values(record, key) for record in records for subplot in subplots for key in subplot.curves):
             continue
-        figure, axes = plt.subplots(1, len(subplots), figsize=(6.2 * len(subplots), 4), squeeze=False)
-        for ax, subplot in zip(axes[0], subplots, strict=True):
+        figure, axes = new_figure(len(subplots))
+        for ax, subplot in zip(axes, subplots, strict=True):
             _curves(ax, records, arms, subplot)
-        if axes[0][0].get_legend_handles_labels()[0]:
-            axes[0][0].legend(loc="best", fontsize=8, frameon=False)
-        written.append(save(plt, figure, folder / f"{name}.png"))
-    measure = next(one for one in measures(records) if one.name == "heldout")
-    if len(records) > 1 and (values := _heldout_values(records, arms, measure)):
-        figure, ax = plt.subplots(figsize=(6.2, 3.8))
-        _heldout(ax, values, arms, measure.title)
-        written.append(save(plt, figure, folder / "heldout.png"))
+        written.append(save(figure, folder / f"{name}.png"))
     return written
 
 
-def count_in_whole_steps(ax: Any) -> None:
-    """Puts the marks of the x axis at whole learner steps, in a run of few steps too."""
-    from matplotlib.ticker import MaxNLocator
-
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-
-
-def _drawn(record: Record, key: str) -> bool:
+def _has_values(record: Record, key: str) -> bool:
     return any(value is not None for value in record.curves.get(key, ()))
 
 
-def save(plt: Any, figure: Any, path: Path) -> Path:
-    """Saves a figure with a palette, in a third of the bytes, because these files are committed and sent on."""
-    from PIL import Image
-
-    figure.tight_layout()
-    with io.BytesIO() as drawn:
-        figure.savefig(drawn, dpi=DPI, format="png", bbox_inches="tight")  # a title may be wider than its axes
-        Image.open(drawn).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
-    plt.close(figure)
-    return path
-
-
 def _curves(ax: Any, records: Sequence[Record], arms: Mapping[str, Arm], subplot: Subplot) -> None:
-    several = len(subplot.keys) > 1
     for name, arm in arms.items():
-        for key, style in zip(subplot.keys, STYLES, strict=False):
+        for (key, title), style in zip(subplot.curves.items(), STYLES, strict=False):
             curves = [record.curves for record in records if record.arm == name and key in record.curves]
             runs = [[float("nan") if value is None else value for value in each[key]] for each in curves]
+            label = arm.title if len(subplot.curves) == 1 else title if len(arms) == 1 else f"{arm.title}: {title}"
             if runs:
-                _curve(ax, runs, arm, style, f"{arm.title}: {key}" if several else arm.title,
-                       steps=curves[0].get(STEP))
-    ax.set(title=subplot.title, xlabel=f"learner step (smoothed, {SMOOTHING})", yscale=subplot.scale)
-    count_in_whole_steps(ax)
-    if several:
-        ax.legend(loc="best", fontsize=8, frameon=False)
+                _curve(ax, runs, arm, style, label, steps=curves[0].get(STEP))
+    ax.set(title=subplot.title, yscale="log" if subplot.log else "linear")
+    _finish(ax, xlabel=f"learner step (smoothed, {SMOOTHING})", percent=subplot.percent)
     ax.grid(alpha=0.3)
 
 
@@ -168,21 +169,115 @@ def _curve(ax: Any, runs: Sequence[Sequence[float]], arm: Arm, style: str, label
         ax.dataLim.set(limits)
 
 
-def _heldout_values(records: Sequence[Record], arms: Mapping[str, Arm], measure: Measure) -> dict[str, list[float]]:
-    found = {arm: list(by_seed(records, arm, measure.of).values()) for arm in arms}
-    return {arm: values for arm, values in found.items() if values}
+def _finish(ax: Any, *, xlabel: str, percent: bool, legend: bool = False) -> None:
+    """Labels axes over learner steps, with marks at whole steps, in a run of few steps too."""
+    from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+    ax.set_xlabel(xlabel)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    if percent:
+        ax.yaxis.set_major_formatter(PercentFormatter(1.0))
+    put_legend(ax, always=legend)
 
 
-def _heldout(ax: Any, values_of: Mapping[str, Sequence[float]], arms: Mapping[str, Arm], title: str) -> None:
-    for place, name in enumerate(reversed(list(values_of))):
-        values, colour = values_of[name], arms[name].colour
+def draw_heldout(path: Path, records: Sequence[Record], arms: Mapping[str, Arm]) -> list[Path]:
+    """Draws the held-out results of several runs. Returns [] for one run, and if none has any."""
+    measure = next(one for one in measures(records) if one.name == "heldout")
+    by_arm = {arm: list(by_seed(records, arm, measure.of).values()) for arm in arms}
+    by_arm = {arm: values for arm, values in by_arm.items() if values}
+    if len(records) < 2 or not by_arm:
+        return []
+    figure, (ax,) = new_figure(height=3.8)
+    _heldout(ax, by_arm, arms, measure.title)
+    return [save(figure, path)]
+
+
+def _heldout(ax: Any, by_arm: Mapping[str, Sequence[float]], arms: Mapping[str, Arm], title: str) -> None:
+    from matplotlib.ticker import PercentFormatter
+
+    names = list(by_arm)[::-1]
+    for place, name in enumerate(names):
+        values, colour = by_arm[name], arms[name].colour
         ax.scatter(values, [place] * len(values), color=colour, alpha=0.35, s=18)
         mean, low, high = seed_interval(values)
         if len(values) > 1:
             ax.plot([low, high], [place - 0.22] * 2, color=colour, linewidth=2)
         ax.plot([mean], [place - 0.22], "o", color=colour)
-    ax.set_yticks(range(len(values_of)), [arms[arm].title for arm in reversed(list(values_of))])
+    ax.set_yticks(range(len(names)), [arms[name].title for name in names])
     left, right = ax.get_xlim()
-    ax.set(title=f"Success, {title}: runs, mean, 95% interval", ylim=(-0.7, len(values_of) - 0.4),
+    ax.set(title=f"Success, {title}: runs, mean, 95% interval", ylim=(-0.7, len(names) - 0.4),
            xlim=(max(left, -0.02), min(right, 1.02)))
+    ax.xaxis.set_major_formatter(PercentFormatter(1.0))
     ax.grid(alpha=0.3, axis="x")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationLine:
+    """Success along the runs of one arm, on one split at one temperature."""
+
+    title: str
+    colour: str
+    points: list[tuple[int, float, float, float]]
+    """(learner step, mean, low, high): a 95% interval, over games for one run and over seeds for several."""
+
+
+def evaluation_lines(records: Sequence[Record], arms: Mapping[str, Arm]) -> list[EvaluationLine]:
+    """Returns the lines of all arms. A run that went on with another eval.temperature has several."""
+    lines: list[EvaluationLine] = []
+    for name, arm in arms.items():
+        rows = [row for record in records if record.arm == name for row in record.evaluations if on_curve(row["label"])]
+        for (split, temperature), same in by_kind(rows).items():
+            steps: dict[int, list[Mapping[str, Any]]] = {}
+            for row in same:
+                steps.setdefault(row["step"], []).append(row)
+            games = number_of(steps[max(steps)][-1]["tasks"], "game")
+            lines.append(EvaluationLine(title=f"{arm.title}, {games} of {split}, T={temperature:g}", colour=arm.colour,
+                                        points=[(step, *_interval(steps[step])) for step in sorted(steps)]))
+    return lines
+
+
+def _interval(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float, float]:
+    if len(rows) == 1:
+        return rows[0]["success_rate"], rows[0]["success_low"], rows[0]["success_high"]
+    return seed_interval([row["success_rate"] for row in rows])
+
+
+def draw_evaluations(path: Path, records: Sequence[Record], arms: Mapping[str, Arm]) -> list[Path]:
+    """Draws success along the runs. Returns [] before the first evaluation."""
+    lines = evaluation_lines(records, arms)
+    if not lines:
+        return []
+    figure, (ax,) = new_figure()
+    for line in lines:
+        steps, means, lows, highs = zip(*line.points, strict=True)
+        ax.errorbar(steps, means, yerr=_errors(means, lows, highs), marker="o", capsize=3, color=line.colour,
+                    label=line.title)
+    ax.set(title=CURVES_TITLE, ylim=(0, 1))
+    _finish(ax, xlabel="learner step", percent=True, legend=True)
+    return [save(figure, path)]
+
+
+def _errors(means: Sequence[float], lows: Sequence[float], highs: Sequence[float]) -> list[list[float]]:
+    """Returns the lengths of error bars, [2][n]. Older evaluations have bounds that rounding put past their mean."""
+    return [[max(0.0, mean - low) for mean, low in zip(means, lows, strict=True)],
+            [max(0.0, high - mean) for mean, high in zip(means, highs, strict=True)]]
+
+
+def draw_comparison(path: Path, comparison: Comparison) -> Path:
+    """Draws success on the held-out games: one bar per policy and temperature."""
+    from matplotlib.ticker import PercentFormatter
+
+    figure, (ax,) = new_figure()
+    temperatures = sorted({row.temperature for row in comparison.rows}, reverse=True)
+    for offset, label in enumerate(dict.fromkeys(row.label for row in comparison.rows)):
+        chosen = {row.temperature: row for row in comparison.rows if row.label == label}
+        places = [i + 0.25 * offset for i, t in enumerate(temperatures) if t in chosen]
+        rows = [chosen[t] for t in temperatures if t in chosen]
+        errors = _errors(*zip(*((r.success, r.low, r.high) for r in rows), strict=True))
+        ax.bar(places, [r.success for r in rows], width=0.22, yerr=errors, capsize=3, label=TITLES[label],
+               color=COLOURS[offset])
+    ax.set_xticks([i + 0.25 for i in range(len(temperatures))], [f"T = {t:g}" for t in temperatures])
+    ax.set(title="Success on held-out games, 95% interval", ylim=(0, 1))
+    ax.yaxis.set_major_formatter(PercentFormatter(1.0))
+    put_legend(ax, always=True)
+    return save(figure, path)

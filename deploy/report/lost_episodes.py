@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -49,11 +49,6 @@ class LostEpisodeCounts:
     mistakes: Counter[str] = field(default_factory=Counter[str])
     """Inadmissible actions by what was wrong with them."""
 
-    def as_dict(self) -> dict[str, Any]:
-        """Returns the counts for machines."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {name: dict(value) if isinstance(value, Counter) else value for name, value in values.items()}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostEpisodesReport:
@@ -66,11 +61,6 @@ class LostEpisodesReport:
     unexplained: str = ""
     """The reason why the environment does not explain these episodes although it might, as a sentence."""
 
-    def as_dict(self) -> dict[str, Any]:
-        """Returns the counts for machines."""
-        return {"label": self.label, "temperature": self.temperature,
-                "by_type": {name: found.as_dict() for name, found in self.by_type.items()}}
-
 
 def count_lost_episodes(
         run: Path, evaluations: Sequence[Mapping[str, Any]], env: str) -> tuple[LostEpisodesReport | None, list[str]]:
@@ -82,10 +72,10 @@ def count_lost_episodes(
     rows = [row for row in evaluations if row["label"] == TRAINED or on_curve(row["label"])]
     if not rows:
         return None, []
-    _, last = max(enumerate(rows), key=lambda found: (found[1]["step"], found[1]["label"] == TRAINED, found[0]))
+    _, last = max(enumerate(rows), key=lambda item: (item[1]["step"], item[1]["label"] == TRAINED, item[0]))
     file = run / "episodes" / file_name(last["step"], evaluation_part(last["label"], last["temperature"]))
     tables, warnings = read_columns([file] if file.exists() else [], _COLUMNS)
-    found: dict[str, LostEpisodeCounts] = {}
+    counts: dict[str, LostEpisodeCounts] = {}
     try:
         explain, unexplained = _explain(env), ""
     except OwnCodeRefusedError as error:
@@ -96,8 +86,8 @@ def count_lost_episodes(
             episode = list(rows)
             why = _explanation(episode, explain)
             for kind in (episode[0].get("task_type") or "unknown", ALL):
-                _count(found.setdefault(kind, LostEpisodeCounts()), episode, why)
-    order = {name: found[name] for name in sorted(found, key=lambda name: (name == ALL, name))}
+                _count(counts.setdefault(kind, LostEpisodeCounts()), episode, why)
+    order = {name: counts[name] for name in sorted(counts, key=lambda name: (name == ALL, name))}
     report = LostEpisodesReport(label=last["label"], temperature=last["temperature"], by_type=order,
                                 unexplained=unexplained) if order else None
     return report, warnings
@@ -148,7 +138,7 @@ def _count(into: LostEpisodeCounts, episode: Sequence[dict[str, Any]], why: Lost
 
 def grids(report: LostEpisodesReport) -> dict[str, Grid]:
     """Returns the tables by their titles. Without a lost episode there are none."""
-    types = {name: found for name, found in report.by_type.items() if found.lost}
+    types = {name: counts for name, counts in report.by_type.items() if counts.lost}
     if not types:
         return {}
     title = title_of(report.label)
@@ -159,16 +149,16 @@ def grids(report: LostEpisodesReport) -> dict[str, Grid]:
              "lost episodes of which half of the turns or more repeat one and the same turn. "
              + report.unexplained,
         head=["type", "lost", "in a loop", "inadmissible", "repeated", "no change", "how they ended"],
-        rows=[[name, f"{found.lost} of {found.episodes}", _share(found.looped, found.lost), *(
-            _share(count, found.turns) for count in (found.inadmissible, found.repeated, found.unchanged)),
-            _counts(found.ends)]
-            for name, found in types.items()])
+        rows=[[name, f"{counts.lost} of {counts.episodes}", _share(counts.looped, counts.lost), *(
+            _share(count, counts.turns) for count in (counts.inadmissible, counts.repeated, counts.unchanged)),
+            _counts(counts.ends)]
+            for name, counts in types.items()])
     made = {"Lost episodes": shares}
-    if any(found.stages for found in types.values()):
+    if any(counts.stages for counts in types.values()):
         made["How far lost episodes came"] = Grid(
             note="Lost episodes by the first part of the task that was not done, and their inadmissible actions by "
                  "what was wrong with them.", head=["type", "episodes", "inadmissible actions"],
-            rows=[[name, _counts(found.stages), _counts(found.mistakes)] for name, found in types.items()])
+            rows=[[name, _counts(counts.stages), _counts(counts.mistakes)] for name, counts in types.items()])
     return made
 
 
@@ -177,5 +167,5 @@ def _share(count: int | None, turns: int) -> str:
 
 
 def _counts(counter: Counter[str]) -> str:
-    """Returns `7 never found the object, 2 ...`, the most frequent first."""
+    """Returns `7 never counts the object, 2 ...`, the most frequent first."""
     return ", ".join(f"{count} {name}" for name, count in counter.most_common())

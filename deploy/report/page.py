@@ -5,27 +5,51 @@ from __future__ import annotations
 import base64
 import html
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
 
-from deploy.report import advantages, lost_episodes, state_sizes, tables
-from deploy.report.costs import cost, costs
-from deploy.report.figures import FIGURES, PAPER, count_in_whole_steps, pyplot, save, write_figures
-from deploy.report.runs import Compared, ReportedRun, applicable, compare_runs, in_common, read_run, seed_ranges
-from deploy.runs.comparison import Comparison, Kind, compare, evaluation_kind, stand_in_notes
+from deploy.report import lost_episodes, tables
+from deploy.report.figures import (
+    FIGURES,
+    PAPER,
+    draw_comparison,
+    draw_evaluations,
+    draw_heldout,
+    write_figures,
+)
+from deploy.report.runs import (
+    Compared,
+    ReportedRun,
+    applicable,
+    compare_runs,
+    cost,
+    costs,
+    in_common,
+    read_run,
+    seed_ranges,
+)
+from deploy.report.trained_turns import (
+    advantages_grid,
+    draw_advantages,
+    files_of_parts,
+    read_advantages,
+    state_sizes_grid,
+)
+from deploy.runs.comparison import Comparison, compare, stand_in_notes, verdicts
 from deploy.runs.health import warnings
 from deploy.runs.history import RunHistory
-from deploy.runs.verdict import verdicts
 from services.amounts import number_of
 from services.files import write_whole
 from services.process.own_code import OwnCodeRefusedError
-from services.statistics import seed_interval
-from services.telemetry.evaluation_labels import TITLES, on_curve
+from services.telemetry.evaluation_labels import TITLES
 
 FORMAT = 2
+WIDEST = 8
+"""Number of columns up to which a table is not turned."""
 FEW_PLACES = 4
 """Number of runs up to which the first table names the folder of each."""
 STYLE = (
@@ -46,7 +70,7 @@ def write_report(paths: Sequence[Path], out: Path, steps: Sequence[int] = ()) ->
     runs = [read_run(path) for path in paths]
     compared, cut = in_common(compare_runs(runs))
     for path in paths:
-        advantages.files_of_parts(path, steps)
+        files_of_parts(path, steps)
     out.mkdir(parents=True, exist_ok=True)
     design = _design(compared)
     single = runs[0] if len(runs) == 1 else None
@@ -59,10 +83,10 @@ def write_report(paths: Sequence[Path], out: Path, steps: Sequence[int] = ()) ->
                      for one in warnings(single.metrics, single.evaluations, single.credit,
                                          agents=bool(single.config.get("agent.name")))]
     if single and (comparison := compare(single.evaluations)):
-        figure = _comparison(out / "figures" / "comparison.png", comparison)
+        figure = draw_comparison(out / "figures" / "comparison.png", comparison)
         sections.append(f"<h2>Before and after</h2>{_images([figure])}{_before_and_after(comparison)}")
     sections.append(_facts(single) if single else _overview(compared))
-    sections += [_marked([cut] if cut else []), *_numbers(compared, design)]
+    sections += [_marked([cut] if cut else []), _numbers(compared, design)]
     lost, gone = _lost(single)
     pictures, unread = _pictures(compared, out / "figures", steps)
     sections += [_tables(lost_episodes.grids(lost)) if lost else "", _marked([*gone, *unread]), *pictures]
@@ -76,7 +100,7 @@ def write_report(paths: Sequence[Path], out: Path, steps: Sequence[int] = ()) ->
     summary = tables.summary_of(compared.records, replace(design, columns=[*design.columns, *tables.SIZES[1:]]))
     places = {arm: [str(path) for path in paths] for arm, paths in compared.paths.items()}
     return target, {"format": FORMAT, "runs": places, "damaged": [*damaged, *gone, *unread],
-                    "lost": lost.as_dict() if lost else None, **summary}
+                    "lost": msgspec.to_builtins(lost), **summary}
 
 
 def _design(compared: Compared) -> tables.Design:
@@ -168,22 +192,21 @@ def _before_and_after(comparison: Comparison) -> str:
             + _grid(["paired by game", "T", "gain in points", "95% interval", "verdict"], gains))
 
 
-def _numbers(compared: Compared, design: tables.Design) -> list[str]:
+def _numbers(compared: Compared, design: tables.Design) -> str:
     """Returns tables of means, of differences, and of turns by the size of their state group."""
     sizes = tables.means_grid(compared.records, replace(design, columns=tables.SIZES))
-    by_key = tables.Grid(head=state_sizes.HEAD, rows=state_sizes.rows(compared.paths), note=(
-        f"Shares of the turns of the last {state_sizes.FILES} learner steps, by the size that their state group has or "
-        "would have under another key."))
-    grids = {"Results": tables.explained(tables.means_grid(compared.records, design)),
-             "Differences": tables.differences_grid(compared.records, design),
-             "Steps by the size of their state group": sizes if any(any(row[2:]) for row in sizes.rows) else None,
-             "States by key": by_key}
-    return [_tables({title: grid for title, grid in grids.items() if grid and grid.rows})]
+    if not any(any(row[2:]) for row in sizes.rows):
+        sizes = replace(sizes, rows=[])
+    return _tables({"Results": tables.explained(tables.means_grid(compared.records, design), design.columns),
+                    "Differences": tables.differences_grid(compared.records, design),
+                    "Steps by the size of their state group": sizes,
+                    "States by key": state_sizes_grid(compared.paths)})
 
 
 def _tables(grids: Mapping[str, tables.Grid]) -> str:
-    return "".join(f"<h2>{title}</h2><p>{html.escape(grid.note)}</p>{_grid(grid.head, grid.rows)}"
-                   for title, grid in grids.items())
+    """Returns those that have rows, under their titles."""
+    return "".join(f"<h2>{title}</h2>{f'<p>{html.escape(grid.note)}</p>' if grid.note else ''}"
+                   f"{_grid(grid.head, grid.rows)}" for title, grid in grids.items() if grid.rows)
 
 
 def _lost(run: ReportedRun | None) -> tuple[lost_episodes.LostEpisodesReport | None, list[str]]:
@@ -194,93 +217,19 @@ def _lost(run: ReportedRun | None) -> tuple[lost_episodes.LostEpisodesReport | N
 
 def _pictures(compared: Compared, folder: Path, steps: Sequence[int]) -> tuple[list[str], list[str]]:
     """Returns the figures as sections, and a warning for each archive file that cannot be read."""
-    read = {arm: [advantages.advantages(path, steps) for path in paths] for arm, paths in compared.paths.items()}
-    found = {arm: [parts for parts, _ in runs] for arm, runs in read.items()}
-    warnings = [warning for runs in read.values() for _, some in runs for warning in some]
-    paper = write_figures(folder, compared.records, arms=compared.arms, figures=PAPER)
-    paper += filter(None, [advantages.draw(folder / "advantage-distribution.png", found, compared.arms)])
-    more = write_figures(folder, compared.records, arms=compared.arms,
-                         figures={name: subplots for name, subplots in FIGURES.items() if name not in PAPER})
-    more = [path for path in more if path not in paper]
-    if any(on_curve(row["label"]) for record in compared.records for row in record.evaluations):
-        more.append(_evaluations(folder / "evaluation.png", compared))
-    parts = [f"{part}: {name}" for part in advantages.names_of(found) for name in ("IQR", "beyond 1")]
-    table = advantages.rows(found)
-    return [f"<h2>The paper's figures</h2>{_images(paper)}" if paper else "",
-            f"<h2>Normalised advantages</h2>{_grid(['arm', *parts], table)}" if table else "",
-            f"<h2>More figures</h2>{_images(more)}" if more else ""], warnings
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationLine:
-    """Success along the runs of one arm, on one split at one temperature."""
-
-    title: str
-    colour: str
-    points: list[tuple[int, float, float, float]]
-    """(learner step, mean, low, high): a 95% interval, over games for one run and over seeds for several."""
-
-
-def evaluation_lines(compared: Compared) -> list[EvaluationLine]:
-    """Returns the lines of all arms. A run that went on with another eval.temperature has several."""
-    lines: list[EvaluationLine] = []
-    for name, arm in compared.arms.items():
-        kinds: dict[Kind, dict[int, list[Mapping[str, Any]]]] = {}
-        for row in (row for record in compared.records if record.arm == name for row in record.evaluations):
-            if on_curve(row["label"]):
-                kinds.setdefault(evaluation_kind(row), {}).setdefault(row["step"], []).append(row)
-        lines += [EvaluationLine(title=f"{arm.title}, {_games(at)} of {split}, T={t:g}", colour=arm.colour,
-                                 points=[(step, *_interval(at[step])) for step in sorted(at)])
-                  for (split, t), at in kinds.items()]
-    return lines
-
-
-def _games(at: Mapping[int, Sequence[Mapping[str, Any]]]) -> str:
-    """Returns the number of games of an arm's last evaluation."""
-    return number_of(at[max(at)][-1]["tasks"], "game")
-
-
-def _evaluations(path: Path, compared: Compared) -> Path:
-    """Draws success along the runs."""
-    plt = pyplot()
-    figure, axes = plt.subplots(figsize=(6.2, 4))
-    for line in evaluation_lines(compared):
-        steps, means, lows, highs = zip(*line.points, strict=True)
-        axes.errorbar(steps, means, yerr=_errors(means, lows, highs), marker="o", capsize=3, color=line.colour,
-                      label=line.title)
-    axes.set(title="Success of evaluations while training, 95% interval", xlabel="learner step", ylim=(0, 1))
-    count_in_whole_steps(axes)
-    axes.legend(loc="best", fontsize=8, frameon=False)
-    return save(plt, figure, path)
-
-
-def _interval(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float, float]:
-    if len(rows) == 1:
-        return rows[0]["success_rate"], rows[0]["success_low"], rows[0]["success_high"]
-    return seed_interval([row["success_rate"] for row in rows])
-
-
-def _errors(means: Sequence[float], lows: Sequence[float], highs: Sequence[float]) -> list[list[float]]:
-    """Returns the lengths of error bars, [2][n]. Older evaluations have bounds that rounding put past their mean."""
-    return [[max(0.0, mean - low) for mean, low in zip(means, lows, strict=True)],
-            [max(0.0, high - mean) for mean, high in zip(means, highs, strict=True)]]
-
-
-def _comparison(path: Path, comparison: Comparison) -> Path:
-    plt = pyplot()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure, axes = plt.subplots(figsize=(6.2, 4))
-    temperatures = sorted({row.temperature for row in comparison.rows}, reverse=True)
-    for offset, label in enumerate(dict.fromkeys(row.label for row in comparison.rows)):
-        chosen = {row.temperature: row for row in comparison.rows if row.label == label}
-        places = [i + 0.25 * offset for i, t in enumerate(temperatures) if t in chosen]
-        rows = [chosen[t] for t in temperatures if t in chosen]
-        errors = _errors(*zip(*((r.success, r.low, r.high) for r in rows), strict=True))
-        axes.bar(places, [r.success for r in rows], width=0.22, yerr=errors, capsize=3, label=TITLES[label])
-    axes.set_xticks([i + 0.25 for i in range(len(temperatures))], [f"T = {t:g}" for t in temperatures])
-    axes.set(title="Success on held-out games, 95% interval", ylim=(0, 1))
-    axes.legend(loc="best", fontsize=8)
-    return save(plt, figure, path)
+    records, arms = compared.records, compared.arms
+    read = {arm: [read_advantages(path, steps) for path in paths] for arm, paths in compared.paths.items()}
+    advantages = {arm: [parts for parts, _ in runs] for arm, runs in read.items()}
+    paper = [*write_figures(folder, records, arms=arms, figures=PAPER),
+             *draw_heldout(folder / "heldout.png", records, arms),
+             *draw_advantages(folder / "advantage-distribution.png", advantages, arms)]
+    others = {name: subplots for name, subplots in FIGURES.items() if name not in PAPER}
+    more = [*write_figures(folder, records, arms=arms, figures=others),
+            *draw_evaluations(folder / "evaluation.png", records, arms)]
+    sections = [f"<h2>The paper's figures</h2>{_images(paper)}" if paper else "",
+                _tables({"Normalised advantages": advantages_grid(advantages)}),
+                f"<h2>More figures</h2>{_images(more)}" if more else ""]
+    return sections, [warning for runs in read.values() for _, warnings in runs for warning in warnings]
 
 
 def _images(pngs: Iterable[Path]) -> str:
@@ -289,13 +238,13 @@ def _images(pngs: Iterable[Path]) -> str:
                    f'alt="{png.stem}"></figure>' for png in pngs)
 
 
-def _grid(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Returns an HTML table. Without a head, the first cell of each row is a heading."""
+def _grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Returns an HTML table. Without a head, the first cell of each row is a heading. A table that is wider than it is
+    long is turned, so that it fits the page."""
+    if len(head) > max(WIDEST, len(rows)):
+        head, rows = [], list(zip(head, *rows, strict=True))
     top = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
-    body = "".join(f"<tr>{''.join(_cells(row, named=not head))}</tr>" for row in rows)
+    first = "td" if head else "th"
+    body = "".join(f"<tr><{first}>{html.escape(row[0])}</{first}>"
+                   f"{''.join(f'<td>{html.escape(cell)}</td>' for cell in row[1:])}</tr>" for row in rows)
     return f"<div><table>{f'<tr>{top}</tr>' if head else ''}{body}</table></div>"
-
-
-def _cells(row: Sequence[str], *, named: bool) -> list[str]:
-    tags = ["th" if named else "td", *["td"] * (len(row) - 1)]
-    return [f"<{tag}>{html.escape(cell)}</{tag}>" for tag, cell in zip(tags, row, strict=True)]

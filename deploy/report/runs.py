@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -12,15 +13,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from deploy.report.arms import COLOURS, Arm
 from deploy.report.figures import STEP
-from deploy.runs.folder import RunFolder
+from deploy.report.tables import COLOURS, Arm, Record
+from deploy.runs.folder import RunFolder, relocate
 from deploy.runs.history import RunHistory
-from deploy.runs.moved import followed
 from deploy.runs.policies import find_begun
-from deploy.runs.records import PLACES, Record
 from envservice.registry import BUILT_IN
 from learner.credit.registry import estimator, keys_read
+from services.amounts import rounded
 from services.config.file import read_tree
 from services.config.tree import CreditSection
 from services.errors import UserError
@@ -29,6 +29,13 @@ from services.process.own_code import OwnCodeRefusedError
 from services.telemetry.metrics_file import MetricsRow
 
 CREDIT = "learner.credit."
+PLACES = ("name", "runs_dir", "seed", "model.path", "sft.enabled", "env.data", "env.servers", "env.cpus", "env.urls",
+          "env.max_sessions", "env.memory_gb", "env.recycle_hours", "env.recycle_gb", "rollout.workers",
+          "rollout.slots", "rollout.cpus", "rollout.gpus", "rollout.kv_cache_gb", "rollout.threads", "learner.ranks",
+          "learner.cpus", "learner.gpus", "learner.threads", "redis.url", "ray.address", "learner.fewest_ranks",
+          "placement.rollout", "placement.learner", "placement.environment", "placement.weights", "metrics.host",
+          "metrics.port", "metrics.sinks")
+"""Keys that say where a run takes place, or by which runs of one arm differ."""
 MAY_DIFFER = {*PLACES} - {"model.path", "sft.enabled"}
 """Keys in which runs of one arm may differ. Runs from different initial models are different arms."""
 
@@ -94,7 +101,7 @@ def read_run(path: Path) -> ReportedRun:
     history, config = RunHistory(folder), read_tree(folder.config_file)
     summary = read_json(folder.summary, dict[str, Any]) if folder.summary.exists() else {}
     return ReportedRun(folder=folder, summary=summary, config=_flat(config),
-               games=known.games if (known := folder.known()) else "",
+               games=identity.games if (identity := folder.known()) else "",
                metrics=history.metrics, evaluations=history.evaluations)
 
 
@@ -201,7 +208,7 @@ def _settings(run: ReportedRun, cold: Mapping[Path, ReportedRun]) -> dict[str, A
 
 def _moved(run: ReportedRun, model: Path) -> Path:
     """Returns where the model of a run is if it was moved together with the run."""
-    return followed(model, Path(str(run.config.get("runs_dir", ""))), run.folder.path.absolute().parent)
+    return relocate(model, Path(str(run.config.get("runs_dir", ""))), run.folder.path.absolute().parent)
 
 
 def _of_start(key: str) -> bool:
@@ -229,5 +236,35 @@ def _record(run: ReportedRun, arm: str) -> Record:
     last = run.metrics[-1] if run.metrics else {}
     curves = {key: [row.get(key) for row in run.metrics] for key, value in last.items()
               if isinstance(value, int | float | None) and key not in ("format", "time")}
-    return Record(arm=arm, seed=run.seed, settings={}, cold_start="", code="", packages={},
-                  machine="", minutes=run.seconds / 60, seconds={}, curves=curves, evaluations=run.evaluations)
+    return Record(arm=arm, seed=run.seed, minutes=run.seconds / 60, curves=curves, evaluations=run.evaluations)
+
+
+def cost(run: ReportedRun) -> dict[str, str]:
+    """Returns the cost of a run by name. A figure that the run does not have is empty."""
+    return {
+        "RL minutes": f"{run.seconds / 60:.1f}",
+        "GPU hours of RL": f"{gpus * run.seconds / 3600:.2f}" if (gpus := _gpus(run.config)) else "",
+        "tokens": f"{_total(run, 'tokens_sampled'):,.0f} sampled, {_total(run, 'tokens_trained'):,.0f} trained",
+        "energy of RL": f"{rounded(joules / 3.6e6)} kWh" if (joules := _total(run, "energy_joules")) else "",
+    }
+
+
+def costs(runs: Sequence[ReportedRun]) -> tuple[list[str], list[list[str]]]:
+    """Returns head and rows of a table of runs, without the columns that no run has. Runs of one name are told by their
+    folders."""
+    cells, names = [cost(run) for run in runs], Counter(run.name for run in runs)
+    titles = [title for title in cells[0] if any(one[title] for one in cells)]
+    return ["run", *titles], [
+        [run.name if names[run.name] == 1 else str(run.folder.path), *(one[title] for title in titles)]
+        for run, one in zip(runs, cells, strict=True)]
+
+
+def _gpus(config: Mapping[str, Any]) -> float:
+    """Returns the number of GPUs that a run held, from its dotted config. Each part of an engine holds `gpus`."""
+    worker = (config.get("rollout.gpus") or 0) * (config.get("rollout.tensor_parallel") or 1)
+    rank = config.get("learner.gpus") or 0
+    return worker * (config.get("rollout.workers") or 0) + rank * (config.get("learner.ranks") or 0)
+
+
+def _total(run: ReportedRun, key: str) -> float:
+    return sum(row[key] or 0 for row in run.metrics)

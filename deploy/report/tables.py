@@ -16,11 +16,39 @@ from operator import itemgetter
 from statistics import fmean
 from typing import Any
 
-from deploy.report.arms import Arm
 from deploy.runs.comparison import Kind, after_rl, evaluation_kind
-from deploy.runs.records import Record
 from services.statistics import detectable, paired_test, seed_interval, spread
 from services.telemetry.evaluation_labels import on_curve
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#000000", "#F0E442", "#56B4E9")
+"""Okabe and Ito's colour-blind safe set, in the order in which arms take them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """One way to assign credit."""
+
+    title: str
+    colour: str
+    """Colour of its curves, the same in every figure."""
+    overrides: Mapping[str, Any]
+    runnable: bool = True
+    """False if its estimator has changed since its runs. They are shown, but no run is made."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """The results of one run. Curves have one value per learner step, or None if it was not finite."""
+
+    arm: str
+    seed: int
+    minutes: float
+    """Wall time."""
+    curves: dict[str, list[float | None]]
+    """Key of metrics.jsonl -> its values."""
+    evaluations: list[dict[str, Any]]
+    """Rows of evaluations.jsonl: the curve (`step-...`) and the held-out games (`panel-...`)."""
+
 
 LAST = 3
 """Number of evaluations at the end of a run whose mean is a measure. One policy's score moves from step to step."""
@@ -50,6 +78,8 @@ class Measure:
     title: str
     form: str
     of: Callable[[Record], float | None]
+    meaning: str = ""
+    """The meaning, if the title does not say it."""
 
 
 def _along(record: Record) -> list[Mapping[str, Any]]:
@@ -77,20 +107,17 @@ def last_evaluations(record: Record, kind: Kind | None = None) -> float | None:
     return fmean(rate for _, rate in rows[-LAST:]) if len(rows) >= LAST else None
 
 
-def _curve(key: str, of: Callable[[Sequence[float | None]], float | None]) -> Callable[[Record], float | None]:
-    return lambda record: of(record.curves[key]) if key in record.curves else None
-
-
 def _late(curve: Sequence[float | None]) -> float | None:
     return mean_of(curve[-max(1, round(LATE * len(curve))):])
 
 
-def _by_kind(name: str, title: str, made: Mapping[Kind, Callable[[Record], float | None]]) -> list[Measure]:
+def _by_kind(name: str, title: str, made: Mapping[Kind, Callable[[Record], float | None]],
+             meaning: str = "") -> list[Measure]:
     """Returns one column for each kind of evaluation. The first one has the plain name; if there are several, the
     titles of all and the names of the others have split and temperature, `heldout` only once."""
     return [Measure(name=f"{name}{'' if split == name else f'_{split}'}_T{t:g}" if index else name,
-                    title=f"{title} ({split}, T={t:g})" if len(made) > 1 else title, form=".1%", of=of)
-            for index, ((split, t), of) in enumerate(made.items())]
+                    title=f"{title} ({split}, T={t:g})" if len(made) > 1 else title, form=".1%", of=of,
+                    meaning=meaning) for index, ((split, t), of) in enumerate(made.items())]
 
 
 def _evaluated(records: Sequence[Record]) -> list[Measure]:
@@ -99,59 +126,60 @@ def _evaluated(records: Sequence[Record]) -> list[Measure]:
     steps = sorted({(row["step"], evaluation_kind(row)) for record in records for row in _along(record)})
     late = {kind: partial(last_evaluations, kind=kind) for kind in sorted({kind for step, kind in steps if step})
             if sum(step > 0 and other == kind for step, other in steps) >= LAST}
-    found = _by_kind("heldout", "held-out", after or {("", 0.0): lambda _: None})
-    found += _by_kind("last", f"last {LAST}", late)
+    columns = _by_kind("heldout", "held-out", after or {("", 0.0): lambda _: None})
+    columns += _by_kind("last", f"last {LAST}", late, f"mean success of the last {LAST} evaluations during training")
     for step, same in groupby(steps, key=itemgetter(0)):
         kinds = [kind for _, kind in same]
         title = f"{kinds[0][0]} at {step}" if len(kinds) == 1 else f"at {step}"
-        found += _by_kind(f"step_{step}", title, {kind: _at(step, kind) for kind in kinds})
-    return found
+        columns += _by_kind(f"step_{step}", title, {kind: _at(step, kind) for kind in kinds})
+    return columns
 
 
 def measures(records: Sequence[Record]) -> list[Measure]:
     """Returns all columns. The fixed budgets are the steps at which these runs were evaluated."""
-    return [
-        *_evaluated(records),
-        Measure(name="area", title="training area", form=".1%", of=_curve("success_rate", mean_of)),
-        Measure(name="length", title="late length", form=".1f", of=_curve("episode_length", _late)),
-        Measure(name="inadmissible", title="late inadmissible", form=".1%", of=_curve("inadmissible_share", _late)),
-        Measure(name="volatility", title="gradient volatility", form=".2f", of=_curve("grad_norm", volatility)),
-        Measure(name="iqr", title="advantage IQR", form=".2f", of=_curve("credit/advantage_iqr", mean_of)),
-        Measure(name="tail", title="beyond 1", form=".1%", of=_curve("credit/share_above_one", mean_of)),
-        Measure(name="singletons", title="singletons", form=".1%", of=_curve("credit/singleton_share", mean_of)),
-        Measure(name="minutes", title="minutes", form=".1f", of=lambda record: record.minutes),
-    ]
+    return [*_evaluated(records), *ALONG_THE_RUN,
+            Measure(name="minutes", title="minutes", form=".1f", of=lambda record: record.minutes,
+                    meaning="of the learner steps, with the waits for episodes")]
 
 
-MEANINGS = {
-    f"last {LAST}": f"mean success of the last {LAST} evaluations during training",
-    "training area": "mean success of the training episodes over all learner steps",
-    "late length": "mean turns of an episode over the last quarter of the steps",
-    "late inadmissible": "share of turns with an inadmissible action over that quarter",
-    "gradient volatility": "standard deviation of the gradient norm's change from step to step, divided by its mean",
-    "advantage IQR": "interquartile range of the advantages of a step, mean over the steps",
-    "beyond 1": "share of turns whose advantage is above 1 or below -1",
-    "singletons": "share of turns whose state no other turn of the group has",
-    "minutes": "of the learner steps, with the waits for episodes",
-}
-"""Title of a column -> its meaning, where the title does not say it."""
+def _of_curve(name: str, title: str, form: str, key: str, *, meaning: str = "",
+              of: Callable[[Sequence[float | None]], float | None] = mean_of) -> Measure:
+    """Returns a measure of one curve, by default its mean."""
+    return Measure(name=name, title=title, form=form, meaning=meaning,
+                   of=lambda record: of(record.curves[key]) if key in record.curves else None)
 
 
-def explained(grid: Grid) -> Grid:
-    """Returns a table of `measures` whose note says what its columns mean."""
-    meant = [f"{title}: {meaning}" for title, meaning in MEANINGS.items()
-             if any(cell.partition(" (")[0] == title for cell in grid.head)]
-    return replace(grid, note=f"{grid.note}\n{'; '.join(meant)}.") if meant else grid
-
-
+ALONG_THE_RUN = (
+    _of_curve("area", "training area", ".1%", "success_rate",
+              meaning="mean success of the training episodes over all learner steps"),
+    _of_curve("length", "late length", ".1f", "episode_length", of=_late,
+              meaning="mean turns of an episode over the last quarter of the steps"),
+    _of_curve("inadmissible", "late inadmissible", ".1%", "inadmissible_share", of=_late,
+              meaning="share of turns with an inadmissible action over that quarter"),
+    _of_curve("volatility", "gradient volatility", ".2f", "grad_norm", of=volatility,
+              meaning="standard deviation of the gradient norm's change from step to step, divided by its mean"),
+    _of_curve("iqr", "advantage IQR", ".2f", "credit/advantage_iqr",
+              meaning="interquartile range of the advantages of a step, mean over the steps"),
+    _of_curve("tail", "beyond 1", ".1%", "credit/share_above_one",
+              meaning="share of turns whose advantage is above 1 or below -1"),
+    _of_curve("singletons", "singletons", ".1%", "credit/singleton_share",
+              meaning="share of turns whose state no other turn of the group has"),
+)
 SIZES = (
-    Measure(name="singletons", title="alone", form=".1%", of=_curve("credit/singleton_share", mean_of)),
-    Measure(name="share_2_4", title="2 to 4", form=".1%", of=_curve("credit/share_2_4", mean_of)),
-    Measure(name="share_5_8", title="5 to 8", form=".1%", of=_curve("credit/share_5_8", mean_of)),
-    Measure(name="share_above_8", title="above 8", form=".1%", of=_curve("credit/share_above_8", mean_of)),
-    Measure(name="size", title="mean size", form=".1f", of=_curve("credit/group_size_mean", mean_of)),
+    _of_curve("singletons", "alone", ".1%", "credit/singleton_share"),
+    _of_curve("share_2_4", "2 to 4", ".1%", "credit/share_2_4"),
+    _of_curve("share_5_8", "5 to 8", ".1%", "credit/share_5_8"),
+    _of_curve("share_above_8", "above 8", ".1%", "credit/share_above_8"),
+    _of_curve("size", "mean size", ".1f", "credit/group_size_mean"),
 )
 """Shares of turns by the size of their state group over all learner steps, as in the paper's table 5."""
+
+
+def explained(grid: Grid, columns: Sequence[Measure]) -> Grid:
+    """Returns a table of these columns whose note says what they mean."""
+    meanings = {column.title.partition(" (")[0]: column.meaning for column in columns if column.meaning}
+    texts = [f"{title}: {meaning}" for title, meaning in meanings.items()]
+    return replace(grid, note=f"{grid.note}\n{'; '.join(texts)}.") if texts else grid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,8 +196,8 @@ class Cell:
 
 def by_seed(records: Iterable[Record], arm: str, of: Callable[[Record], float | None]) -> dict[int, float]:
     """Returns seed -> value of one arm, for the seeds that have one."""
-    found = {record.seed: of(record) for record in records if record.arm == arm}
-    return {seed: value for seed, value in found.items() if value is not None}
+    return {record.seed: value for record in records
+            if record.arm == arm and (value := of(record)) is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,8 +277,8 @@ def _lacking(records: Sequence[Record], design: Design) -> str:
     """Returns a line that names the arms without some of the seeds, "" if all have the same ones."""
     seeds = {arm: {record.seed for record in records if record.arm == arm} for arm in design.arms}
     every = set[int]().union(*seeds.values())
-    lacks = [f"{design.arms[arm].title} lacks {', '.join(map(str, sorted(every - found)))}"
-             for arm, found in seeds.items() if found and found != every]
+    lacks = [f"{design.arms[arm].title} lacks {', '.join(map(str, sorted(every - own)))}"
+             for arm, own in seeds.items() if own and own != every]
     return f"\nNot every arm has all seeds: {'; '.join(lacks)}." if lacks else ""
 
 

@@ -15,14 +15,14 @@ from typing import Any, Literal
 import msgspec
 
 from deploy.runs.folder import RunFolder
-from deploy.runs.history import RunHistory
+from deploy.runs.history import RunHistory, archive_files
 from services.amounts import number_of
 from services.config.tree import Config
 from services.errors import described
 from services.files import Damaged
 from services.parquet_files import ARCHIVE_ROWS, open_parquet, read_table
 from services.records import Manifest
-from services.store.archive import FILE_NAME, evaluation_part
+from services.store.archive import evaluation_part
 from services.store.step_log import Journal
 from services.telemetry.evaluation_labels import title_of
 from services.telemetry.metrics_file import GIVEN, MetricsRow, read_evaluations, read_metrics, read_rows
@@ -107,10 +107,7 @@ def read_archive(folder: RunFolder) -> tuple[dict[str, list[Archived]], dict[str
     """Returns what each file holds of each training group, and the episodes of each evaluation by `<label>-T<t>`."""
     groups: dict[str, list[Archived]] = defaultdict(list)
     evaluated: dict[str, int] = {}
-    for path in sorted((folder.path / "episodes").glob("step-*.parquet")):
-        match = FILE_NAME.fullmatch(path.name)
-        if match is None:
-            continue
+    for path, step, part_of in archive_files(folder.path):
         here: dict[str, Archived] = {}
         episodes: set[tuple[str, int]] = set()
         try:
@@ -124,11 +121,11 @@ def read_archive(folder: RunFolder) -> tuple[dict[str, list[Archived]], dict[str
             episodes.add((row["group"], row["k"]))
             if row["outcome"] != "evaluated":
                 part = here.setdefault(row["group"], Archived(
-                    step=int(match[1]), outcome=row["outcome"], reason=row["reason"]))
+                    step=step, outcome=row["outcome"], reason=row["reason"]))
                 part.members.add(row["k"])
                 part.oldest = min(part.oldest, *_steps_of(row))
-        if not here and match[2]:
-            evaluated[match[2]] = len(episodes)
+        if not here and part_of:
+            evaluated[part_of] = len(episodes)
         for group, part in here.items():
             if group.startswith("train/"):
                 groups[group].append(part)
@@ -142,23 +139,23 @@ def _steps_of(row: Mapping[str, Any]) -> Iterator[int]:
 def _manifests(rows: Sequence[MetricsRow], journal: Journal | None,
                archived: Mapping[str, list[Archived]]) -> tuple[dict[int, Manifest], list[str]]:
     """Returns manifests by step (without a ledger, from the archive), and findings where two records of one differ."""
-    told = [msgspec.convert({key: row[key] for key in Manifest.__struct_fields__}, Manifest)
+    recorded = [msgspec.convert({key: row[key] for key in Manifest.__struct_fields__}, Manifest)
             for row in rows if "groups" in row]
-    if not told and journal is None:
+    if not recorded and journal is None:
         steps: dict[int, list[str]] = defaultdict(list)
         for group in sorted(archived):
             for part in archived[group]:
                 if part.outcome == "trained":
                     steps[part.step].append(group)
-        told = [Manifest(step=step, incarnation=0, groups=groups, drops=[]) for step, groups in sorted(steps.items())]
-    found: dict[int, Manifest] = {}
+        recorded = [Manifest(step=step, incarnation=0, groups=steps[step], drops=[]) for step in sorted(steps)]
+    manifests: dict[int, Manifest] = {}
     findings: list[str] = []
-    for manifest in (*told, *(journal.manifests.values() if journal else ())):
-        known = found.setdefault(manifest.step, manifest)
-        if known.groups != manifest.groups:
-            findings.append(f"step {manifest.step} was trained on {', '.join(known.groups)} and again on "
+    for manifest in (*recorded, *(journal.manifests.values() if journal else ())):
+        earlier = manifests.setdefault(manifest.step, manifest)
+        if earlier.groups != manifest.groups:
+            findings.append(f"step {manifest.step} was trained on {', '.join(earlier.groups)} and again on "
                             f"{', '.join(manifest.groups)}")
-    return found, findings
+    return manifests, findings
 
 
 def _fates(manifests: Mapping[int, Manifest], journal: Journal | None, archived: Mapping[str, list[Archived]], *,
@@ -166,23 +163,23 @@ def _fates(manifests: Mapping[int, Manifest], journal: Journal | None, archived:
     """Returns fates by the number of the group. A second training is noted in the reason, which makes it a finding."""
     fates: dict[int, Fate] = {}
 
-    def meets(fate: Fate) -> None:
-        known = fates.setdefault(_number(fate.group), fate)
-        if known is not fate:
-            known.reason = f"{known.reason} and {fate.state} at step {fate.step}".strip()
+    def add(fate: Fate) -> None:
+        earlier = fates.setdefault(_number(fate.group), fate)
+        if earlier is not fate:
+            earlier.reason = f"{earlier.reason} and {fate.state} at step {fate.step}".strip()
 
     for step in sorted(manifests):
         for group in manifests[step].groups:
             ages = [step - 1 - part.oldest for part in archived.get(group, ()) if part.step == step]
-            meets(Fate(group=group, state="trained", step=step, age=max(ages, default=None)))
+            add(Fate(group=group, state="trained", step=step, age=max(ages, default=None)))
         for drop in manifests[step].drops:
             if drop.group.startswith("train/"):
-                meets(Fate(group=drop.group, state="dropped", step=step, reason=drop.reason))
+                add(Fate(group=drop.group, state="dropped", step=step, reason=drop.reason))
     for drop in journal.drops if journal else ():
         if drop.group.startswith("train/"):
-            meets(Fate(group=drop.group, state="dropped", reason=drop.reason))
+            add(Fate(group=drop.group, state="dropped", reason=drop.reason))
     for group in journal.in_flight if journal else ():
-        meets(Fate(group=group, state="in flight"))
+        add(Fate(group=group, state="in flight"))
     for group, parts in archived.items():
         if _number(group) not in fates and parts[0].outcome == "dropped":
             fates[_number(group)] = Fate(group=group, state="dropped", reason=parts[0].reason)
@@ -219,7 +216,7 @@ def _tickets(fate: Fate, parts: Sequence[Archived], size: int) -> dict[str, Lite
 
 def _evaluations(rows: Sequence[MetricsRow], evaluated: Mapping[str, int]) -> Iterator[str]:
     for row in rows:
-        found = evaluated.get(evaluation_part(row["label"], row["temperature"]), 0)
-        if found < row["episodes"]:
-            yield (f"{title_of(row['label'])}, T={row['temperature']:g}: {found} of {row['episodes']} "
+        archived = evaluated.get(evaluation_part(row["label"], row["temperature"]), 0)
+        if archived < row["episodes"]:
+            yield (f"{title_of(row['label'])}, T={row['temperature']:g}: {archived} of {row['episodes']} "
                    "episodes are in the archive")

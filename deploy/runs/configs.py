@@ -21,7 +21,7 @@ _CHOICES = (f"{OPEN_SECTION}estimator", f"{OPEN_SECTION}state_key")
 
 
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
-    """Reads a config file or a shipped config. What trains or plays its model finds that by deploy/runs/hub.py first.
+    """Reads a config file or a shipped config. What trains or plays its model finds that by model_sources.py first.
 
     Options that only the file's own estimator has are left out if an override names another one. Raises UserError as
     services.config.file.load_config does, and for an unknown estimator or option.

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from deploy.runs.configs import light_config
-from deploy.runs.folder import RunFolder
-from deploy.runs.hub import origin
-from deploy.runs.ownership import is_own
+from deploy.runs.folder import RunFolder, is_own
+from deploy.runs.model_sources import origin
 from deploy.runs.policies import EXPORTED_CONFIG
 from learner.checkpoints.export import GENERATION, special_tokens
 from learner.checkpoints.lora_export import write_adapter
@@ -102,15 +101,15 @@ def _card(run: RunFolder, step: int, config: Config, stops: list[str], *, title:
     hub, path = origin(config.model.path), config.model.path
     base = f"the model `{hub or path.name}`" if path else "a model made from scratch for this game"
     name, _, revision = hub.partition("@")
-    known = f"base_model: {name}\n" if hub else ""
+    base_line = f"base_model: {name}\n" if hub else ""
     fetch = f" (`hf download {name} --revision {revision}`)" if hub else ""
-    told = ", ".join(f"`{stop}`" for stop in stops)
+    endings = ", ".join(f"`{stop}`" for stop in stops)
     asked, how = _asked(config, title)
     return f"""---
 library_name: transformers
 pipeline_tag: text-generation
 tags: [gagpo, reinforcement-learning, agent]
-{known}---
+{base_line}---
 # {title}
 
 An agent for `{env.name}`, trained with gagpo (step-level credit, arXiv 2605.13217).
@@ -122,7 +121,7 @@ An agent for `{env.name}`, trained with gagpo (step-level credit, arXiv 2605.132
 | credit | `{config.learner.credit.estimator}` |
 {_adapter_row(config)}{_scores(run, step)}
 | {asked} |
-| an answer ends at | {told}, or after {config.rollout.max_response_tokens} tokens |
+| an answer ends at | {endings}, or after {config.rollout.max_response_tokens} tokens |
 | largest prompt | {config.rollout.max_prompt_tokens} tokens |
 
 {how}
@@ -157,9 +156,9 @@ def _adapter_row(config: Config) -> str:
 
 def _scores(run: RunFolder, step: int) -> str:
     """Rows of the card: the evaluations of this very step."""
-    found = [row for row in read_evaluations(run.evaluations) if row["step"] == step
+    evaluated = [row for row in read_evaluations(run.evaluations) if row["step"] == step
              and (row["label"] == TRAINED or on_curve(row["label"]))]
     rows = [f"| score, T={row['temperature']:g} | {row['success_rate']:.1%} "
             f"[{row['success_low']:.1%}, {row['success_high']:.1%}] on {number_of(row['tasks'], 'task')} of "
-            f"`{row['split']}` ({row.get('env', 'its environment')}) |" for row in found]
+            f"`{row['split']}` ({row.get('env', 'its environment')}) |" for row in evaluated]
     return "\n".join(rows) or "| score | this step was not evaluated |"

@@ -1,9 +1,11 @@
-"""The folder of a run: which run owns it, the paths of its parts, and which stages are done."""
+"""The folder of a run: its parts, which run it belongs to, whose it is, and whether a config may go on in it."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 import shlex
 import uuid
 from collections.abc import Iterator
@@ -14,16 +16,15 @@ from pathlib import Path
 import msgspec
 
 from deploy.runs.configs import light_config, load_config
-from deploy.runs.differences import differences
-from deploy.runs.hub import origin
-from deploy.runs.own_code import code_of
+from deploy.runs.model_sources import origin
 from envservice.data_digest import agrees
 from learner.checkpoints.checkpoint import Checkpoints, steps_in
 from learner.checkpoints.mirrored import MIRROR
-from services.config.file import dump_config
+from services.config.file import as_yaml, dump_config, flatten
 from services.config.tree import Config
 from services.errors import UserError
 from services.files import Damaged, follow_folder, is_draft, read_json, write_whole
+from services.process.own_code import file_of
 from services.process.packages import program
 from services.process.sole_lock import lock_alone
 
@@ -48,70 +49,48 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """Maps the modules of an own estimator and an own state key to the digests of their files at the start."""
 
 
+class _Entry:
+    """A file or folder in a run's folder, as an attribute of RunFolder."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, folder: RunFolder, _owner: object = None) -> Path:
+        return folder.path / self._name
+
+
 @dataclass(frozen=True, slots=True)
 class RunFolder:
     """Paths below runs/<name>/."""
 
     path: Path
 
-    @property
-    def config_file(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def identity_file(self) -> Path:
-        return self.path / "run.json"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def evaluations(self) -> Path:
-        return self.path / "evaluations.jsonl"
-
-    @property
-    def ledger(self) -> Path:
-        """Path of the file with one line per learner step: its manifest from the store."""
-        return self.path / "ledger.jsonl"
-
-    @property
-    def summary(self) -> Path:
-        """Path of the final table, which exists once the run has finished."""
-        return self.path / "summary.json"
-
-    @property
-    def stage_file(self) -> Path:
-        """Path of the file with the driver's current stage; see deploy/runs/stage.py."""
-        return self.path / "stage.json"
-
-    @property
-    def wanted(self) -> Path:
-        """How many processes of each role are wanted; written by `gagpo scale` and by the run's autoscaling."""
-        return self.path / "wanted.json"
+    config_file = _Entry("config.yaml")
+    identity_file = _Entry("run.json")
+    metrics = _Entry("metrics.jsonl")
+    evaluations = _Entry("evaluations.jsonl")
+    ledger = _Entry("ledger.jsonl")
+    """One line per learner step: its manifest from the store."""
+    summary = _Entry("summary.json")
+    """The final table, which exists once the run has finished."""
+    stage_file = _Entry("stage.json")
+    """The driver's current stage; see deploy/runs/stage.py."""
+    wanted = _Entry("wanted.json")
+    """How many processes of each role are wanted; written by `gagpo scale` and by the run's autoscaling."""
+    cold_model = _Entry("model-cold-start")
+    """The policy from which RL starts, if the run made it."""
+    more_model = _Entry("model-more-cold-start")
+    """The cold start that was trained for as many more minutes as RL took."""
+    trained_model = _Entry("model")
+    """The policy after the last learner step."""
 
     @property
     def targets(self) -> Path:
         """Path of the file that lists the endpoints for Prometheus (file_sd). It exists while the run is active.
 
-        It is beside the run's folder, because Prometheus allows patterns for file names but not for folders.
+        It is next to the run's folder, because Prometheus allows patterns for file names but not for folders.
         """
         return targets_folder(self.path.parent) / f"{self.path.name}.json"
-
-    @property
-    def cold_model(self) -> Path:
-        """Path of the policy from which RL starts, if the run made it."""
-        return self.path / "model-cold-start"
-
-    @property
-    def more_model(self) -> Path:
-        """Path of the cold start that was trained for as many more minutes as RL took."""
-        return self.path / "model-more-cold-start"
-
-    @property
-    def trained_model(self) -> Path:
-        """Path of the policy after the last learner step."""
-        return self.path / "model"
 
     def known(self) -> Identity | None:
         """Returns run.json, or None for a fresh folder. Raises Damaged if it cannot be read and the folder has results.
@@ -142,15 +121,15 @@ def open_run(config: Config, *, games: str, resume: bool) -> tuple[RunFolder, st
     """
     folder = RunFolder(config.run_dir)
     check_run(config, resume=resume, games=games)
-    known = folder.known()
+    identity = folder.known()
     _make(config)
     # The config first, so that a folder with an identity always has a config.
     dump_config(config, folder.config_file)
-    if known is None:
-        known = Identity(run=f"{config.name}-{uuid.uuid4().hex[:8]}", games=games,
+    if identity is None:
+        identity = Identity(run=f"{config.name}-{uuid.uuid4().hex[:8]}", games=games,
                          model=origin(config.model.path), code=code_of(config))
-        write_whole(folder.identity_file, json.dumps(msgspec.structs.asdict(known), indent=1) + "\n")
-    return folder, known.run
+        write_whole(folder.identity_file, json.dumps(msgspec.structs.asdict(identity), indent=1) + "\n")
+    return folder, identity.run
 
 
 @contextmanager
@@ -251,8 +230,8 @@ def earlier(config: Config) -> Config | None:
 
 def standing(config: Config, *, resume: bool, games: str | None = None) -> tuple[str, str] | None:
     """Returns what prevents a start of `config` in its folder and how to fix it, or None. See open_run for `games`."""
-    known, before = RunFolder(config.run_dir).known(), earlier(config)
-    if known is None or before is None:
+    identity, before = RunFolder(config.run_dir).known(), earlier(config)
+    if identity is None or before is None:
         return None
     if changed := differences(before, config):
         return (f"{config.run_dir} belongs to a run with another config: {', '.join(changed)}",
@@ -263,8 +242,8 @@ def standing(config: Config, *, resume: bool, games: str | None = None) -> tuple
     if config.steps < (taken := max(steps_in(config.run_dir / "checkpoints"), default=0)):
         return (f"steps={config.steps} is fewer than the {taken} that {config.run_dir} has taken",
                 f"steps counts from the beginning: give {taken + config.steps} for {config.steps} more")
-    if games is not None and not agrees(known.games, games):
-        return (f"{config.run_dir} was played on {known.games}, and now there is {games}",
+    if games is not None and not agrees(identity.games, games):
+        return (f"{config.run_dir} was played on {identity.games}, and now there is {games}",
                 "give this run another name (name=...), or the data and settings that it had")
     return None
 
@@ -272,3 +251,87 @@ def standing(config: Config, *, resume: bool, games: str | None = None) -> tuple
 def go_on(run_dir: Path) -> str:
     """Returns the command that continues a run."""
     return f"{program()} train --resume {shlex.quote(str(run_dir))}"
+
+
+def relocate(path: Path, old_root: Path, new_root: Path) -> Path:
+    """Returns where `path` is if the folder of runs `old_root` was moved to `new_root`. A path that exists, or was
+    outside of `old_root`, stays as it is.
+
+    `old_root` may be relative, as a config may have it, also for an absolute path: /old/runs/mine is in `runs`.
+    """
+    if path.exists():
+        return path
+    parts, folder = path.parts, old_root.parts
+    starts = [0] if old_root.is_absolute() or not path.is_absolute() else range(len(parts) - len(folder), 0, -1)
+    for start in starts:
+        if folder and parts[start:start + len(folder)] == folder:
+            return new_root.joinpath(*parts[start + len(folder):])
+    return path
+
+
+MAY_CHANGE = re.compile(
+    r"(runs_dir|shared|steps|hardware|model\.download|eval\..*|checkpoint\..*|storage\..*|redis\.(?!bodies).*|ray\..*|placement\..*|autoscale\..*"
+    r"|supervision\..*|metrics\..*|weights\..*|prompting\..*|agent\.seconds"
+    r"|env\.(data|servers|cpus|urls|token_file|max_sessions|memory_gb|recycle_hours|recycle_gb|call_seconds|outage_seconds)"
+    r"|rollout\.(workers|slots|cpus|gpus|tensor_parallel|sleep|gpu_memory|kv_cache_gb|threads|(start|sample|retry|update)_seconds)"
+    r"|learner\.(ranks|fewest_ranks|cpus|gpus|threads|checkpointing|compile|offload|token_budget|step_attempts|overdue_s|wait_s|collective_s))")
+"""Keys that may differ on --resume: how far, where and how patiently a run goes, never what it learns from or how."""
+
+
+def differences(before: Config, now: Config) -> list[str]:
+    """Returns a text with both values for each differing key that decides what a run learns. The critic's keys decide
+    nothing without one.
+
+    An option of `learner.credit` that one config lacks is left out: it does nothing there, or belongs to another
+    estimator or state key, which is named itself.
+    """
+    from learner.credit.registry import estimator
+
+    theirs, mine = compared(before, now)
+    if not estimator(now.learner.credit.estimator).needs_critic:
+        mine = {key: value for key, value in mine.items() if not key.startswith("learner.critic.")}
+    return [f"{key} is {as_yaml(theirs[key])} there and {as_yaml(mine[key])} here" for key in mine
+            if key in theirs and mine[key] != theirs[key] and not MAY_CHANGE.fullmatch(key)]
+
+
+def compared(before: Config, now: Config) -> tuple[dict[str, object], dict[str, object]]:
+    """Returns both configs by dotted key, without a model or a teacher that is the same folder, however its path is
+    written and wherever the runs were moved with it, and without a model of the hub and of one commit, wherever its
+    cache is.
+    """
+    theirs, mine = flatten(before), flatten(now)
+    for key, there, here in (("model.path", before.model.path, now.model.path),
+                             ("learner.distill.teacher", before.learner.distill.teacher, now.learner.distill.teacher)):
+        if there is not None and here is not None and here.absolute() in (
+                there.absolute(), relocate(there, before.runs_dir, now.runs_dir.absolute())):
+            theirs[key] = mine[key]
+    if (commit := origin(now.model.path)) and commit == origin(before.model.path):
+        for keys in (theirs, mine):
+            del keys["model.path"], keys["model.revision"]
+    return theirs, mine
+
+
+def code_of(config: Config) -> dict[str, str]:
+    """Maps the module of an own estimator and of an own state key to the digest of its file. Other modules that these
+    import are not looked at."""
+    credit = config.learner.credit
+    modules = {name.partition(":")[0] for name in (credit.estimator, credit.state_key) if ":" in name}
+    return {module: hashlib.blake2b(file_of(module).read_bytes(), digest_size=16).hexdigest()
+            for module in sorted(modules)}
+
+
+def is_own(run: RunFolder, *others: Path) -> bool:
+    """Returns whether the run's folder, its config and the `others` belong to this user and only they can write them.
+
+    A path that is missing, or cannot be examined, counts as somebody else's.
+    """
+    try:
+        facts = [path.stat() for path in (run.path, run.config_file, *others)]
+    except OSError:
+        return False
+    return all(fact.st_uid == os.geteuid() and not fact.st_mode & 0o022 for fact in facts)
+
+
+def withheld(key: str, run: RunFolder) -> str:
+    """Returns the line about a file that a command does not use, because the run is not this user's own."""
+    return f"note: the file of {key} is not used, because others can write to {run.path} or what it refers to"

@@ -13,9 +13,8 @@ from itertools import takewhile
 from statistics import fmean
 from typing import Any
 
-from deploy.runs.comparison import evaluation_kind
+from deploy.runs.comparison import evaluation_kind, gain_of
 from services.config.credit import LEAST_MIXED, CreditSection
-from services.statistics import paired_gain
 from services.telemetry.evaluation_labels import curve_of
 from services.telemetry.names import HEALTH_RULES
 
@@ -164,8 +163,8 @@ def _pooling(metrics: Sequence[Row], credit: CreditSection | None, *, agents: bo
 
 def _mean(metrics: Sequence[Row], key: str) -> float | None:
     """Returns the mean of a share over the last WINDOW steps; None if no row has it."""
-    known = [row[key] for row in metrics[-WINDOW:] if row.get(key) is not None]
-    return fmean(known) if known else None
+    values = [row[key] for row in metrics[-WINDOW:] if row.get(key) is not None]
+    return fmean(values) if values else None
 
 
 def _falling(evaluations: Sequence[Row]) -> list[HealthWarning]:
@@ -180,12 +179,8 @@ def _falling(evaluations: Sequence[Row]) -> list[HealthWarning]:
     if len(curve) < 2:
         return []
     best, last = max(curve, key=lambda row: row["success_rate"]), curve[-1]
-    both = best["success_by_task"].keys() & last["success_by_task"].keys()
-    if not both or best["success_rate"] - last["success_rate"] < 0.1:
-        return []
-    _, _, high = paired_gain(*({task: row["success_by_task"][task] for task in both} for row in (best, last)),
-                             comparisons=len(curve) - 1)
-    if high >= 0:
+    gain = gain_of(best, last, comparisons=len(curve) - 1)
+    if best["success_rate"] - last["success_rate"] < 0.1 or gain is None or gain[2] >= 0:
         return []
     return [HealthWarning(rule="success", text=(
         f"success has fallen from {best['success_rate']:.0%} at step {best['step']} to {last['success_rate']:.0%} at "

@@ -16,6 +16,7 @@ from deploy.runs.folder import RunFolder
 from services.files import Damaged, open_plain
 from services.last_value import LastValue
 from services.parquet_files import ARCHIVE_ROWS, open_parquet, read_table
+from services.store.archive import FILE_NAME
 from services.telemetry.metrics_file import (
     FILE_BYTES,
     MetricsRow,
@@ -131,6 +132,13 @@ def _damage(file: GrowingRows) -> str:
 def unreadable(path: Path, error: Exception) -> str:
     """Returns the warning about an archive file that cannot be read."""
     return f"episodes/{path.name} cannot be read and is left out: {str(error).splitlines()[0][:200]}"
+
+
+def archive_files(run: Path) -> list[tuple[Path, int, str | None]]:
+    """Returns the archive files of a run in order: path, step, and the part of the name that an evaluation (its label
+    and temperature) and dropped groups have; None for groups that were trained on."""
+    files = [(path, FILE_NAME.fullmatch(path.name)) for path in sorted((run / "episodes").glob("step-*.parquet"))]
+    return [(path, int(match[1]), match[2]) for path, match in files if match]
 
 
 def read_columns(files: Iterable[Path], columns: Sequence[str]) -> tuple[list[pa.Table], list[str]]:

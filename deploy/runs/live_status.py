@@ -15,8 +15,7 @@ from typing import Annotated
 import msgspec
 
 from deploy.runs.configs import light_config
-from deploy.runs.folder import RunFolder
-from deploy.runs.ownership import is_own, withheld
+from deploy.runs.folder import RunFolder, is_own, withheld
 from deploy.runs.stage import read_stage, this_host
 from services.config.secrets import env_token
 from services.errors import UserError
@@ -81,8 +80,8 @@ def silent(path: Path) -> list[str]:
     stage, groups = read_stage(RunFolder(path).stage_file), _targets(path)
     if stage is None or not groups:
         return []
-    said = f"  its processes do not answer at {groups[0].targets[0]}"
-    return [said if stage.host == this_host() else f"{said}: ask on {stage.host.split()[0]}, or give metrics.host an "
+    line = f"  its processes do not answer at {groups[0].targets[0]}"
+    return [line if stage.host == this_host() else f"{line}: ask on {stage.host.split()[0]}, or give metrics.host an "
             "address that other machines reach"]
 
 
@@ -174,8 +173,8 @@ def rate(beat: Beat, before: Beat | None) -> tuple[float, str] | None:
 
 def value(beat: Beat, name: str, **labels: str) -> float | None:
     """Returns the value of one sample of a process, or None."""
-    return next((found for _, its, found in beat.metrics.get(name, []) if its == labels), None)
+    return next((number for _, its, number in beat.metrics.get(name, []) if its == labels), None)
 
 
 def _values(beat: Beat, name: str) -> Iterator[float]:
-    return (found for _, _, found in beat.metrics.get(name, []) if found is not None)
+    return (number for _, _, number in beat.metrics.get(name, []) if number is not None)

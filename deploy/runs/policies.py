@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from deploy.runs.configs import config_to_play, default_config, load_config
 from deploy.runs.folder import RunFolder, is_run
-from deploy.runs.gguf import converted, is_gguf
+from deploy.runs.model_sources import converted, is_gguf
 from services.config.tree import Config
 from services.errors import UserError
 
@@ -41,9 +42,14 @@ class PlayablePolicy:
     def weights(self) -> str:
         """Returns the digest of the model's files, or "" for a learner step, whose name tells its weights. Any other
         folder may have been made again. Reads all of the files."""
-        from deploy.runs.records import folder_digest
-
         return folder_digest(self.folder) if self.step is None else ""
+
+
+def folder_digest(folder: Path) -> str:
+    """Returns the digest of the names and contents of a model's files, "" without a folder."""
+    files = sorted(path for path in folder.glob("*") if path.is_file())
+    parts = [f"{path.name} {hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()}" for path in files]
+    return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest() if parts else ""
 
 
 def find_policy(path: Path, which: str | None = None) -> PlayablePolicy:
@@ -101,7 +107,7 @@ def find_checkpoint(run: RunFolder, which: str) -> tuple[int, Path]:
     named = {"latest": None if latest is None else latest.step, "best": checkpoints.best()}
     step = named[which] if which in named else int(which) if which.isdecimal() else None
     if step not in steps:
-        names = ", ".join(name for name, found in named.items() if found in steps)
+        names = ", ".join(name for name, its in named.items() if its in steps)
         raise UserError(f"there is no checkpoint {which!r}",
                         f"use {names} or one of the steps kept: {', '.join(map(str, steps))}")
     return step, checkpoints.weights_folder(step) / EXPORT
@@ -113,7 +119,7 @@ def _checkpoints(run: RunFolder) -> Checkpoints | None:
     from learner.checkpoints.checkpoint import Checkpoints
 
     root = run.path / "checkpoints"
-    return found if root.is_dir() and (found := Checkpoints(root, keep=1)).weights_steps() else None
+    return kept if root.is_dir() and (kept := Checkpoints(root, keep=1)).weights_steps() else None
 
 
 def _weights_name(run: RunFolder, step: int | None) -> str:
@@ -191,13 +197,13 @@ def find_run(path: Path) -> RunFolder:
     """Returns the folder of an existing run. Raises UserError that names the nearest run, or lists those that exist."""
     if is_run(path):
         return RunFolder(path)
-    known = _runs_in(path) or _runs_in(RUNS)  # a sweep's folder has its runs
-    near = difflib.get_close_matches(path.name, known, n=1)
-    if not known:
+    runs = _runs_in(path) or _runs_in(RUNS)  # a sweep's folder has its runs
+    near = difflib.get_close_matches(path.name, runs, n=1)
+    if not runs:
         raise UserError(f"{path} is not the folder of a run, and {RUNS.absolute()} has none",
                         "give the path of a run, or start in the folder that holds runs/")
-    raise UserError(f"{path} is not the folder of a run", f"did you mean {known[near[0]]}?" if near else
-                    f"give one of {', '.join(map(str, known.values()))}")
+    raise UserError(f"{path} is not the folder of a run", f"did you mean {runs[near[0]]}?" if near else
+                    f"give one of {', '.join(map(str, runs.values()))}")
 
 
 def find_begun(path: Path) -> RunFolder:
@@ -211,5 +217,5 @@ def find_begun(path: Path) -> RunFolder:
 
 def _runs_in(folder: Path) -> dict[str, Path]:
     """Returns name -> folder of the runs that lie in a folder."""
-    found = [file.parent for file in sorted(folder.glob("*/config.yaml"))]
-    return {path.name: path for path in found if is_run(path)}
+    folders = [file.parent for file in sorted(folder.glob("*/config.yaml"))]
+    return {path.name: path for path in folders if is_run(path)}

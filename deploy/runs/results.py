@@ -7,16 +7,15 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from deploy.runs.comparison import Verdict, verdicts
 from deploy.runs.configs import light_config
 from deploy.runs.folder import RunFolder
-from deploy.runs.history import RunHistory, unreadable
+from deploy.runs.history import RunHistory, archive_files, unreadable
 from deploy.runs.policies import find_run
-from deploy.runs.verdict import Verdict, verdicts
 from services.config.tree import Config
 from services.errors import UserError
 from services.files import Damaged
 from services.parquet_files import ARCHIVE_ROWS, open_parquet, read_table
-from services.store.archive import FILE_NAME
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -81,18 +80,11 @@ class RunResults:
         return pa.concat_tables(tables, promote_options="default") if tables else pa.table({})
 
     def _files(self, step: int | None, outcome: Outcome) -> list[Path]:
-        found: list[Path] = []
-        steps: set[int] = set()
-        for path in sorted((self.path / "episodes").glob("step-*.parquet")):
-            match = FILE_NAME.fullmatch(path.name)
-            if match is None:
-                continue
-            steps.add(int(match[1]))
-            if _outcome(match[2]) == outcome and step in (None, int(match[1])):
-                found.append(path)
+        files = archive_files(self.path)
+        steps = {its for _, its, _ in files}
         if step is not None and step not in steps:
             raise no_archive(self.path, step, steps)
-        return found
+        return [path for path, its, part in files if _outcome(part) == outcome and step in (None, its)]
 
 
 def no_archive(run: Path, step: int, steps: Collection[int]) -> UserError:
@@ -101,12 +93,12 @@ def no_archive(run: Path, step: int, steps: Collection[int]) -> UserError:
     return UserError(f"{run} has no archive of learner step {step}", f"its archive has {there}")
 
 
-def _check_columns(path: Path, known: Sequence[str], columns: Sequence[str] | None) -> None:
+def _check_columns(path: Path, names: Sequence[str], columns: Sequence[str] | None) -> None:
     """Raises UserError for a name that is no column of the file: pyarrow's error reads as if the file were damaged."""
-    if unknown := next((name for name in columns or () if name not in known), None):
-        near = difflib.get_close_matches(unknown, known, n=1)
+    if unknown := next((name for name in columns or () if name not in names), None):
+        near = difflib.get_close_matches(unknown, names, n=1)
         raise UserError(f"episodes/{path.name} has no column {unknown!r}",
-                        f"did you mean {near[0]!r}?" if near else f"use some of {', '.join(known)}")
+                        f"did you mean {near[0]!r}?" if near else f"use some of {', '.join(names)}")
 
 
 def _outcome(part: str | None) -> Outcome:

@@ -109,8 +109,8 @@ class Child:
         """Returns the last lines of the child's log, without how to go on with it: that is its parent's to say."""
         if self._log is None or not self._log.exists():
             return []
-        said = self._log.read_text(errors="replace", encoding="utf-8").strip().splitlines()
-        return [line for line in said if not line.startswith(GO_ON)][-lines:]
+        lines_of_log = self._log.read_text(errors="replace", encoding="utf-8").strip().splitlines()
+        return [line for line in lines_of_log if not line.startswith(GO_ON)][-lines:]
 
 
 def run_child(name: str, arguments: Sequence[str], *, log: Path | None = None, out: Path | None = None,

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from deploy.launch.ray_address import ray_address
 from deploy.runs.folder import is_run
-from deploy.runs.keys import erase_keys
 from deploy.runs.policies import PlayablePolicy
-from services.config.file import dump_config
-from services.config.redis import RedisSection
-from services.config.secrets import env_token
+from services.config.file import dump_config, load_config
+from services.config.redis import RedisSection, redis_url
+from services.config.secrets import env_token, masked
 from services.config.tree import Config
 from services.errors import StoreFault, UserError
 from services.process.held_folder import HeldFolder
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from services.controller.supervise import Supervisor
     from services.controller.tickets import EvalRequest
     from services.store.store import Store
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated:
@@ -193,3 +191,24 @@ def _hooks(lines: StatusLines, task_type: Callable[[str], str], loading: Loading
     return Hooks(note=lines.note, evaluated=lambda *_: None, task_type=task_type, tick=tick,
                  playing=loading.after(lambda label, done, total: lines.at(label, done, total, "games")),
                  waits=lambda text: lines.passing(text or "goes on"))
+
+
+def erase_keys(run: str, config_file: Path, *, ours: RedisSection, what: str, note: Callable[[str], object]) -> None:
+    """Deletes the keys of a run from the Redis that its config names, and its bodies, or notes that the keys of `what`
+    stay.
+
+    A run's own Redis ends with it. The file has no password: `ours` has it, if it is the same Redis.
+    """
+    from services.store.bodies import Bodies
+    from services.store.connection import briefly
+    from services.store.store import Store
+
+    try:
+        theirs = load_config(config_file).redis
+        redis = ours if masked(ours.url or "") == theirs.url else theirs
+        if (url := redis_url(redis)) is not None:
+            Store(url, run, settings=briefly(redis)).erase()
+        else:
+            Bodies(redis.bodies, run, briefly(redis).outage_seconds).sweep(lambda: ((), {}))
+    except (UserError, StoreFault) as error:
+        note(f"the keys of {what} stay in Redis: {error}")

@@ -25,15 +25,13 @@ from deploy.launch.topology import Topology, publish_folder, topology
 from deploy.members.private_ray import RayLost
 from deploy.members.ray_actor import LearnerGang
 from deploy.report.page import write_report
-from deploy.runs.comparison import as_lines, compare, evaluation_kind
+from deploy.runs.comparison import as_lines, compare, evaluation_kind, next_commands, verdicts
 from deploy.runs.folder import RunFolder
 from deploy.runs.health import HealthWarning, warnings
-from deploy.runs.history import RunHistory
+from deploy.runs.history import GrowingRows, RunHistory
 from deploy.runs.sinks import Sinks, sinks
 from deploy.runs.step_times import as_line, step_times
-from deploy.runs.verdict import next_commands, verdicts
 from deploy.training.loading import Loading
-from deploy.training.metrics_follower import MetricsFollower
 from learner.checkpoints.checkpoint import Checkpoints
 from services.amounts import span
 from services.config.tree import Config
@@ -50,6 +48,27 @@ from services.store.archive import ArchiveRow, EpisodeArchive, evaluation_part
 from services.store.lease import Lease
 from services.telemetry.evaluation_labels import COLD, MORE, TRAINED, curve_label, on_curve, title_of
 from services.telemetry.metrics_file import MetricsRow, append_row, drop_rows, read_evaluations, read_metrics, read_rows
+
+
+class MetricsFollower:
+    """Calls `show` with the new lines. Lines that were there at the start count as shown.
+
+    While the file cannot be read there are no new lines, for at most `outage_s` seconds.
+    """
+
+    def __init__(self, path: Path, show: Callable[[list[MetricsRow]], object], *, outage_s: float) -> None:
+        self._rows = LastValue(GrowingRows(path).rows, seconds=outage_s)
+        self._show = show
+        self._shown = len(self._rows.now())
+
+    def tick(self) -> None:
+        """Looks once for new lines."""
+        rows = self._rows.now()
+        new = rows[self._shown:]  # a restarted learner repeats steps, so there may be fewer lines than were shown
+        self._shown = len(rows)
+        if new:
+            self._show(new)
+
 
 CONTROLLER_LEASE_S = 30.0
 
@@ -228,9 +247,9 @@ class TrainingRun:
 
     def warn(self, history: RunHistory, telemetry: Telemetry) -> None:
         """Shows and exports the present health warnings of the run."""
-        found = {one.rule: one.text for one in self._warnings(history.metrics, history.evaluations)}
-        self.progress.warn(found | self._hurried(history.metrics))
-        telemetry.warned(found)
+        warnings = {one.rule: one.text for one in self._warnings(history.metrics, history.evaluations)}
+        self.progress.warn(warnings | self._hurried(history.metrics))
+        telemetry.warned(warnings)
 
     def _warnings(self, metrics: Sequence[MetricsRow], evaluations: Sequence[MetricsRow]) -> list[HealthWarning]:
         return warnings(metrics, evaluations, self.config.learner.credit, agents=self.config.agent.name is not None)

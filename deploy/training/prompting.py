@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,15 @@ from typing import Any
 import msgspec
 
 from deploy.launch.planning.task_sets import asked_for, engine_name
+from deploy.runs.policies import PlayablePolicy
 from envservice.base import Environment
 from envservice.registry import find_spec, make_template, open_environment
 from envservice.text.response_format import without_thought
+from rollout.prompting.endpoint import EndpointModel, endpoint_client
 from rollout.prompting.model import AskedModel, ContextFull
 from rollout.prompting.policies import make_policy
 from rollout.prompting.trials import PlayedTrial, TaskPlayer
+from services.config.secrets import endpoint_key
 from services.config.tree import Config
 from services.errors import EnvFault, UserError
 from services.files import NOT_JSON, open_plain, read_bounded
@@ -69,10 +72,10 @@ class PromptingPlan:
         if self.prompt_tokens is None:
             return {}
         model = self.config.model
-        told = {"weights": self.weights,
+        optional = {"weights": self.weights,
                 "chat_template": None if model.chat_template is None else str(model.chat_template),
                 "chat_template_kwargs": model.chat_template_kwargs, "system_prompt": model.system_prompt}
-        return {"prompt_tokens": self.prompt_tokens, **{key: value for key, value in told.items() if value}}
+        return {"prompt_tokens": self.prompt_tokens, **{key: value for key, value in optional.items() if value}}
 
 
 def make_plan(config: Config, policy: str, split: str | None, *, weights: str | None = None) -> PromptingPlan:
@@ -256,3 +259,43 @@ def summarise(plan: PromptingPlan, settings: Mapping[str, Any], by_task: Mapping
         "empty_answers": sum(not without_thought(step.answer) for step in steps),
         "context_full": sum(trial.end == "context" for trial in played),
     }
+
+
+@asynccontextmanager
+async def asked_endpoint(config: Config, url: str, name: str | None,
+                         tell: Callable[[str], object]) -> AsyncIterator[tuple[AskedModel, str]]:
+    """Yields a model behind an endpoint and its name: the only one served, if `name` is None. `tell`: see there."""
+    async with endpoint_client(url, endpoint_key(config.prompting), config.prompting) as http:
+        model = EndpointModel(http=http, model=name or "", settings=config.prompting,
+                              temperature=config.eval.temperature, tell=tell,
+                              max_tokens=config.rollout.max_response_tokens)
+        if name is None:
+            await model.choose_model()
+        yield model, model.model
+
+
+@asynccontextmanager
+async def asked_sampler(config: Config, policy: PlayablePolicy) -> AsyncIterator[tuple[AskedModel, str]]:
+    """Yields a policy's model in an engine of this process, and the name of its weights.
+
+    Raises UserError if it has no chat template, or cannot be loaded.
+    """
+    from deploy.launch.checks.preflight import check_policy
+    from rollout.engine.engine import Engine
+    from rollout.prompt_renderer import load_text
+    from rollout.prompting.sampler import SampledModel
+    from services.chat import check_chat
+    from services.records import Version
+
+    check_policy(config)
+    folder, text = policy.folder, load_text(str(policy.folder), config.env, config.model)
+    assert text.chat is not None
+    check_chat(text.chat, folder)
+    engine = Engine(folder, Version(incarnation=0, step=0, digest="asked"), config=config.rollout,
+                    dtype=config.model.dtype, seed=config.seed)
+    await engine.start()
+    try:
+        yield SampledModel(engine=engine, text=text, limits=config.rollout,
+                           temperature=config.eval.temperature), policy.name
+    finally:
+        await engine.close()

@@ -21,7 +21,7 @@ from deploy.members import private_ray
 from deploy.members.placement import bundle
 from deploy.members.private_ray import RayLost
 from deploy.members.ray_actor import LearnerGang
-from deploy.training.demonstrations import Report
+from deploy.training.cold_start import Report
 from learner.cold_start.sft import REPORT_SECONDS, Lesson, Order, SftProgress
 from learner.cold_start.sft_data import PROGRESS, ROWS, save_rows
 from learner.cold_start.states import folder_of, kept
@@ -57,12 +57,12 @@ class ImitatingGang(LearnerGang):
             self._reached, self._failed = kept, 0
         self._failed += 1
         if self._failed >= self._attempts:
-            said = (f"the cold start failed {self._failed} times after update {self._reached} (learner.step_attempts), "
-                    f"last: {end.reason}")
+            message = (f"the cold start failed {self._failed} times after update {self._reached} "
+                       f"(learner.step_attempts), last: {end.reason}")
             if end.killed:  # by a loss of nodes, say: another start may help
-                raise Fault(f"{said}; to go on: the same command, or --resume for a run")
-            raise UserError(said, "go on with a smaller learner.token_budget or learner.offload=true, or begin another "
-                            "one (name=..., or --out) with a lower sft.lr")
+                raise Fault(f"{message}; to go on: the same command, or --resume for a run")
+            raise UserError(message, "go on with a smaller learner.token_budget or learner.offload=true, or begin "
+                            "another one (name=..., or --out) with a lower sft.lr")
         return end
 
 

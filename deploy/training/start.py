@@ -67,7 +67,7 @@ def _run(config: Config, task_sets: TaskSets, *, resume: bool, skip_step: int | 
     from deploy.console.progress import ProgressView
     from deploy.launch.planning.warnings import warnings
     from deploy.runs.folder import go_on, open_run
-    from deploy.runs.mirroring import Mirroring
+    from deploy.runs.mirror import Mirroring
     from deploy.runs.stage import StageRecord
     from deploy.training.pipeline import TrainingRun
     from services.telemetry.logs import configure_logs, get_logger

@@ -14,9 +14,10 @@ from rich.table import Table
 
 from deploy.cli import run_guarded
 from deploy.commands.arguments import above_zero
-from deploy.console.plain import EVERY_S, Parts, StatusLines
+from deploy.console.plain import EVERY_S, StatusLines
 from deploy.training.child_runs import ChildFailed, failed
 from lab.bench.figures import Figure
+from lab.bench.parts import Parts
 from services.amounts import rounded
 from services.errors import UserError
 

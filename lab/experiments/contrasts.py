@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from deploy.report.tables import LAST, Grid, by_seed, half_width, last_evaluations
-from deploy.runs.records import Record
+from deploy.report.tables import LAST, Grid, Record, by_seed, half_width, last_evaluations
 from lab.experiments.credit.design import ARMS, CONFIRMING_SEEDS
 from services.statistics import holm, paired_test
 

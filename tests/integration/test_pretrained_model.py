@@ -13,7 +13,7 @@ import torch
 from transformers import AutoTokenizer
 
 from deploy.runs.configs import load_config
-from deploy.runs.gguf import converted
+from deploy.runs.model_sources import converted
 from envservice.base import Turn
 from envservice.registry import open_environment
 from learner.model.policy import load_policy

@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 
-from deploy.runs.records import Record
+from lab.experiments.credit.records import ExperimentRecord
 
 
-def make(arm: str, seed: int, heldout: float, **curves: list[float | None]) -> Record:
+def make(arm: str, seed: int, heldout: float, **curves: list[float | None]) -> ExperimentRecord:
     evaluations = [{"label": "step-000002", "step": 2, "split": "valid", "temperature": 1.0,
                     "success_rate": heldout / 2},
                    {"label": "panel-trained", "step": 4, "split": "heldout", "temperature": 1.0,
                     "success_rate": heldout}]
-    return Record(arm=arm, seed=seed, settings={}, cold_start="c", code="k", packages={}, machine="m", minutes=3.0,
-                  seconds={}, evaluations=evaluations, curves={
+    return ExperimentRecord(arm=arm, seed=seed, settings={}, cold_start="c", code="k", packages={},
+                            machine="m", minutes=3.0, seconds={}, evaluations=evaluations, curves={
                       "success_rate": [0.2, 0.4, 0.6, 0.8], "episode_length": [40.0, 30.0, 20.0, 10.0],
                       "inadmissible_share": [0.6, 0.5, 0.4, 0.3], "grad_norm": [1.0, 3.0, 2.0, 4.0],
                       "loss/entropy": [1.0, 0.9, 0.8, 0.7],
@@ -23,7 +23,7 @@ def make(arm: str, seed: int, heldout: float, **curves: list[float | None]) -> R
 
 
 @pytest.fixture
-def record() -> Callable[..., Record]:
+def record() -> Callable[..., ExperimentRecord]:
     """Provides `record(arm, seed, heldout success, curve=[...])`."""
     return make
 

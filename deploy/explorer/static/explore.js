@@ -60,7 +60,7 @@ document.getElementById("keys").addEventListener("click", (event) => event.curre
 window.addEventListener("hashchange", fromAddress);
 fromAddress();
 
-const [WIDTH, HEIGHT, LEFT, RIGHT] = [420, 170, 44, 412];
+const [WIDTH, HEIGHT, LEFT, RIGHT] = [420, 184, 44, 412];
 
 for (const figure of document.querySelectorAll("figure.chart")) {
   const svg = figure.querySelector("svg[data-series]");
@@ -68,6 +68,10 @@ for (const figure of document.querySelectorAll("figure.chart")) {
   const series = JSON.parse(svg.dataset.series);
   const steps = series.flatMap((line) => line.steps);
   const [first, last] = [Math.min(...steps), Math.max(...steps)];
+
+  function shown(value) {
+    return "percent" in svg.dataset ? `${Number((100 * value).toPrecision(3))}%` : Number(value.toPrecision(4));
+  }
 
   function at(event) {
     const box = svg.getBoundingClientRect();
@@ -94,7 +98,7 @@ for (const figure of document.querySelectorAll("figure.chart")) {
     cross.setAttribute("x2", x);
     const texts = series.map((line) => [line.name, line.values[line.steps.indexOf(step)]])
       .filter(([, value]) => value !== undefined && value !== null)
-      .map(([name, value]) => `${name} ${Number(value.toPrecision(4))}`);
+      .map(([name, value]) => `${name} ${shown(value)}`);
     readout.textContent = `step ${step}: ${texts.join(", ")}`;
   });
   svg.addEventListener("click", (event) => {

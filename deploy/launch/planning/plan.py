@@ -23,7 +23,7 @@ from deploy.launch.planning.model_memory import (
 from deploy.launch.planning.warnings import warnings
 from deploy.launch.ray_address import ray_address
 from deploy.runs.folder import RunFolder, standing
-from deploy.runs.hub import origin
+from deploy.runs.model_sources import origin
 from envservice.registry import find_spec
 from learner.model.memory import checkpoint_copy, host_moments, memory, parked
 from services.amounts import number_of

@@ -10,8 +10,7 @@ import shutil
 from deploy.launch.checks.chat_template import has_template
 from deploy.launch.planning.idle_keys import idle_keys
 from deploy.launch.planning.model_memory import checkpoint_bytes, kept_bytes, model_shape, pack_tokens
-from deploy.runs.folder import RunFolder
-from deploy.runs.own_code import code_of
+from deploy.runs.folder import RunFolder, code_of
 from envservice.base import PromptTemplate
 from envservice.registry import find_spec, make_template
 from learner.cold_start.trajectories import read_trajectories

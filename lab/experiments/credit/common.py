@@ -11,11 +11,12 @@ from typing import Any
 
 from deploy.launch.planning.task_sets import TaskSets
 from deploy.runs.folder import RunFolder
-from deploy.runs.records import FORMAT, folder_digest, same_settings, settings_of, write
+from deploy.runs.policies import folder_digest
 from deploy.training.child_runs import run_child
 from deploy.training.start import saying_how_to_go_on
 from deploy.training.sweep import cold_evaluations
 from lab.experiments.credit.progress import RunsProgress
+from lab.experiments.credit.records import FORMAT, same_settings, settings_of, write
 from services.config.file import dump_config
 from services.config.tree import Config
 from services.errors import UserError

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from deploy.report.arms import Arm
+from deploy.report.tables import Arm
 from deploy.runs.configs import lay_over
 from services.config.tree import Config
 from services.errors import UserError

@@ -19,10 +19,19 @@ from typing import Any
 
 from rich.console import Console
 
-from deploy.report.tables import Design, Grid, by_seed, differences_grid, finite, means_grid, measures, summary_of
+from deploy.report.tables import (
+    Design,
+    Grid,
+    Record,
+    by_seed,
+    differences_grid,
+    finite,
+    means_grid,
+    measures,
+    summary_of,
+)
 from deploy.runs.configs import lay_over, load_config
-from deploy.runs.hub import with_local_model
-from deploy.runs.records import Record, read_records
+from deploy.runs.model_sources import with_local_model
 from deploy.training.child_runs import ChildFailed, failed
 from lab.experiments.contrasts import FAMILIES, STARTS, between_arms, between_starts, contrasts_grid
 from lab.experiments.credit.common import COMMON, check_settings, prepare, require_official
@@ -37,6 +46,7 @@ from lab.experiments.credit.design import (
     to_confirm,
 )
 from lab.experiments.credit.progress import RunsProgress
+from lab.experiments.credit.records import ExperimentRecord, read_records
 from lab.experiments.credit.runs import Runner, RunsFailed, left, only_one
 from services.config.tree import Config
 from services.errors import UserError
@@ -56,7 +66,7 @@ def parts_of(records: Sequence[Record]) -> dict[str, list[Record]]:
     return {title: chosen for title, chosen in (("First seeds", first), ("Fresh seeds", fresh)) if chosen}
 
 
-def as_lines(records: Sequence[Record], cold: Mapping[str, Any] | None = None) -> list[str]:
+def as_lines(records: Sequence[ExperimentRecord], cold: Mapping[str, Any] | None = None) -> list[str]:
     """Returns aligned Markdown that is readable as plain text. `cold`: the cold start's held-out evaluation."""
     out: list[str] = []
     for title, some in parts_of(records).items():
@@ -167,7 +177,7 @@ def _make(config: Config, wanted: Sequence[PlannedRun], args: argparse.Namespace
 
 def _report(out: Path, *, as_json: bool) -> int:
     """Writes table.md, summary.json and figures/ from the records; prints the table. Raises UserError without any."""
-    from deploy.report.figures import PAPER, write_figures
+    from deploy.report.figures import PAPER, draw_heldout, write_figures
 
     records = read_records(out)
     if not records and (starts := {name: read_records(out / name) for name in STARTS if (out / name).is_dir()}):
@@ -182,7 +192,9 @@ def _report(out: Path, *, as_json: bool) -> int:
                "planned": [finite(one) for family in FAMILIES.values() for one in between_arms(records, family)]}
     write_whole(out / "summary.json", json.dumps(summary, indent=1) + "\n")
     for title, part in parts.items():
-        write_figures(out / "figures" / title.lower().replace(" ", "-"), part, arms=ARMS, figures=PAPER)
+        folder = out / "figures" / title.lower().replace(" ", "-")
+        write_figures(folder, part, arms=ARMS, figures=PAPER)
+        draw_heldout(folder / "heldout.png", part, ARMS)
     print(json.dumps(summary) if as_json else "\n".join(lines))
     return 0
 

@@ -10,8 +10,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from deploy.console.plain import going_on, print_line
-from deploy.console.printable import printable
+from deploy.console.plain import going_on, print_line, printable
 from services.amounts import span
 
 KEEP_LINES = 12

@@ -15,12 +15,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from deploy.runs import records
 from deploy.runs.folder import RunFolder, locked
-from deploy.runs.keys import erase_keys
 from deploy.training.child_runs import FAILURES_IN_A_ROW, POLL_S, Child, ChildFailed
+from deploy.training.evaluation import erase_keys
 from deploy.training.start import saying_how_to_go_on
 from deploy.training.sweep import give_evaluations
+from lab.experiments.credit import records
 from lab.experiments.credit.common import COLD_START, keep_cold_evaluations
 from lab.experiments.credit.design import PlannedRun, config_of
 from lab.experiments.credit.progress import RunsProgress

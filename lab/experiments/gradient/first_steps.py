@@ -19,8 +19,8 @@ import numpy as np
 from deploy.launch.planning.machine import available_memory
 from deploy.runs.configs import lay_over, load_config
 from deploy.runs.folder import RunFolder
-from deploy.runs.hub import with_local_model
-from deploy.runs.records import folder_digest
+from deploy.runs.model_sources import with_local_model
+from deploy.runs.policies import folder_digest
 from deploy.runs.results import RunResults
 from lab.experiments.credit.design import ARMS
 from lab.experiments.gradient.alignment import Gradients, PolicyGradients

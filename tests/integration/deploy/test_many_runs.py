@@ -1,5 +1,6 @@
 """A sweep and an experiment of one-step runs: real `gagpo train` processes from one cold start."""
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -10,12 +11,12 @@ from rich.console import Console
 from deploy.launch.planning.task_sets import open_task_sets
 from deploy.runs.configs import load_config
 from deploy.runs.folder import RunFolder
-from deploy.runs.records import read_records
 from deploy.training import sweep
-from deploy.training.paper_tables import ABLATIONS
+from deploy.training.sweep import ABLATIONS
 from lab.experiments.credit.common import keep_cold_evaluations, prepare
 from lab.experiments.credit.design import PlannedRun
 from lab.experiments.credit.progress import RunsProgress
+from lab.experiments.credit.records import read_records
 from lab.experiments.credit.runs import Runner, left
 from services.config.tree import Config
 
@@ -49,8 +50,9 @@ def swept(config: Config) -> sweep.Swept:
 
 def test_a_sweep_ends_with_a_table(config: Config, swept: sweep.Swept):
     assert not swept.failures
-    assert [(line.variant, line.games, line.gain) for line in swept.lines] == [("full", 4, None)]
-    assert (config.run_dir / "sweep.txt").read_text().splitlines() == sweep.as_text(swept.lines)
+    (line,) = json.loads((config.run_dir / "sweep.json").read_text())["table"]
+    assert (line["variant"], line["games"], line["gain"]) == ("full", 4, None)
+    assert len((config.run_dir / "sweep.txt").read_text().splitlines()) == 2
 
 
 def test_a_finished_sweep_starts_nothing(config: Config, swept: sweep.Swept):

@@ -8,8 +8,7 @@ import pytest
 from object_store import BUCKET, GOOGLE_BUCKET, google_store, object_store
 
 from deploy.runs.configs import default_config
-from deploy.runs.mirror import Mirror, claim
-from deploy.runs.mirroring import Mirroring
+from deploy.runs.mirror import Mirror, Mirroring, claim
 from learner.checkpoints.checkpoint import Checkpoints, Position
 from services.errors import DeadlineExceeded, UserError
 from services.object_folder import HEAD_PIECES, ObjectFolder

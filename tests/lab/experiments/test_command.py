@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.runs import records
 from lab.experiments.__main__ import main
+from lab.experiments.credit import records
 from lab.experiments.credit.design import chosen
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from deploy.runs import records
 from lab.experiments.__main__ import main
 from lab.experiments.contrasts import KEYS, TERMS, between_arms, between_starts, contrasts_grid, paired, shown_p
+from lab.experiments.credit import records
 
 SEEDS = (100, 101, 102)
 

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import ClassVar
@@ -13,13 +14,13 @@ from typing import ClassVar
 import pytest
 from rich.console import Console
 
-from deploy.runs import records
 from deploy.runs.configs import load_config
-from deploy.runs.records import Record, settings_of
 from deploy.training.child_runs import Child, ChildFailed
+from lab.experiments.credit import records
 from lab.experiments.credit.common import place
 from lab.experiments.credit.design import ARMS, PlannedRun, config_of, runs
 from lab.experiments.credit.progress import RunsProgress
+from lab.experiments.credit.records import ExperimentRecord, settings_of
 from lab.experiments.credit.runs import Runner, RunsFailed, left, only_one, path_of
 from services.config.file import dump_config, lay_over
 from services.config.tree import Config
@@ -41,15 +42,10 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def keep(out: Path, run: PlannedRun, config: Config, record) -> Record:
-    values = vars_of(record(run.arm, run.seed, 0.5)) | {"settings": settings_of(config_of(run, config, cold_start=""))}
-    kept = Record(**values)
+def keep(out: Path, run: PlannedRun, config: Config, record) -> ExperimentRecord:
+    kept = replace(record(run.arm, run.seed, 0.5), settings=settings_of(config_of(run, config, cold_start="")))
     records.write(path_of(out, run), kept)
     return kept
-
-
-def vars_of(one: Record) -> dict[str, object]:
-    return {name: getattr(one, name) for name in Record.__slots__}
 
 
 def test_a_run_with_a_record_is_not_made_again(out: Path, config: Config, record):

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from deploy.runs import records
 from deploy.runs.configs import load_config
 from deploy.runs.folder import open_run
 from deploy.training.child_runs import Child
+from lab.experiments.credit import records
 from lab.experiments.credit.design import PlannedRun
 from lab.experiments.credit.progress import RunsProgress
 from lab.experiments.credit.runs import Runner, RunsFailed

@@ -37,7 +37,7 @@ def complaints(browser):
 
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("path", [
-    "/", "/toy/groups", "/toy/evaluations", "/toy/group/step-00000001/train/00000100?k=0", EPISODE,
+    "/", "/toy/groups", "/toy/evaluations", "/toy/config", "/toy/group/step-00000001/train/00000100?k=0", EPISODE,
     "/task?id=toy/train/a-100", "/nowhere"])
 def test_a_page_loads_without_a_complaint_and_without_scrolling_sideways(browser, address, path, width):
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride",
@@ -188,19 +188,19 @@ def test_the_pointer_reads_values_off_a_curve(browser, address):
     browser.get(address)
     chart = browser.find_elements(By.CSS_SELECTOR, "figure.chart")[1]
     webdriver.ActionChains(browser).move_to_element(chart.find_element(By.TAG_NAME, "svg")).perform()
-    assert "toy success_rate 0.2" in until(lambda: chart.find_element(By.CSS_SELECTOR, ".readout").text.strip())  # noqa: PLW0108 found anew each time
+    assert "toy 20%" in until(lambda: chart.find_element(By.CSS_SELECTOR, ".readout").text.strip())  # noqa: PLW0108 found anew each time
 
 
 @pytest.mark.parametrize("line", [0, 1])
 def test_a_click_on_a_curve_leads_to_the_groups_of_its_own_run(browser, address, line):
     browser.get(address)
     chart = next(chart for chart in browser.find_elements(By.CSS_SELECTOR, "figure.chart svg[data-series]")
-                 if "length" in chart.get_attribute("data-series"))
+                 if "length" in chart.get_attribute("aria-label"))
     name, step, right, down = browser.execute_script("""
         const [svg, index] = arguments, box = svg.getBoundingClientRect(), line = JSON.parse(svg.dataset.series)[index];
         const point = svg.querySelector(`polyline.thin[data-line="${index}"]`).points[0];
         return [line.name, line.steps[0], point.x / 420 * box.width - box.width / 2,
-                point.y / 170 * box.height - box.height / 2]""", chart, line)
+                point.y / 184 * box.height - box.height / 2]""", chart, line)
     webdriver.ActionChains(browser).move_to_element_with_offset(chart, round(right), round(down)).click().perform()
     run = name.split()[0]
     until(lambda: browser.current_url == f"{address}/{run}/groups?first={step}&last={step}")

@@ -14,8 +14,7 @@ from deploy.launch.planning import gpu_pool, machine
 from deploy.launch.planning.task_sets import open_task_sets
 from deploy.runs.configs import load_config
 from deploy.runs.folder import open_run
-from deploy.training.paper_tables import ABLATIONS
-from deploy.training.sweep import configs
+from deploy.training.sweep import ABLATIONS, configs
 from learner.checkpoints.checkpoint import Checkpoints, Position
 from services.units import GIB
 

@@ -1,12 +1,10 @@
 """Rates, time left, and progress lines."""
 
 import io
-import threading
-import time
 
 from rich.console import Console
 
-from deploy.console.plain import Pace, Parts, StatusLines
+from deploy.console.plain import Pace, StatusLines, printable
 
 
 class Clock:
@@ -66,35 +64,6 @@ def test_each_part_has_its_line_and_a_long_one_has_more():
         "bench 2/4 parts  12 s each  about 24 s left  at 14"]
 
 
-def test_unlike_parts_have_no_time_left_and_a_silent_one_says_how_long_it_took():
-    """The first of two parts takes a second, which says nothing about the second part. That one is silent for 25 s."""
-    out, clock = console(terminal=False), Clock()
-    with StatusLines(out) as lines, Parts(lines, "bench webshop", every_s=0.05, clock=clock) as parts:
-        parts.at("pages", 0, 2)
-        clock.now = 1.0
-        parts.at("ranking", 1, 2)
-        for clock.now in (11.0, 26.0):
-            end, known = time.monotonic() + 120, len(out.file.getvalue())
-            while len(out.file.getvalue()) == known:
-                assert time.monotonic() < end
-                time.sleep(0.01)
-    lines = out.file.getvalue().splitlines()
-    lines = [line for line in lines if line != "bench webshop 0/2 parts  pages  1 s so far"]  # if a look came between
-    assert lines == [
-        "bench webshop 0/2 parts  pages", "bench webshop 1/2 parts  ranking  1 s so far",
-        "bench webshop 1/2 parts  ranking  11 s so far", "bench webshop 1/2 parts  ranking  26 s so far"]
-
-
-def test_parts_stop_to_speak_when_they_are_done():
-    out = console(terminal=False)
-    with StatusLines(out) as lines, Parts(lines, "bench", every_s=0.01, clock=lambda: 0.0) as parts:
-        parts.at("it", 0, 1)
-    said = out.file.getvalue()
-    time.sleep(0.05)
-    assert out.file.getvalue() == said
-    assert "parts" not in {thread.name for thread in threading.enumerate()}
-
-
 def test_in_a_terminal_what_passes_leaves_nothing_behind():
     out = console(terminal=True)
     with StatusLines(out) as lines:
@@ -104,3 +73,8 @@ def test_in_a_terminal_what_passes_leaves_nothing_behind():
     assert "\nheldout" not in shown
     assert "stays" in shown
     assert shown.rindex("\x1b[2K") > shown.rindex("stays")
+
+
+def test_only_line_ends_and_tabs_of_foreign_text_are_obeyed():
+    assert printable("a b\n\tü 漢") == "a b\n\tü 漢"
+    assert printable("\x1b[2J\r\x07\x9b\u202e\x7f") == "\N{REPLACEMENT CHARACTER}[2J" + 5 * "\N{REPLACEMENT CHARACTER}"

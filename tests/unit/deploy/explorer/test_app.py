@@ -12,12 +12,12 @@ from explorer_run import make_run
 from fastapi.testclient import TestClient
 from starlette.types import ASGIApp
 
-from deploy.explorer.app import create_app
+from deploy.explorer.app import create_app, explorer_config
 from deploy.explorer.curves import evaluation_chart
 from deploy.explorer.runs import open_runs
-from deploy.explorer.server import explorer_config
 from deploy.report.figures import SMOOTHING
 from learner.credit.registry import ESTIMATORS
+from services.errors import UserError
 
 GROUP = "step-00000001/train/00000100"
 EPISODE = "step-00000001/0/train/00000100"
@@ -35,6 +35,7 @@ def client(run_folder, other_folder):
 @pytest.mark.parametrize("path", [
     "/", "/toy/groups", "/toy/groups?sort=spread&desc=1&outcome=trained&mixed=1", "/toy/groups?task=nothing-fits",
     "/toy/groups?first=&last=2&kind=a", "/toy/groups?page=99", "/toy/evaluations", "/toy/evaluations?sort=1&desc=1",
+    "/toy/config",
     "/toy/evaluations?kind=a&sort=changes", f"/toy/group/{GROUP}", f"/toy/group/{GROUP}?k=1", f"/toy/episode/{EPISODE}",
     f"/toy/credit/{GROUP}", "/task?id=toy/train/a-100", "/api/state", "/static/explore.css", "/static/explore.js",
     f"/other/group/{GROUP}", f"/other/episode/{EPISODE}",
@@ -158,6 +159,37 @@ def test_evaluations_show_their_intervals_without_a_mouse(client):
     """They were in tooltips alone, which phones, keyboards and paper do not show."""
     text = re.sub(r"<[^>]*>", " ", client.get("/toy/evaluations").text)
     assert re.search(r"success, all tasks\s+95% interval\s+50%\s+\[10%, 90%\]\s+50%\s+\[10%, 90%\]", text)
+
+
+def test_config_and_log_are_a_page(tmp_path):
+    """The newest line comes first, with its process, and a line that is cut short is left out."""
+    folder = make_run(tmp_path / "toy", steps=1)
+    line = {"process": "rollout-0", "event": "<started>", "level": "info", "time": "2026-01-02T03:04:05Z", "pid": 7}
+    lines = [line, line | {"process": "learner-0", "level": "error", "event": "ended", "exception": "Traceback x"}]
+    (folder / "log.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines) + '{"process": "cut')
+    client = TestClient(create_app(open_runs([folder]), None), base_url="http://localhost:8400")
+    text = re.sub(r"<[^>]*>", "", client.get("/toy/config").text)
+    assert text.index("03:04:05 error: ended  pid=7\nTraceback x") < text.index("03:04:05 &lt;started&gt;  pid=7")
+    assert "The last 2 lines of log.jsonl" in text
+    assert "estimator: gagpo" in text
+
+
+def test_each_of_several_runs_has_its_colour_and_there_are_eight(tmp_path):
+    folders = [make_run(tmp_path / f"{i}" / "toy", steps=1) for i in range(3)]
+    page = TestClient(create_app(open_runs(folders), None), base_url="http://localhost:8400").get("/").text
+    assert re.findall(r'class="run (r\d)"><b>(.*?)</b>', page) == [("r0", "toy"), ("r1", "toy-2"), ("r2", "toy-3")]
+    with pytest.raises(UserError, match="9 runs are too many to see side by side; give at most 8"):
+        open_runs([folders[0]] * 9)
+
+
+def test_axes_of_shares_are_in_percent_and_names_in_words(client):
+    page = client.get("/").text
+    success, length = (page.partition(f"<figcaption>{title}</figcaption>")[2].partition("</figure>")[0]
+                       for title in ("Success of training episodes", "Episode length, steps"))
+    assert (" data-percent" in success, " data-percent" in length) == (True, False)
+    assert re.findall(r'text-anchor="end">([^<]*%)</text>', success)
+    assert "learner step</text>" in success
+    assert "success_rate" not in page
 
 
 @pytest.mark.parametrize("sort", ["\N{SUPERSCRIPT TWO}", "9" * 30, "-1"])

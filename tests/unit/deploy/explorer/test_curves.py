@@ -9,7 +9,7 @@ LONG = 60_000
 
 def charted(*metrics: list[dict[str, Any]], title: str = "Success of training episodes") -> Chart:
     charts = training_charts([f"run-{i}" for i in range(len(metrics))], metrics)
-    return next(chart for chart in charts if chart.title == title)
+    return next(chart for chart in charts if chart.subplot.title == title)
 
 
 def rows(steps: int) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from statistics import fmean
 import pyarrow.parquet as pq
 import pytest
 from explorer_run import ACTIONS, make_run
+from msgspec import structs
 from pydantic import BaseModel
 
 from deploy.cli import main
@@ -218,9 +219,9 @@ def test_the_failed_episode_offered_first_is_of_the_latest_step_that_teaches(run
     run, = open_runs([run_folder])
     early, late = (next(entry for entry in run.groups() if entry.outcome == "trained" and entry.step == step)
                    for step in (1, 2))
-    wide, narrow = replace(early, won=1, spread=5.0), replace(late, won=1, spread=1.0)
+    wide, narrow = structs.replace(early, won=1, spread=5.0), structs.replace(late, won=1, spread=1.0)
     assert pages.instructive([wide, narrow]) == narrow
-    assert pages.instructive([wide, replace(late, won=0, spread=0.0)]) == wide
+    assert pages.instructive([wide, structs.replace(late, won=0, spread=0.0)]) == wide
 
 
 def test_the_box_shows_the_trained_policy_and_not_the_control():

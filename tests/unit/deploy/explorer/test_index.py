@@ -11,8 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from explorer_run import make_group, make_run
 
-from deploy.explorer.index import ArchiveIndex, kind_of
-from deploy.explorer.lists import Choice, choose, matrix
+from deploy.explorer.index import ArchiveIndex, Choice, GroupEntry, choose, kind_of, matrix
 from deploy.explorer.runs import open_runs
 from services.errors import UserError
 from services.store.archive import ArchiveRow, EpisodeArchive
@@ -74,7 +73,7 @@ def test_a_damaged_cache_and_a_folder_that_cannot_be_written_do_no_harm(tmp_path
 def test_lists_are_sorted_filtered_and_paged(run_folder):
     run, = open_runs([run_folder])
     entries = run.groups()
-    spread = [entry.spread for entry in choose(entries, Choice(sort="spread", descending=True)).entries]
+    spread = [entry.spread for entry in choose(entries, Choice(sort="spread", desc=True)).entries]
     assert spread == sorted(spread, reverse=True)
     found = choose(entries, Choice(outcome="trained", kind="type a", first=2, last=3, page=7))
     assert {(entry.step, entry.kind) for entry in found.entries} == {(2, "type a"), (3, "type a")}
@@ -195,9 +194,9 @@ def test_a_cached_index_with_wrong_values_is_made_again(tmp_path, broken):
     index.refresh()
     for path in (run / ".explorer").iterdir():
         document = msgspec.json.decode(path.read_bytes())
-        for row in document["rows"]:
+        for row in document["groups"]:
             for name, value in broken.items():
-                row[document["columns"].index(name)] = value
+                row[GroupEntry.__struct_fields__.index(name)] = value
         path.write_bytes(msgspec.json.encode(document))
     again = ArchiveIndex(run)
     again.refresh()

@@ -108,7 +108,7 @@ def test_every_command_looks_or_runs_code_by_intent():
                          ids=lambda keys: "others" if len(keys) > 1 else min(keys))
 def test_no_key_makes_looking_run_code(inside: Path, keys: set[str], tmp_path: Path,
                                        monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("deploy.explorer.server.serve", looked)
+    monkeypatch.setattr("deploy.explorer.app.serve", looked)
     (inside / "config.yaml").write_text(yaml.safe_dump(config_with(*keys)))
     for command, arguments in LOOKS.items():
         if arguments is not None:
@@ -126,7 +126,7 @@ def test_no_key_makes_looking_run_code(inside: Path, keys: set[str], tmp_path: P
 @pytest.mark.parametrize("key", sorted(KINDS - {"agent.name"}))
 def test_the_option_imports_it_and_says_what(inside: Path, key: str, capsys: pytest.CaptureFixture[str],
                                              monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("deploy.explorer.server.serve", looked)
+    monkeypatch.setattr("deploy.explorer.app.serve", looked)
     (inside / "config.yaml").write_text(yaml.safe_dump(config_with(key)))
     command = "report" if key == "env.name" else "explore"
     arguments = [command, *(LOOKS[command] or list)(inside)]
@@ -153,7 +153,7 @@ def test_pages_say_what_they_leave_out(inside: Path, capsys: pytest.CaptureFixtu
     def first_page(runs: list[ExploredRun], **_: object) -> None:
         pages.append(TestClient(create_app(runs, None), base_url="http://localhost:8400").get("/").text)
 
-    monkeypatch.setattr("deploy.explorer.server.serve", first_page)
+    monkeypatch.setattr("deploy.explorer.app.serve", first_page)
     (inside / "config.yaml").write_text(yaml.safe_dump(config_with("learner.credit.estimator")))
     assert cli.main(["explore", str(inside)]) == 0
     assert cli.main(["report", str(inside), "--out", str(inside / "reported")]) == 0

@@ -5,18 +5,14 @@ import pytest
 from PIL import Image
 
 from deploy.report import figures
-from deploy.report.arms import Arm
-from deploy.runs.records import Record
+from deploy.report.tables import Arm, Record
 
 ARM = Arm(title="gagpo", colour="#0072b2", overrides={})
 
 
 @pytest.fixture
 def ax():
-    plt = figures.pyplot()
-    figure, axes = plt.subplots()
-    yield axes
-    plt.close(figure)
+    return figures.new_figure()[1][0]
 
 
 def test_the_axis_of_two_seeds_is_as_long_as_their_curves_and_not_as_their_band(ax):
@@ -30,13 +26,23 @@ def test_the_axis_of_two_seeds_is_as_long_as_their_curves_and_not_as_their_band(
 
 
 def test_a_run_of_one_step_is_a_point_at_a_whole_step(ax):
-    record = Record(arm="gagpo", seed=0, settings={}, cold_start="", code="", packages={}, machine="", minutes=1.0,
-                    seconds={}, curves={"success_rate": [0.1]}, evaluations=[])
+    record = Record(arm="gagpo", seed=0, minutes=1.0, curves={"success_rate": [0.1]}, evaluations=[])
     figures._curves(ax, [record], {"gagpo": ARM}, figures.PAPER["success"][0])
     assert {line.get_marker() for line in ax.lines} == {"o"}
     ax.figure.canvas.draw()
     low, high = ax.get_xlim()
     assert [tick for tick in ax.get_xticks() if low <= tick <= high] == [1]
+
+
+def test_shares_are_in_percent_and_a_legend_lies_below_its_axes(ax):
+    record = Record(arm="gagpo", seed=0, minutes=1.0, evaluations=[],
+                    curves={"invalid_share": [0.1, 0.3], "cut_share": [0.0, 0.2]})
+    figures._curves(ax, [record], {"gagpo": ARM}, figures.FIGURES["actions"][0])
+    ax.figure.canvas.draw()
+    assert all(label.get_text().endswith("%") for label in ax.get_yticklabels())
+    legend = ax.get_legend()
+    assert [text.get_text() for text in legend.get_texts()] == ["malformed", "cut at the limit"]
+    assert legend.get_window_extent().y1 < ax.get_window_extent().y0
 
 
 def test_one_seed_shows_its_steps_and_four_show_their_mean_alone(ax):
@@ -57,6 +63,6 @@ def test_a_title_beside_long_names_is_whole(ax, tmp_path):
     name = "an estimator with a long name, with admissible actions, nothing changed stays"
     figures._heldout(ax, {name: [0.5, 0.6]}, {name: Arm(title=name, colour="#0072b2", overrides={})}, "held-out")
     ax.figure.set_size_inches(6.2, 3.8)
-    pixels = np.asarray(Image.open(figures.save(figures.pyplot(), ax.figure, tmp_path / "heldout.png")).convert("L"))
+    pixels = np.asarray(Image.open(figures.save(ax.figure, tmp_path / "heldout.png")).convert("L"))
     for edge in (pixels[:, 0], pixels[:, -1], pixels[0], pixels[-1]):
         assert (edge > 250).all()

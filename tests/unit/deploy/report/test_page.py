@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from deploy.cli import main
-from deploy.report.figures import FIGURES, moving_average
-from deploy.report.page import _before_and_after, evaluation_lines, write_report
+from deploy.report.figures import FIGURES, evaluation_lines, moving_average
+from deploy.report.page import _before_and_after, write_report
 from deploy.report.runs import applicable, compare_runs, read_run
 from deploy.runs.comparison import compare
 from services.errors import UserError
@@ -267,7 +267,8 @@ def test_evaluations_at_two_temperatures_are_two_lines(run):
         append_row(folder / "evaluations.jsonl", {
             "label": f"step-{step:06d}", "step": step, "temperature": temperature, "split": "heldout", "tasks": 1,
             "success_rate": 0.5, "success_low": 0.4, "success_high": 0.6, "success_by_task": {"a": 0.5}})
-    lines = evaluation_lines(compare_runs([read_run(folder)]))
+    compared = compare_runs([read_run(folder)])
+    lines = evaluation_lines(compared.records, compared.arms)
     assert [(line.title, line.points) for line in lines] == [
         ("walk, 1 game of heldout, T=1", [(0, 0.0, 0.0, 0.0), (2, 0.5, 0.4, 0.6)]),
         ("walk, 1 game of heldout, T=0.4", [(4, 0.5, 0.4, 0.6), (6, 0.5, 0.4, 0.6)])]

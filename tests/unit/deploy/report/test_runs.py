@@ -7,8 +7,7 @@ import pytest
 from deploy.report import figures
 from deploy.report.runs import compare_runs, in_common, read_run
 from deploy.runs.configs import load_config
-from deploy.training.paper_tables import SWEEPS
-from deploy.training.sweep import configs
+from deploy.training.sweep import SWEEPS, configs
 from services.config.file import dump_config
 
 
@@ -48,10 +47,9 @@ def without_steps(folder, *lost):
 def test_a_curve_stands_at_the_steps_that_its_file_has(run):
     """It was drawn from step 1 on, so after a lost line each value stood at an earlier step."""
     compared = compare_runs([read_run(without_steps(run("mine", steps=4), 1, 3))])
-    _, ax = figures.pyplot().subplots()
+    _, (ax,) = figures.new_figure()
     figures._curves(ax, compared.records, compared.arms, figures.PAPER["success"][0])
     assert [list(line.get_xdata()) for line in ax.lines] == [[2, 4], [2, 4]]
-    figures.pyplot().close()
 
 
 def test_curves_are_compared_step_by_step(run):

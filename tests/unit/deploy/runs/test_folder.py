@@ -11,8 +11,7 @@ from folder_holder import held_folder
 from safetensors.torch import save_file
 
 from deploy.runs.configs import lay_over, load_config
-from deploy.runs.differences import differences
-from deploy.runs.folder import RunFolder, check_run, locked, open_run, standing
+from deploy.runs.folder import RunFolder, check_run, differences, locked, open_run, standing
 from deploy.runs.wanted import WantedNumbers, read_wanted, write_wanted
 from learner.checkpoints.mirrored import MIRROR
 from learner.credit.registry import ESTIMATORS

@@ -15,7 +15,7 @@ import pytest
 
 from deploy.runs.configs import load_config
 from deploy.runs.folder import open_run
-from deploy.runs.hub import origin, push, with_local_model
+from deploy.runs.model_sources import origin, push, with_local_model
 from deploy.training.sweep import is_finished
 from services.errors import UserError
 
@@ -143,7 +143,7 @@ def hub():
 
 def pushed(url, folder, token):
     """huggingface_hub reads its address when it is imported, so a process of its own pushes."""
-    code = ("import sys\nfrom pathlib import Path\nfrom deploy.runs.hub import push\n"
+    code = ("import sys\nfrom pathlib import Path\nfrom deploy.runs.model_sources import push\n"
             "print(push(Path(sys.argv[1]), 'acme/agent'))")
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     return subprocess.run([sys.executable, "-c", code, str(folder)], cwd=ROOT, capture_output=True, text=True,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from deploy.runs.configs import load_config
-from deploy.runs.keys import erase_keys
+from deploy.training.evaluation import erase_keys
 from services.config.file import dump_config
 
 

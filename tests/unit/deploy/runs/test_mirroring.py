@@ -5,8 +5,7 @@ import time
 import pytest
 
 from deploy.runs.configs import default_config
-from deploy.runs.mirror import claim
-from deploy.runs.mirroring import Mirroring
+from deploy.runs.mirror import Mirroring, claim
 from services.errors import DeadlineExceeded
 from services.object_folder import ObjectFolder
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.runs.moved import followed
+from deploy.runs.folder import relocate
 
 
 @pytest.mark.parametrize(("path", "before", "found"), [
@@ -18,4 +18,4 @@ from deploy.runs.moved import followed
     ("/models/qwen", ".", "/models/qwen"),
 ])
 def test_a_path_below_a_folder_of_runs_moves_with_it(path: str, before: str, found: str):
-    assert followed(Path(path), Path(before), Path("/now")) == Path(found)
+    assert relocate(Path(path), Path(before), Path("/now")) == Path(found)

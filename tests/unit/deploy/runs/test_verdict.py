@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from deploy.runs.comparison import stand_in_notes
-from deploy.runs.verdict import interval, next_commands, points, verdicts
+from deploy.runs.comparison import interval, next_commands, points, stand_in_notes, verdicts
 from services.telemetry.evaluation_labels import COLD, MORE, TRAINED
 
 

@@ -6,8 +6,7 @@ import pytest
 from safetensors import safe_open
 
 from deploy.runs.configs import load_config
-from deploy.training.cold_start import _demonstrated, cold_start, write_demonstrations
-from deploy.training.demonstrations import _examples, demonstrations
+from deploy.training.cold_start import _demonstrated, _examples, cold_start, demonstrations, write_demonstrations
 from envservice.registry import find_teacher, make_template, open_environment
 from learner.cold_start.sft_data import load_rows
 from rollout.demonstrations import Demonstration, DemoStep

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.training.metrics_follower import MetricsFollower
+from deploy.training.pipeline import MetricsFollower
 from services.telemetry.metrics_file import append_row, drop_rows
 
 

@@ -8,9 +8,8 @@ import pytest
 from deploy.launch.checks import preflight
 from deploy.runs.configs import SHIPPED, load_config
 from deploy.runs.folder import RunFolder
-from deploy.training import paper_tables, sweep
-from deploy.training.paper_tables import ABLATIONS, SWEEPS, over_seeds, with_seeds
-from deploy.training.sweep import Variant
+from deploy.training import sweep
+from deploy.training.sweep import ABLATIONS, SWEEPS, Variant, over_seeds, with_seeds
 from learner.credit.registry import keys_read, options_of
 from services.config.file import lay_over
 from services.config.tree import Config
@@ -96,11 +95,11 @@ def test_means_over_seeds_by_hand(config: Config):
     assert line.success == pytest.approx((0.7, 0.2))
     assert line.by_type["pick"] == pytest.approx((0.6, 0.2))
     assert line.score == pytest.approx((0.35, 0.1))
-    assert "70.0 ± 20.0" in paper_tables.as_text([line])[-1]
-    sweep.write(config.run_dir, sweep.table(made, variants))
-    paper_tables.write(config.run_dir, [line])
+    sweep.write(config.run_dir, sweep.table(made, variants), [line])
     assert json.loads((config.run_dir / "sweep.json").read_text())["over_seeds"][0]["seeds"] == 3
-    assert "35.0 ± 10.0" in (config.run_dir / "sweep.txt").read_text()
+    shown = (config.run_dir / "sweep.txt").read_text()
+    assert "70.0 ± 20.0" in shown
+    assert "35.0 ± 10.0" in shown
 
 
 def finished(config: Config, rate: float, by_task: dict[str, float]) -> None:
@@ -133,7 +132,7 @@ def test_each_line_has_its_number_of_seeds_and_one_seed_has_no_deviation(config:
         finished(made[name], rate, {"a": rate})
     first, second = over_seeds(made, variants)
     assert (second.seeds, second.success) == (1, (0.4, None))
-    shown = [line.split() for line in paper_tables.as_text([first, second])[1:]]
+    shown = [line.split() for line in sweep.as_text([], [first, second]).splitlines()[2:]]
     assert shown == [["seeds", "all", "score"], ["full", "T=1", "2", "60.0", "±", "14.1", "-"],
                      ["without", "temporal", "credit", "(λ", "=", "0)", "T=1", "1", "40.0", "±", "-", "-"]]
 
@@ -141,4 +140,3 @@ def test_each_line_has_its_number_of_seeds_and_one_seed_has_no_deviation(config:
 def test_variants_without_a_method_are_in_no_mean(config: Config):
     variants = (Variant(name="full", title="full", overrides={}),)
     assert over_seeds(sweep.configs(config, variants), variants) == []
-    assert paper_tables.write(config.run_dir, []) == []

@@ -16,6 +16,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from deploy.report.runs import PLACES
+from deploy.report.tables import Record
 from deploy.runs.folder import RunFolder
 from deploy.runs.history import RunHistory
 from services.config.file import flatten
@@ -33,22 +35,15 @@ CURVES = (
 """Keys of metrics.jsonl that a record keeps, besides all under credit/."""
 DIGITS = 5
 """Significant digits kept of a figure."""
-PLACES = ("name", "runs_dir", "seed", "model.path", "sft.enabled", "env.data", "env.servers", "env.cpus", "env.urls",
-          "env.max_sessions", "env.memory_gb", "env.recycle_hours", "env.recycle_gb", "rollout.workers",
-          "rollout.slots", "rollout.cpus", "rollout.gpus", "rollout.kv_cache_gb", "rollout.threads", "learner.ranks",
-          "learner.cpus", "learner.gpus", "learner.threads", "redis.url", "ray.address", "learner.fewest_ranks",
-          "placement.rollout", "placement.learner", "placement.environment", "placement.weights", "metrics.host",
-          "metrics.port", "metrics.sinks")
-"""Keys that say where a run takes place, or that the experiment sets itself."""
 PACKAGES = ("gagpo", "torch", "transformers", "ray", "numpy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """One run. Curves have one value per learner step, or null if it was not finite."""
+class ExperimentRecord(Record):
+    """One run of an experiment. `evaluations` are those during RL and the held-out games after it, with `wins`: one
+    character per game of the task set in experiment.json, the number of samples won, or `-` if a fault ended the game.
+    """
 
-    arm: str
-    seed: int
     settings: dict[str, Any]
     """Config keys that differ from the defaults, with their values."""
     cold_start: str
@@ -57,20 +52,9 @@ class Record:
     """Digest of our own code when the run started."""
     packages: dict[str, str]
     machine: str
-    minutes: float
-    """Wall time of the whole run, including start and evaluations."""
     seconds: dict[str, float]
     """Wall time of its learner steps, by phase."""
-    curves: dict[str, list[float | None]]
-    evaluations: list[dict[str, Any]]
-    """Evaluations during RL: the curve (`step-...`) and the held-out games (`panel-trained`). `wins` has one character
-    per game of the task set in experiment.json: the number of samples won, or `-` if a fault ended the game."""
     format: int = FORMAT
-
-    @property
-    def steps(self) -> int:
-        """Returns the number of learner steps."""
-        return len(self.curves["success_rate"])
 
 
 def settings_of(config: Config) -> dict[str, Any]:
@@ -104,13 +88,6 @@ def same_settings(settings: Mapping[str, Any], config: Config, *, where: str) ->
                             "use the same config, or another --out")
 
 
-def folder_digest(folder: Path) -> str:
-    """Returns the digest of the names and contents of a model's files, "" without a folder."""
-    files = sorted(path for path in folder.glob("*") if path.is_file())
-    parts = [f"{path.name} {hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()}" for path in files]
-    return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest() if parts else ""
-
-
 def code_digest() -> str:
     """Returns the digest of all our Python files."""
     root, digest = installation_root(), hashlib.blake2b(digest_size=8)
@@ -120,19 +97,19 @@ def code_digest() -> str:
 
 
 def wins(by_task: Mapping[str, float], tasks: Sequence[str], samples: int) -> str:
-    """Returns `wins` as in Record.evaluations, for at most nine samples."""
+    """Returns `wins` as in ExperimentRecord, for at most nine samples."""
     return "".join("-" if task not in by_task else str(round(by_task[task] * samples)) for task in tasks)
 
 
 def record_of(folder: Path, *, arm: str, config: Config, minutes: float, code: str,
-              common: Mapping[str, Any]) -> Record:
+              common: Mapping[str, Any]) -> ExperimentRecord:
     """Returns the record of a finished run in `folder`. `common` is experiment.json."""
     history = RunHistory(RunFolder(folder))
     metrics = history.metrics
     keys = [*CURVES, *(key for key in metrics[0] if key.startswith("credit/"))]
     phases = [key for key in metrics[0] if key.startswith("seconds/")]
     rows = [row for row in history.evaluations if row["step"]]
-    return Record(
+    return ExperimentRecord(
         arm=arm, seed=config.seed, settings=settings_of(config), cold_start=common["cold_start"], code=code,
         packages={name: version(name) for name in PACKAGES} | {"python": platform.python_version()},
         machine=f"{platform.machine()}, {os.cpu_count()} CPUs", minutes=_short(minutes),
@@ -164,12 +141,12 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
     return list((value if isinstance(value, dict) else asdict(value)).items())
 
 
-def read_records(out: Path) -> list[Record]:
+def read_records(out: Path) -> list[ExperimentRecord]:
     """Returns the records of all runs in `out`, sorted by name. Raises UserError for a broken file."""
-    found: list[Record] = []
+    found: list[ExperimentRecord] = []
     for path in sorted(out.glob("*-seed*.json")):
         try:
-            found.append(Record(**read_json(path, dict[str, Any])))
+            found.append(ExperimentRecord(**read_json(path, dict[str, Any])))
         except TypeError as error:
             raise UserError(f"{path} is not the record of a run ({error})",
                             "delete it, and the run is made again") from None

@@ -1,8 +1,10 @@
-"""Models in a GGUF file, the form in which llama.cpp and Ollama keep them: `model.path=FILE.gguf`, or
-`model.path=package:NAME` for the file inside an installed Python package.
+"""Models that are named otherwise than by a Hugging Face folder: of the hub, and in GGUF files.
 
-Everything that trains or plays a model reads a Hugging Face folder. So the file is converted once, into float32, and
-the folder is kept in the user's cache under a digest of the file:
+`model.path=Qwen/Qwen2.5-1.5B-Instruct` is looked up in the cache of huggingface_hub, and fetched only if model.download
+asks for it. There a model lies in `models--OWNER--NAME/snapshots/REVISION`, so a run's model.path names its commit.
+
+`model.path=FILE.gguf`, the form in which llama.cpp and Ollama keep models, or `model.path=package:NAME` for the file
+inside an installed Python package, is converted once, into float32, and kept under a digest of the file:
 
     FILE.gguf ──the package gguf──▶ ~/.cache/gagpo/models/FILE-DIGEST/{config.json, model.safetensors, tokenizer.json}
 
@@ -22,9 +24,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from services.errors import UserError
+from services.config.tree import Config
+from services.errors import UserError, described
 from services.files import cache_home, open_as_folder, read_json
 from services.process.packages import naming_extras
+from services.weights.headers import OF_MISTRAL
 
 if TYPE_CHECKING:
     import numpy as np
@@ -278,3 +282,75 @@ def _check_complete(weights: Weights, config: PretrainedConfig, file: Path) -> N
         name = wrong[0]
         raise UserError(f"{file} gives {name} the shape {shapes.get(name, 'of none')}, and its settings "
                         f"{wanted.get(name, 'none')}", "copy or download it again, or give a Hugging Face folder")
+
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+"""The files of a model that are fetched: no weights in formats that execute code."""
+
+
+def with_local_model(config: Config) -> Config:
+    """Returns the config with the folder of its model in place of a GGUF file and of a name of the hub.
+
+    A folder in a hub cache that is gone, such as that of another machine, is looked up in the local one. A name that is
+    neither there nor to be downloaded stays: preflight refuses it. Raises UserError if a download or conversion fails.
+    """
+    path = config.model.path
+    if path is not None and is_gguf(path):
+        return _with_model(config, converted(path))
+    if path is None or path.exists():
+        return config
+    name, _, commit = (origin(path) or str(path)).partition("@")
+    if not _NAME.fullmatch(name):
+        return config
+    folder = _snapshot(name, commit or config.model.revision, download=config.model.download)
+    if folder is None:
+        return config
+    return _with_model(config, folder)
+
+
+def _with_model(config: Config, folder: Path) -> Config:
+    return config.model_copy(update={"model": config.model.model_copy(update={"path": folder})})
+
+
+def origin(path: Path | None) -> str:
+    """`OWNER/NAME@REVISION` of a model in the cache of the hub, or "" for any other folder."""
+    if path is None or path.parent.name != "snapshots" or not path.parents[1].name.startswith("models--"):
+        return ""
+    return f"{path.parents[1].name.removeprefix('models--').replace('--', '/', 1)}@{path.name}"
+
+
+def push(folder: Path, repo: str) -> str:
+    """Uploads an exported folder to a repository of the hub, which is made private if it is new. Returns its address.
+
+    The token is huggingface_hub's own ($HF_TOKEN, or `hf auth login`). Raises UserError if the hub refuses.
+    """
+    from huggingface_hub import HfApi
+
+    if not _NAME.fullmatch(repo):
+        raise UserError(f"{repo!r} is no name of a repository", "give OWNER/NAME")
+    try:
+        api = HfApi()
+        api.create_repo(repo, private=True, exist_ok=True)
+        return str(api.upload_folder(repo_id=repo, folder_path=folder, commit_message=f"gagpo export {folder.name}"))
+    except Exception as error:  # huggingface_hub, httpx and the system each have types of their own
+        raise UserError(f"{folder} is written, and could not be pushed to {repo} ({_first_line(error)})",
+                        "check $HF_TOKEN and the name; then `hf upload` sends the folder") from None
+
+
+def _snapshot(name: str, revision: str | None, *, download: bool) -> Path | None:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        return Path(str(snapshot_download(name, revision=revision, local_files_only=not download,
+                                          allow_patterns=WANTED, ignore_patterns=OF_MISTRAL)))
+    except Exception as error:
+        if isinstance(error, LocalEntryNotFoundError) and not download:
+            return None
+        raise UserError(f"model.path={name} could not be fetched from the hub ({_first_line(error)})",
+                        "check the name, the network and $HF_TOKEN, or give a folder") from None
+
+
+def _first_line(error: Exception) -> str:
+    return described(error).strip().partition("\n")[0]
