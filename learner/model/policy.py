@@ -119,7 +119,8 @@ def frozen_reference(folder: Path, mesh: DeviceMesh, *, layout: Layout, half: bo
     """
     policy, weights = empty_policy(folder)
     policy.requires_grad_(False)
-    shard(policy, policy.body, weights, mesh, layout=replace(layout, checkpointing=False), half=half,
+    compiled = layout.compiled and not carries_state(policy.hf)  # a teacher may be of another family
+    shard(policy, policy.body, weights, mesh, layout=replace(layout, checkpointing=False, compiled=compiled), half=half,
           frozen=torch.bfloat16 if half else None)
     return policy
 
