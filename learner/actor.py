@@ -24,7 +24,7 @@ from services.records import Version
 from services.store.gpu_lease import GpuLease
 from services.store.lease import LeaseKeeper
 from services.store.store import Store
-from services.telemetry.heartbeat import Beating, Pulse
+from services.telemetry.heartbeat import Beating, Heartbeat
 from services.telemetry.logs import get_logger, life_of
 
 if TYPE_CHECKING:
@@ -82,15 +82,16 @@ class LearnerRank:
         if section.distill.teacher is not None:
             check_seen(section.distill.teacher, fix="put learner.distill.teacher on storage that every node sees")
         store = self._meeting.join(rendezvous, section.collective_s)
-        gang = RankGroup(self._rank, self._world, store, gpu=section.gpus > 0, collective_s=section.collective_s,
+        rank_group = RankGroup(self._rank, self._world, store, gpu=section.gpus > 0, collective_s=section.collective_s,
                          node=self._node)
 
         def make_part() -> Learner:
             shown = load_rows(self._config.run_dir / DEMONSTRATIONS) if section.imitation.weight else ()
-            return Learner(self._config, self._model, gang, probed=True, shared=self._shared, demonstrations=shown)
+            return Learner(self._config, self._model, rank_group, probed=True, shared=self._shared,
+                           demonstrations=shown)
 
         def make() -> Any:
-            gang.send_command("make")
+            rank_group.send_command("make")
             return make_part()
 
         if not self._rank:
@@ -99,11 +100,12 @@ class LearnerRank:
                     self._lead(make, stack)
             except Leaving:
                 log.info("left as asked, before it had the GPUs")
-        elif gang.receive_command()[0] != STOP:  # rank 0 comes once it has the GPUs, unless it is asked to leave before
+        elif rank_group.receive_command()[0] != STOP:  # rank 0 comes once it has the GPUs, unless it is to exit before
             make_part().follow()
-        gang.leave()  # not after an error: the others may be inside another collective, and the supervisor ends them
+        # Not after an error: the others may be inside another collective, and the supervisor ends them.
+        rank_group.leave()
 
-    def _made(self, make: Callable[[], Any], store: Store, pulse: Pulse,
+    def _made(self, make: Callable[[], Any], store: Store, heartbeat: Heartbeat,
               check: Callable[[], None]) -> tuple[Any, Callable[[], AbstractContextManager[None]]]:
         """Returns the learner, and what its loop holds while it uses the GPUs: its turn, if it shares them in turns."""
         from learner.gpu_turn import gpu_turn, unparked
@@ -111,9 +113,9 @@ class LearnerRank:
         if not self._config.rollout.sleep:
             return make(), nullcontext
         leases = [GpuLease(store, f"{self._run}-learner", index) for index in range(self._config.learner.ranks)]
-        turn = partial(gpu_turn, leases, pulse, check=check, wait_s=self._config.learner.wait_s)
+        turn = partial(gpu_turn, leases, heartbeat, check=check, wait_s=self._config.learner.wait_s)
         # A worker gives its GPU to a learner whose heartbeat asks for it.
-        with Beating(pulse, store.state.beat), turn():
+        with Beating(heartbeat, store.state.beat), turn():
             learner = make()
             learner.park()
 
@@ -163,15 +165,15 @@ class LearnerRank:
                                            f"{config.learner.wait_s:g} s (learner.wait_s)")
                 time.sleep(0.2)
 
-        pulse = Pulse("learner-0", "learner")
-        learner, turn = self._made(make, store, pulse, check)
-        stack.enter_context(Beating(pulse, store.state.beat))
+        heartbeat = Heartbeat("learner-0", "learner")
+        learner, turn = self._made(make, store, heartbeat, check)
+        stack.enter_context(Beating(heartbeat, store.state.beat))
         loop = TrainingLoop(
             config=config, learner=learner, store=store, lease=lease, sender=self._sender(learner, weights),
             before_publish=before_publish, check=check, mirrored=self._mirrored(), gpu_turn=turn,
             archive=stack.enter_context(EpisodeArchive(config.run_dir / "episodes", deadline_s=seconds)),
             checkpoints=Checkpoints(config.run_dir / "checkpoints", config.checkpoint.keep),
-            observer=Observer(metrics=config.run_dir / "metrics.jsonl", pulse=pulse, patience_s=seconds))
+            observer=Observer(metrics=config.run_dir / "metrics.jsonl", heartbeat=heartbeat, patience_s=seconds))
         if loop.run():
             loop.export(config.run_dir / "model")
 

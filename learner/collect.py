@@ -17,7 +17,7 @@ from services.records import Episode
 from services.store.archive import EpisodeArchive
 from services.store.lease import Lease
 from services.store.store import Store, Supply, is_complete
-from services.telemetry.heartbeat import NO_SERVERS, Pulse, all_do
+from services.telemetry.heartbeat import NO_SERVERS, Heartbeat, all_do
 from services.telemetry.logs import get_logger
 from services.telemetry.tickets import reason_class
 
@@ -35,8 +35,8 @@ log = get_logger("learner")
 class _Workers:
     """The heartbeats of the rollout workers, while the learner waits for groups."""
 
-    def __init__(self, store: Store, pulse: Pulse) -> None:
-        self._store, self._pulse = store, pulse
+    def __init__(self, store: Store, heartbeat: Heartbeat) -> None:
+        self._store, self._heartbeat = store, heartbeat
         self._looked_at = self._heard_at = self.idle_at = time.monotonic()
         self._told = False
         self.no_servers = False
@@ -58,7 +58,7 @@ class _Workers:
             log.warning(f"no rollout worker has been heard for {self.silent_s:.0f} s; waiting for one "
                         "(a worker that loads its model sends no heartbeat)")
         self._told = bool(self.silent_s)
-        self._pulse.doing(NO_WORKERS if self._told else WAITS)
+        self._heartbeat.doing(NO_WORKERS if self._told else WAITS)
 
     @property
     def silent_s(self) -> float:
@@ -76,11 +76,12 @@ class GroupCollector:
     lease: Lease
     archive: EpisodeArchive
     check: Callable[[], None] = lambda: None
-    pulse: Pulse = field(default_factory=lambda: Pulse("learner-0", "learner"))
+    heartbeat: Heartbeat = field(default_factory=lambda: Heartbeat("learner-0", "learner"))
 
     def collect(self, step: int) -> list[str]:
         """Returns the groups that learner step `step` trains on, oldest first. Raises DeadlineExceeded."""
-        learner, seen, since, workers = self.config.learner, None, time.monotonic(), _Workers(self.store, self.pulse)
+        learner, seen, since, workers = self.config.learner, None, time.monotonic(), _Workers(self.store,
+                                                                                              self.heartbeat)
         while True:
             self.check()
             supply = self.store.supply()
@@ -163,7 +164,7 @@ class GroupCollector:
             return
         dropped = self.store.to_drop(reasons)
         for drop in dropped:
-            self.pulse.meters("gagpo_groups_dropped_total", reason=reason_class(drop.reason)).inc()
+            self.heartbeat.meters("gagpo_groups_dropped_total", reason=reason_class(drop.reason)).inc()
             tell("group dropped", group=drop.group, task=drop.task, reason=drop.reason)
         self.archive.write_dropped(dropped)
         self.store.drop(self.lease, *dropped)

@@ -65,7 +65,7 @@ class Critic:
     """The value model of one rank: values and advantages of a batch, and the value loss."""
 
     trainee: Trainee[ValueModel]
-    gang: RankGroup
+    rank_group: RankGroup
     section: LearnerSection
 
     @property
@@ -97,7 +97,7 @@ class Critic:
         for p, v in zip(packs, values, strict=True):
             if p.weight:
                 mine[p.members] = v[first_tokens(p.row, p.num_rows)].double().cpu()
-        before = torch.tensor(self.gang.all_reduce(mine.tolist()), dtype=torch.float64)
+        before = torch.tensor(self.rank_group.all_reduce(mine.tolist()), dtype=torch.float64)
         raw = turn_gae(before, torch.from_numpy(rows.advantages), torch.from_numpy(rows.ends),
                        gamma=credit.gamma, lam=credit.lam)
         spread = math.sqrt(float(raw.var(correction=min(1, len(raw) - 1))) + EPSILON)
@@ -127,9 +127,10 @@ class Critic:
 
     def _moments(self, parts: list[Tensor]) -> tuple[float, float]:
         """Returns mean and sqrt(unbiased variance + ε) over all tokens of all ranks."""
-        count, total = self.gang.all_reduce([float(sum(map(len, parts))), sum(float(part.sum()) for part in parts)])
+        count, total = self.rank_group.all_reduce([float(sum(map(len, parts))),
+                                                   sum(float(part.sum()) for part in parts)])
         mean = total / count
-        (squares,) = self.gang.all_reduce([sum(float(((part - mean) ** 2).sum()) for part in parts)])
+        (squares,) = self.rank_group.all_reduce([sum(float(((part - mean) ** 2).sum()) for part in parts)])
         return mean, math.sqrt(squares / max(count - 1, 1) + EPSILON)
 
     def loss(self, pack: Pack, output: CriticOutput, *, mean: Mean) -> Tensor:
@@ -142,12 +143,12 @@ class Critic:
         return value_loss(values, before, returns, clip=self.section.critic.value_clip, count=count)
 
 
-def make_critic(config: Config, model_path: Path, gang: RankGroup, layout: Layout) -> Critic:
+def make_critic(config: Config, model_path: Path, rank_group: RankGroup, layout: Layout) -> Critic:
     """Returns the critic made from the weights in `model_path`. Raises UserError if the folder holds no model."""
     section, (policy, weights) = config.learner, empty_policy(model_path)
     model = ValueModel(policy.body, policy.hf.config.get_text_config().hidden_size)
-    model.head.to(gang.device)
-    mesh = gang.mesh_of(layout.shards)
+    model.head.to(rank_group.device)
+    mesh = rank_group.mesh_of(layout.shards)
     fully_shard(model.head, mesh=mesh)  # always in float32: returns need more than 8 bits
     shard(model, model.body, weights, mesh, layout=layout, half=config.model.dtype == "bfloat16")
-    return Critic(trainee=Trainee(model, section, lr=section.critic_lr), gang=gang, section=section)
+    return Critic(trainee=Trainee(model, section, lr=section.critic_lr), rank_group=rank_group, section=section)

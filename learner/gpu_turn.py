@@ -9,7 +9,7 @@ from typing import Protocol
 
 from services.errors import DeadlineExceeded
 from services.store.gpu_lease import WANTED, GpuLease
-from services.telemetry.heartbeat import Pulse
+from services.telemetry.heartbeat import Heartbeat
 
 POLL_S = 0.1
 
@@ -27,14 +27,15 @@ class Parked(Protocol):
 
 
 @contextmanager
-def gpu_turn(leases: Sequence[GpuLease], pulse: Pulse, *, check: Callable[[], None], wait_s: float) -> Iterator[None]:
+def gpu_turn(leases: Sequence[GpuLease], heartbeat: Heartbeat, *, check: Callable[[], None],
+             wait_s: float) -> Iterator[None]:
     """Inside, all shared GPUs are the learner's. Raises what `check` raises while it waits, or DeadlineExceeded.
 
     If the block fails, the GPUs are not given: the learner's states still fill them, until its process has ended.
     """
     started = time.monotonic()
-    pulse.doing(WANTED)
-    leases[0].send_heartbeat(pulse)
+    heartbeat.doing(WANTED)
+    leases[0].send_heartbeat(heartbeat)
     with ExitStack() as held:
         for lease in leases:
             held.callback(lease.give)
@@ -44,8 +45,8 @@ def gpu_turn(leases: Sequence[GpuLease], pulse: Pulse, *, check: Callable[[], No
                     raise DeadlineExceeded(f"a rollout worker kept its GPU for over {wait_s:g} s (learner.wait_s)")
                 time.sleep(POLL_S)
         full = held.pop_all()
-    pulse.doing("trains, while the sampler sleeps")
-    leases[0].send_heartbeat(pulse)
+    heartbeat.doing("trains, while the sampler sleeps")
+    leases[0].send_heartbeat(heartbeat)
     yield
     for lease in leases:
         lease.check()

@@ -153,7 +153,7 @@ class TrainingLoop:
 
     def _collector(self) -> GroupCollector:
         return GroupCollector(config=self.config, store=self.store, lease=self.lease, archive=self.archive,
-                              check=self._check, pulse=self.observer.pulse)
+                              check=self._check, heartbeat=self.observer.heartbeat)
 
     def train(self, manifest: Manifest) -> tuple[StepReport, Version]:
         """Takes one learner step and writes its episodes to the archive. Raises UserError if it failed too often.

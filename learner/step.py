@@ -198,7 +198,7 @@ class Stepper:
     reference: Callable[[Pack], tuple[Tensor, Tensor]] | None
     critic: Critic | None
     teacher: Policy | None = None
-    gang: RankGroup
+    rank_group: RankGroup
     section: LearnerSection
     whole: bool = False
     """Whether gradients are reduced over the ranks only at the last pack of an update."""
@@ -260,13 +260,13 @@ class Stepper:
         minibatches: list[Minibatch] = []
         for indices, demonstrated in zip(consecutive, self._demonstrated(imitation, len(consecutive)), strict=True):
             sequences = np.unique(rows.sequence[indices])
-            packs = split(rows.lengths[sequences], self.gang.world, self.section.token_budget, grid=self.grid,
+            packs = split(rows.lengths[sequences], self.rank_group.world, self.section.token_budget, grid=self.grid,
                           pair_cost=self.pair_cost)
             if self.grid:
                 packs = share_prefixes(packs, [contents[i] for i in sequences], self.section.token_budget)
             minibatches.append(Minibatch(
-                packs=[pack_rows(rows, sequences[part], self.gang.device, grid=self.grid)
-                       for part in packs[self.gang.rank]],
+                packs=[pack_rows(rows, sequences[part], self.rank_group.device, grid=self.grid)
+                       for part in packs[self.rank_group.rank]],
                 shares=[sequences[np.concatenate(parts)] for parts in packs],
                 mean=Mean(self.section.loss.aggregation, len(indices), int(rows.response_lengths[indices].sum())),
                 opens_step=not minibatches, power=power, demonstrated=demonstrated))
@@ -278,11 +278,12 @@ class Stepper:
             return [DemonstratedPart(packs=[], num_tokens=0, share=0.0)] * count
         rows, parts = imitation.rows, list[DemonstratedPart]()
         for part in np.array_split(np.arange(len(rows)), count):
-            packs = split(rows.lengths[part], self.gang.world, self.section.token_budget, grid=self.grid,
+            packs = split(rows.lengths[part], self.rank_group.world, self.section.token_budget, grid=self.grid,
                           pair_cost=self.pair_cost)
             num_tokens = int(rows.response_lengths[part].sum())
             parts.append(DemonstratedPart(
-                packs=[pack_rows(rows, part[pack], self.gang.device, grid=self.grid) for pack in packs[self.gang.rank]],
+                packs=[pack_rows(rows, part[pack], self.rank_group.device,
+                                 grid=self.grid) for pack in packs[self.rank_group.rank]],
                 num_tokens=num_tokens, share=num_tokens / int(rows.response_lengths.sum())))
         return parts
 
@@ -298,7 +299,7 @@ class Stepper:
         packs = cut(shares, rows.lengths, self.section.token_budget, grid=self.grid)
         if self.grid:
             packs = share_prefixes(packs, rows.contents, self.section.token_budget)
-        return [pack_rows(rows, part, self.gang.device, grid=self.grid) for part in packs[self.gang.rank]]
+        return [pack_rows(rows, part, self.rank_group.device, grid=self.grid) for part in packs[self.rank_group.rank]]
 
     @torch.no_grad()
     def _compute_prior(self, every: list[Pack], later: list[Pack], rows: Rows,
@@ -306,7 +307,7 @@ class Stepper:
         """Computes everything that uses the weights before the step. `every`: packs of all minibatches; `later`: those
         of all but the first, whose logprobs before the step are those of its own pass."""
         def spread(packs: list[Pack], values: Iterable[Tensor]) -> Tensor:
-            out = torch.zeros(len(rows.sampler_logprobs), device=self.gang.device)
+            out = torch.zeros(len(rows.sampler_logprobs), device=self.rank_group.device)
             for p, value in zip(packs, values, strict=True):
                 if p.weight:
                     out[p.places] = value
@@ -338,29 +339,29 @@ class Stepper:
         for p, output in zip(packs, outputs, strict=True):
             if p.weight:
                 means[p.members] = row_mean(output.advantages, p.row, p.num_rows).cpu()
-        return np.array(self.gang.all_reduce(means.tolist()))
+        return np.array(self.rank_group.all_reduce(means.tolist()))
 
     def _gathered(self, values: Tensor) -> Floats:
         """Returns values of response tokens [R], each of which one rank has, on all ranks."""
         mine = values.cpu().numpy().astype(np.float64)
-        return np.array(self.gang.all_reduce(mine.tolist())) if self.gang.world > 1 else mine
+        return np.array(self.rank_group.all_reduce(mine.tolist())) if self.rank_group.world > 1 else mine
 
     def _accumulate_imitation(self, minibatch: Minibatch, weight: float) -> float:
         """Accumulates the gradient of the imitation loss. Returns this rank's part of the loss, without its weight.
 
         The packs of the policy loss follow, so gradients are not reduced yet where they are reduced once.
         """
-        total = torch.zeros((), device=self.gang.device)
+        total = torch.zeros((), device=self.rank_group.device)
         for p in minibatch.demonstrated.packs:
             sync_gradients(self.policy.model, whole=self.whole, last=False)
             loss = imitation_loss(self.policy.model(p)[0], num_tokens=minibatch.demonstrated.num_tokens)
-            (weight * loss * p.weight * self.gang.world).backward()
+            (weight * loss * p.weight * self.rank_group.world).backward()
             total += loss.detach() * p.weight
         return float(total)
 
     def _accumulate(self, minibatch: Minibatch, prior: PriorValues) -> dict[str, float]:
         """Accumulates the gradients of one minibatch. Returns this rank's part of its metrics."""
-        section, sums = self.section.loss, dict.fromkeys(SUMS, torch.zeros((), device=self.gang.device))
+        section, sums = self.section.loss, dict.fromkeys(SUMS, torch.zeros((), device=self.rank_group.device))
         num_tokens = minibatch.mean.num_tokens
         for i, p in enumerate(minibatch.packs):
             for trainee in self.trainees:
@@ -375,19 +376,19 @@ class Stepper:
             if prior.reference is not None:
                 parts["loss/kl"] = kl_loss(logp, prior.reference[p.places], num_tokens=num_tokens)
                 loss = loss + section.kl * parts["loss/kl"]
-            (loss * p.weight * self.gang.world).backward()
+            (loss * p.weight * self.rank_group.world).backward()
             if self.critic is not None and prior.critic is not None:
                 before = CriticOutput(*(values[p.places] for values in prior.critic))
                 parts["loss/value"] = self.critic.loss(p, before, mean=minibatch.mean)
-                (parts["loss/value"] * p.weight * self.gang.world).backward()
+                (parts["loss/value"] * p.weight * self.rank_group.world).backward()
             for name, value in parts.items():
                 sums[name] = sums[name] + value.detach() * p.weight
         return {name: float(value) for name, value in sums.items()}
 
     def _report(self, totals: dict[str, float], norms: list[float], differences: list[Tensor]) -> dict[str, float]:
-        gaps = torch.cat([*differences, torch.zeros(0, device=self.gang.device)])
-        summed = self.gang.all_reduce([*totals.values(), float(gaps.sum()), float(len(gaps))])
-        (largest,) = self.gang.all_reduce([float(gaps.max()) if len(gaps) else 0.0], ReduceOp.MAX)
+        gaps = torch.cat([*differences, torch.zeros(0, device=self.rank_group.device)])
+        summed = self.rank_group.all_reduce([*totals.values(), float(gaps.sum()), float(len(gaps))])
+        (largest,) = self.rank_group.all_reduce([float(gaps.max()) if len(gaps) else 0.0], ReduceOp.MAX)
         return {
             **dict(zip(totals, summed, strict=False)),
             "grad_norm": float(np.mean(norms)),
@@ -401,8 +402,8 @@ class Stepper:
         if prior.teacher is None:
             return math.nan
         places = torch.cat([p.places for p in packs if p.weight] or [torch.zeros(0, dtype=torch.int64)])
-        places = places.to(self.gang.device)
-        total, count = self.gang.all_reduce([
+        places = places.to(self.rank_group.device)
+        total, count = self.rank_group.all_reduce([
             float((prior.logprobs[places] - prior.teacher[places]).double().sum()), float(len(places))])
         return total / count
 

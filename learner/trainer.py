@@ -76,7 +76,7 @@ class Learner:
     unknown estimator, and ValueError for imitation without demonstrations.
     """
 
-    def __init__(self, config: Config, model_path: Path, gang: RankGroup, *, probed: bool = False,
+    def __init__(self, config: Config, model_path: Path, rank_group: RankGroup, *, probed: bool = False,
                  shared: SharedDevice | None = None, demonstrations: Sequence[TokenRow] = ()) -> None:
         section, half = config.learner, config.model.dtype == "bfloat16"
         if section.imitation.weight and not demonstrations:
@@ -85,7 +85,7 @@ class Learner:
         self._demonstrations = demonstrations
         self.config = config
         self.model_path = model_path
-        self.gang = gang
+        self.rank_group = rank_group
         self.step = 0
         """Learner steps that the weights have taken."""
         self._saving: Future[dict[str, str]] | None = None
@@ -93,33 +93,38 @@ class Learner:
         policy, weights = empty_policy(model_path)
         self.shape = shape_in(policy)
         teacher_shape = None if section.distill.teacher is None else shape_in(empty_policy(section.distill.teacher)[0])
-        layout = layout_of(config, self.shape, critic=self._needs_critic, per_node=gang.per_node, ranks=gang.world,
-                           device_bytes=gang.device_bytes(min(1.0, section.gpus), shared),
-                           teacher=0 if teacher_shape is None else teacher_shape.parameters)
-        self.layout = replace(layout, compiled=compiles_layers(section.compile, policy.hf, gang.device, half=half))
-        mesh = gang.mesh_of(layout.shards)
+        self.layout = self._choose_layout(policy, shared, teacher_shape)
+        mesh = rank_group.mesh_of(self.layout.shards)
         if section.lora.rank:
             add_adapters(policy, section.lora, seed=config.seed)
         shard(policy, policy.body, weights, mesh, layout=self.layout, half=half,
               frozen=torch.bfloat16 if half and section.lora.rank else None)
         reference, teacher = self._reference(policy, mesh), self._teacher(teacher_shape, mesh)
         models = [policy, *(model for model in (reference, teacher) if isinstance(model, Policy))]
-        grid = any(needs_grid(model.hf) for model in models) or not takes_varlen(gang.device, half=half)
-        self.sender = RankSender(policy, gang, dtype=getattr(torch, config.model.dtype), shards=self.layout.shards,
-                                 ipc=config.transfer == "ipc")
+        grid = any(needs_grid(model.hf) for model in models) or not takes_varlen(rank_group.device, half=half)
+        self.sender = RankSender(policy, rank_group, dtype=getattr(torch, config.model.dtype),
+                                 shards=self.layout.shards, ipc=config.transfer == "ipc")
+        critic = make_critic(config, model_path, rank_group, self.layout) if self._needs_critic else None
+        probe = Probe(rank_group=rank_group, token_budget=section.token_budget, half=half, grid=grid) if probed else None
         self.stepper = Stepper(
-            policy=Trainee(policy, section, lr=section.lr), reference=reference,
-            critic=make_critic(config, model_path, gang, self.layout) if self._needs_critic else None, teacher=teacher,
-            gang=gang, section=section, whole=layout.whole and gang.world > 1, grid=grid,
-            pair_cost=self.shape.pair_cost,
-            probe=Probe(gang=gang, token_budget=section.token_budget, half=half, grid=grid) if probed else None)
+            policy=Trainee(policy, section, lr=section.lr), reference=reference, critic=critic, teacher=teacher,
+            rank_group=rank_group, section=section, whole=self.layout.whole and rank_group.world > 1, grid=grid,
+            pair_cost=self.shape.pair_cost, probe=probe)
         trained = self.stepper.trainees
         self._parking = Parking(
-            gang.device, [*(one.model for one in trained), *models[1:]], [one.optimizer for one in trained])
+            rank_group.device, [*(one.model for one in trained), *models[1:]], [one.optimizer for one in trained])
 
     @property
     def _needs_critic(self) -> bool:
         return estimator(self.config.learner.credit.estimator).needs_critic
+
+    def _choose_layout(self, policy: Policy, shared: SharedDevice | None, teacher: Shape | None) -> Layout:
+        section, ranks = self.config.learner, self.rank_group
+        layout = layout_of(self.config, self.shape, critic=self._needs_critic, per_node=ranks.per_node,
+                           ranks=ranks.world, device_bytes=ranks.device_bytes(min(1.0, section.gpus), shared),
+                           teacher=0 if teacher is None else teacher.parameters)
+        return replace(layout, compiled=compiles_layers(
+            section.compile, policy.hf, ranks.device, half=self.config.model.dtype == "bfloat16"))
 
     def _reference(self, policy: Policy, mesh: DeviceMesh) -> Callable[[Pack], tuple[Tensor, Tensor]] | None:
         section = self.config.learner
@@ -144,13 +149,13 @@ class Learner:
         `incarnation`: that of the versions which this process publishes. A GPU adds in no fixed order, so a replay on
         GPUs only nearly reproduces earlier weights. There, tokens of another incarnation count as stale.
         """
-        timer = Timer(device=self.gang.device)
+        timer = Timer(device=self.rank_group.device)
         with timer.phase("credit"):
             credits = assign_credit(groups, self.config.learner.credit)
             beside = judgements([episode for group in groups for episode in group], self.config.learner.judge.weight)
             rows = rows_of(groups, credits, policy_step=self.step, beside=beside,
-                           incarnation=incarnation if self.gang.device.type == "cuda" else None)
-        self.gang.send_command("train", rows)
+                           incarnation=incarnation if self.rank_group.device.type == "cuda" else None)
+        self.rank_group.send_command("train", rows)
         taken = self._train(rows, timer)
         steps = step_mask(groups, beside)
         metrics, credits = taken.metrics, with_advantages(credits, taken.advantages[steps])
@@ -178,16 +183,16 @@ class Learner:
                 reference=False, critic=False, adapters=adapters)
         if distillation is not None and distillation.weight and stepper.teacher is not None:
             flops += forward_flops(stepper.teacher, rows)
-        return utilization(flops, seconds, device=self.gang.device, ranks=self.gang.world,
+        return utilization(flops, seconds, device=self.rank_group.device, ranks=self.rank_group.world,
                            half=self.config.model.dtype == "bfloat16")
 
     def canary(self) -> Canary:
         """Returns the logprobs by which samplers check that they have these weights."""
-        self.gang.send_command("canary")
+        self.rank_group.send_command("canary")
         return self._canary()
 
     def _canary(self) -> Canary:
-        return policy_canary(self.policy, self.gang.device, grid=self.stepper.grid,
+        return policy_canary(self.policy, self.rank_group.device, grid=self.stepper.grid,
                              half=self.config.model.dtype == "bfloat16")
 
     def pack(self) -> Packed:
@@ -204,16 +209,16 @@ class Learner:
 
         Returns once all ranks have done so, because samplers then fill all their GPUs.
         """
-        self.gang.send_command("park")
+        self.rank_group.send_command("park")
         self._park()
 
     def _park(self) -> None:
         self._parking.park()
-        self.gang.barrier()
+        self.rank_group.barrier()
 
     def unpark(self) -> None:
         """Moves the states of all ranks back to their devices. A learner that is not parked stays as it is."""
-        self.gang.send_command("unpark")
+        self.rank_group.send_command("unpark")
         self._parking.unpark()
 
     def save(self, folder: Path) -> Future[dict[str, str]]:
@@ -222,12 +227,12 @@ class Learner:
         Returns once all is copied to host memory, so that training may go on. The future is done when every rank has
         written its part, and has the digests of the files, by name. Any thread may wait for it.
         """
-        self.gang.send_command("save", folder)
+        self.rank_group.send_command("save", folder)
         return self.save_part(folder)
 
     def load(self, folder: Path) -> None:
         """Loads what `save` wrote on any number of ranks."""
-        self.gang.send_command("load", folder)
+        self.rank_group.send_command("load", folder)
         self.load_part(folder)
 
     def export(self, folder: Path) -> None:
@@ -245,7 +250,7 @@ class Learner:
 
     def follow(self) -> None:
         """Does this rank's part of each command until rank 0 leaves. Called on ranks above 0."""
-        self.gang.follow({
+        self.rank_group.follow({
             "train": lambda rows: self._train(rows, Timer()),
             "canary": lambda _: self._canary(),
             **self.sender.commands,
@@ -261,7 +266,7 @@ class Learner:
         """Saves as `save` does, but without a command from rank 0: in a cold start all ranks call it."""
         if self._saving is not None:
             self._saving.result(self.config.learner.collective_s)  # an error of this rank, which all others have too
-        self._saving = save_state(self._state(), folder, copy=self._copy, group=self.gang.writers,
+        self._saving = save_state(self._state(), folder, copy=self._copy, group=self.rank_group.writers,
                                   wait_s=self.config.learner.collective_s)
         return self._saving
 

@@ -19,7 +19,7 @@ from services.process.rendezvous import use_interface
 from services.process.shared_storage import check_seen
 from services.records import Version
 from services.store.gpu_lease import GpuLease
-from services.telemetry.heartbeat import BEAT_S, NO_SERVERS, Beating, Pulse
+from services.telemetry.heartbeat import BEAT_S, NO_SERVERS, Beating, Heartbeat
 from services.telemetry.logs import life_of
 from services.weights.channel import WeightReceiver
 from services.weights.checksum import digest_like
@@ -172,9 +172,9 @@ class RolloutHost:
         asking = asyncio.create_task(client.info())
         await asyncio.wait([asking], timeout=BEAT_S)
         if not asking.done():
-            pulse = Pulse(self._worker, "rollout")
-            pulse.doing(NO_SERVERS)
-            with Beating(pulse, store.state.beat):
+            heartbeat = Heartbeat(self._worker, "rollout")
+            heartbeat.doing(NO_SERVERS)
+            with Beating(heartbeat, store.state.beat):
                 while not asking.done():
                     if urls := await asyncio.to_thread(store.state.servers):
                         client.use(urls)

@@ -33,7 +33,7 @@ from services.config.rollout import RolloutSection
 from services.errors import AgentFault, EnvFault, GagpoError, UserError, WrongWeights, described, first_of
 from services.records import Episode, PlayedTurn, Ticket, Version
 from services.store.store import Claim, Store, WithoutSteps
-from services.telemetry.heartbeat import BEAT_S, NO_SERVERS, Pulse
+from services.telemetry.heartbeat import BEAT_S, NO_SERVERS, Heartbeat
 from services.telemetry.logs import bind, get_logger
 from services.telemetry.overhead import counted
 from services.weights.channel import WeightReceiver
@@ -46,8 +46,8 @@ class Meter:
     """Counts the worker's work. The engine reports each answer to it."""
 
     def __init__(self, name: str, engine: Engine, *, slots: int) -> None:
-        self._pulse = Pulse(name, "rollout")
-        self._meters = self._pulse.meters
+        self._heartbeat = Heartbeat(name, "rollout")
+        self._meters = self._heartbeat.meters
         self._engine = engine
         self._loads: deque[tuple[Version, float]] = deque(maxlen=LOADS)
         self._meters("gagpo_rollout_slots").set(slots)
@@ -59,7 +59,7 @@ class Meter:
         self._meters("gagpo_rollout_tokens_total", kind="prompt").inc(prompt)
         self._meters("gagpo_rollout_tokens_total", kind="response").inc(response)
         self._meters("gagpo_rollout_turn_seconds").observe(seconds)
-        self._pulse.progressed()
+        self._heartbeat.progressed()
 
     def claimed(self, claims: list[Claim]) -> None:
         """Counts claimed tickets that were played before."""
@@ -86,7 +86,7 @@ class Meter:
         meters("gagpo_rollout_replays_total").inc(episode.replays)
         meters("gagpo_rollout_episode_seconds").observe(episode.seconds)
         meters("gagpo_rollout_episode_length_steps").observe(len(episode.steps))
-        self._pulse.progressed()
+        self._heartbeat.progressed()
 
     def failed(self) -> None:
         """Counts one episode that a fault ended."""
@@ -96,15 +96,15 @@ class Meter:
         """Counts one update of the weights, which the engine holds now."""
         self._loads.append((self._engine.version, time.monotonic()))
         self._meters("gagpo_rollout_update_seconds").observe(seconds)
-        self._pulse.progressed()
+        self._heartbeat.progressed()
 
     def sleeps(self) -> None:
         """Tells that the engine sleeps while the learner trains on the same GPU."""
-        self._pulse.doing("asleep while the learner trains")
+        self._heartbeat.doing("asleep while the learner trains")
 
     def fetches(self, version: Version) -> None:
         """Tells that the worker is about to fetch and load `version`."""
-        self._pulse.doing(f"fetching weights {version.short}")
+        self._heartbeat.doing(f"fetching weights {version.short}")
 
     @counted("metrics")
     def beat(self, *, playing: int, held: int, pointer: Version | None) -> dict[str, Any]:
@@ -120,19 +120,19 @@ class Meter:
             if pointer.incarnation == own.incarnation:
                 meters("gagpo_rollout_version_lag_steps").set(pointer.step - own.step)
         if own.incarnation >= 0:  # before its first update it has weights that nobody published
-            self._pulse.holds(own.short)
-        return self._pulse.beat()
+            self._heartbeat.holds(own.short)
+        return self._heartbeat.beat()
 
     def waits(self, *, playing: int, held: int, missing: Version | None, no_servers: bool = False) -> None:
         """Tells what the worker waits for. `missing`: the current version, if nobody has it."""
         if playing and no_servers:
-            self._pulse.doing(NO_SERVERS)
+            self._heartbeat.doing(NO_SERVERS)
         elif playing:
-            self._pulse.doing("playing")
+            self._heartbeat.doing("playing")
         elif missing is not None:
-            self._pulse.doing(f"waits for weights {missing.short}, which nobody has")
+            self._heartbeat.doing(f"waits for weights {missing.short}, which nobody has")
         else:
-            self._pulse.doing("waits for a version" if held else "waits for tickets")
+            self._heartbeat.doing("waits for a version" if held else "waits for tickets")
 
 
 PAUSE_S = 0.02

@@ -20,7 +20,7 @@ from services.records import Version
 from services.store.connection import briefly
 from services.store.store import Store
 from services.telemetry.exposition import serving
-from services.telemetry.heartbeat import Beating, Pulse, decode
+from services.telemetry.heartbeat import Beating, Heartbeat, decode
 
 READ_S = 5.0
 """Deadline in seconds of reading the store for a scrape. Prometheus gives up after ten."""
@@ -44,7 +44,7 @@ def monitoring(parts: Topology, telemetry: Telemetry, folder: RunFolder, *,
         _forget_killed(folder, address)
         note(f"metrics on http://{address}/metrics")
         try:
-            with Beating(telemetry.pulse, store.state.beat, fill=fill), _weights_heartbeat(parts, store):
+            with Beating(telemetry.heartbeat, store.state.beat, fill=fill), _weights_heartbeat(parts, store):
                 yield
         finally:
             with suppress(OSError):
@@ -96,22 +96,22 @@ def _weights_heartbeat(parts: Topology, store: Store) -> AbstractContextManager[
 
     from services.weights.actor import KEEP
 
-    pulse = Pulse("weights", "weights")
+    heartbeat = Heartbeat("weights", "weights")
     held: Version | None = None
-    pulse.doing(f"holds the last {KEEP} versions")
+    heartbeat.doing(f"holds the last {KEEP} versions")
 
     def ask() -> None:
         nonlocal held
         latest: Version | None = ray.get(parts.weights.latest.remote(), timeout=READ_S)
         if latest is not None and latest != held:
             held = latest
-            pulse.holds(latest.short)
-            pulse.progressed()
+            heartbeat.holds(latest.short)
+            heartbeat.progressed()
 
     def send(name: str, beat: Mapping[str, Any]) -> None:
         store.state.beat(name, {**beat, "cost": {}})  # the cost of this process is in the controller's heartbeat
 
-    return Beating(pulse, send, fill=ask)
+    return Beating(heartbeat, send, fill=ask)
 
 
 def target_groups(run: str, address: str, env_urls: Sequence[str]) -> list[dict[str, object]]:

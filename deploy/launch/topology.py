@@ -32,7 +32,7 @@ from deploy.members.placement import (
     on_roomiest_node,
     total_nodes,
 )
-from deploy.members.ray_actor import Actor, LearnerGang
+from deploy.members.ray_actor import Actor, LearnerRanks
 from deploy.runs.folder import RunFolder
 from deploy.runs.wanted import numbers, read_wanted
 from envservice.server.capacity import memory_bytes
@@ -109,12 +109,12 @@ class Topology:
             return ClusterPlace([asked])
         return GpuShare(self.shared_gpus, [asked], first=index)
 
-    def learner(self, model: Path) -> LearnerGang:
+    def learner(self, model: Path) -> LearnerRanks:
         """Returns the learner as one member with all its ranks."""
         from learner.actor import LearnerActor
 
         learner, shared = self.config.learner, shared_device(self.config, pool_of(self.config))
-        return LearnerGang(
+        return LearnerRanks(
             learner.ranks,
             lambda rank, world, options: LearnerActor.options(**options).remote(
                 config_json=self.config.model_dump_json(), run=self.run, rank=rank, world=world,

@@ -1,7 +1,7 @@
-"""Places on a Ray cluster: resources for one process or for a gang, granted all together or not at all.
+"""Places on a Ray cluster: resources for one process or for a rank group, granted all together or not at all.
 
-A place is a Ray placement group with one bundle for each process. A gang is a group of processes that run together,
-such as the learner's ranks. They share a node if one has room for all of them, else they use as few nodes as
+A place is a Ray placement group with one bundle for each process. A rank group is processes that run together, such as
+the learner's ranks. They share a node if one has room for all of them, else they use as few nodes as
 possible. While there is no room, the place says what the cluster lacks.
 
 Ray has no public function for the free resources of each node. So a place is first asked for on one node if some node

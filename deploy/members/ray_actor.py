@@ -21,7 +21,7 @@ from services.controller.member import End
 from services.errors import GagpoError
 from services.telemetry.logs import get_logger
 
-log = get_logger("learner gang")
+log = get_logger("learner rank group")
 SHRINK_AFTER_S = 10.0
 """Seconds before fewer ranks are tried. A cluster reports a lost node, or freed resources, some seconds late."""
 ANSWER_S = 10.0
@@ -71,13 +71,13 @@ class Actor:
         self._place.release()
 
 
-class LearnerGang:
+class LearnerRanks:
     """The learner's ranks. `make(rank, world, options)` creates the actor of one rank, and `shared_gpus` are GPUs that
     the ranks share with rollout workers.
 
     Once rank 0's process is up, it names the address where all ranks meet; then all ranks run. If the cluster has no
-    room for all ranks, the gang starts with as many as fit, but with at least `fewest`; if fewer than that fit, it
-    waits. At its next start it asks for all ranks again. Gradients do not depend on the number of ranks.
+    room for all ranks, as many start as fit, but at least `fewest`; if fewer than that fit, they wait. At the next
+    start all ranks are asked for again. Gradients do not depend on the number of ranks.
     """
 
     role: str = "learner"

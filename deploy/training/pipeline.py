@@ -23,7 +23,7 @@ from deploy.launch.planning.task_sets import TaskSets
 from deploy.launch.scaling import Scaling
 from deploy.launch.topology import Topology, publish_folder, topology
 from deploy.members.private_ray import RayLost
-from deploy.members.ray_actor import LearnerGang
+from deploy.members.ray_actor import LearnerRanks
 from deploy.report.page import write_report
 from deploy.runs.comparison import as_lines, compare, evaluation_kind, next_commands, verdicts
 from deploy.runs.folder import RunFolder
@@ -305,7 +305,7 @@ class TrainingRun:
             raise
         parts.supervisor.remove(learner)
 
-    def _leave(self, learner: LearnerGang, *, by_hand: bool) -> None:
+    def _leave(self, learner: LearnerRanks, *, by_hand: bool) -> None:
         """Waits until the learner has finished its step and written a checkpoint.
 
         After Ctrl-C that takes as long as the step does, since its user can end the wait by another. Whoever sends

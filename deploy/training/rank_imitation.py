@@ -20,7 +20,7 @@ from deploy.launch.ray_cluster import ray_cluster
 from deploy.members import private_ray
 from deploy.members.placement import bundle
 from deploy.members.private_ray import RayLost
-from deploy.members.ray_actor import LearnerGang
+from deploy.members.ray_actor import LearnerRanks
 from deploy.training.cold_start import Report
 from learner.cold_start.sft import REPORT_SECONDS, Lesson, Order, SftProgress
 from learner.cold_start.sft_data import PROGRESS, ROWS, save_rows
@@ -37,7 +37,7 @@ LOOK_S = 0.5
 Tell = Callable[[SftProgress], object]
 
 
-class ImitatingGang(LearnerGang):
+class ImitatingRanks(LearnerRanks):
     """The ranks of one cold start. What has failed `attempts` times without a new state would fail again.
 
     So poll() raises UserError then, as a learner step ends a run after as many failed attempts, and Fault if the last
@@ -114,7 +114,7 @@ def _imitate(config: Config, order: Order, *, report: Report, tell: Tell) -> dic
     learner, file = config.learner, order.work / PROGRESS
     file.unlink(missing_ok=True)  # of a Ray or a driver that died
     progress = LastValue(partial(_read, file), seconds=learner.collective_s)
-    gang = ImitatingGang(
+    rank_group = ImitatingRanks(
         learner.ranks,
         lambda rank, world, options: ImitatingActor.options(**options).remote(
             config_json=config.model_dump_json(), rank=rank, world=world, order=order),
@@ -122,9 +122,9 @@ def _imitate(config: Config, order: Order, *, report: Report, tell: Tell) -> dic
         bundle(cpus=learner.cpus, gpus=math.ceil(learner.gpus), nodes=config.placement.learner),
         fewest=learner.fewest_ranks, attempts=learner.step_attempts,
         kept=lambda: progress.now().get("kept", 0))
-    with _watched(config, gang, progress, report) as supervisor:
+    with _watched(config, rank_group, progress, report) as supervisor:
         teller = _Teller(report, tell)
-        while not supervisor.finished(gang):
+        while not supervisor.finished(rank_group):
             supervisor.check()
             teller.pass_on(progress.now())
             time.sleep(LOOK_S)
@@ -152,7 +152,7 @@ class _Teller:
 
 
 @contextmanager
-def _watched(config: Config, gang: LearnerGang, progress: LastValue[dict[str, Any]],
+def _watched(config: Config, rank_group: LearnerRanks, progress: LastValue[dict[str, Any]],
              report: Report) -> Iterator[Supervisor]:
     """Starts the ranks under a supervisor, and stops them when the block ends.
 
@@ -162,7 +162,7 @@ def _watched(config: Config, gang: LearnerGang, progress: LastValue[dict[str, An
         "silence_seconds": max(config.supervision.silence_seconds, config.learner.collective_s)})
     supervisor = Supervisor(report, patient, beats=lambda: progress.now().get("beats", {}), ground=private_ray.check)
     try:
-        supervisor.add(gang)
+        supervisor.add(rank_group)
         yield supervisor
     finally:
         supervisor.stop()

@@ -126,7 +126,7 @@ def export_is_whole(folder: Path, into: Path) -> bool:
     from services.weights.pack import pack_folder
 
     with contextlib.closing(_Alone(RankGroup(0, 1))) as alone:
-        learner = Learner(CONFIG, folder, alone.gang)
+        learner = Learner(CONFIG, folder, alone.rank_group)
         published = learner.pack()
         learner.export(into)
     return pack_folder(into, "float32").digest == published.digest
@@ -136,10 +136,10 @@ def export_is_whole(folder: Path, into: Path) -> bool:
 class _Alone:
     """A group of one rank, left when the block ends."""
 
-    gang: Any
+    rank_group: Any
 
     def close(self) -> None:
-        self.gang.leave()
+        self.rank_group.leave()
 
 
 def table_row(family: Family, folder: Path) -> str:

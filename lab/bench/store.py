@@ -23,7 +23,7 @@ from services.config.redis import RedisSection
 from services.records import Episode, Manifest, PlayedTurn, Step, Ticket, Version, VersionSpan, encode_episode
 from services.store.redis_server import private_redis
 from services.store.store import Claim, Store
-from services.telemetry.heartbeat import Pulse
+from services.telemetry.heartbeat import Heartbeat
 
 TURNS, PROMPT, RESPONSE, REPEATED, WORDS = 50, 1500, 500, 1200, 150_000
 EPISODES = 64
@@ -121,7 +121,7 @@ def _kept(store: Store, response: int) -> tuple[float, list[Figure]]:
 
 
 def _heartbeats(store: Store) -> list[Figure]:
-    beat = Pulse("rollout", "rollout").beat()
+    beat = Heartbeat("rollout", "rollout").beat()
 
     def send() -> None:
         for number in range(WORKERS):

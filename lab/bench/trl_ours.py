@@ -66,8 +66,8 @@ class Loop:
 
         self.config, self.model = config, model
         self.store = Store(url, config.name)
-        self._gang = RankGroup(0, 1)
-        self._learner = Learner(config, model, self._gang)
+        self._ranks = RankGroup(0, 1)
+        self._learner = Learner(config, model, self._ranks)
         environment = open_environment(config.env)
         self._tasks = environment.tasks(environment.training_splits()[0])
         self._lease: Lease = self.store.leases.acquire("learner", "bench", ttl_s=STEP_S)
@@ -78,7 +78,7 @@ class Loop:
 
     def close(self) -> None:
         """Ends the process group."""
-        self._gang.leave()
+        self._ranks.leave()
 
     def step(self) -> Taken:
         """Plays the episodes of a step, trains on them and publishes the new weights."""

@@ -23,7 +23,7 @@ from services.process.environment import wait_politely
 from services.process.packages import check_one_installation
 from services.process.rendezvous import Rendezvous
 from services.process.shared_storage import check_seen
-from services.telemetry.heartbeat import Beating, Pulse
+from services.telemetry.heartbeat import Beating, Heartbeat
 from services.telemetry.logs import life_of
 
 if TYPE_CHECKING:
@@ -62,11 +62,11 @@ class ImitatingRank:
                    fix="put the new model (--out, or runs_dir) and model.path on storage that every node sees")
         section = self._config.learner
         store = self._meeting.join(rendezvous, section.collective_s)
-        gang = RankGroup(self._rank, self._world, store, gpu=section.gpus > 0, collective_s=section.collective_s,
+        rank_group = RankGroup(self._rank, self._world, store, gpu=section.gpus > 0, collective_s=section.collective_s,
                          node=self._node)
-        learner = imitator(self._config, self._order.model, gang)
+        learner = imitator(self._config, self._order.model, rank_group)
         states = self._states = States(learner, self._order)
-        rows, beating = load_rows(self._order.work / ROWS), Beating(Pulse("learner-0", "learner"), self._beat)
+        rows, beating = load_rows(self._order.work / ROWS), Beating(Heartbeat("learner-0", "learner"), self._beat)
         with nullcontext() if self._rank else beating:
             made = train_on_ranks(learner, rows, self._config.sft, budget=self._order.budget, seed=self._order.seed,
                                   report=self._reached, states=states)
@@ -77,7 +77,7 @@ class ImitatingRank:
         if not self._rank:
             facts = {"training": made.as_dict(), "parameters": learner.shape.parameters, "ranks": self._world}
             self._patiently(partial(self._tell, facts))
-        gang.leave()
+        rank_group.leave()
 
     def _patiently(self, write: Callable[[], object]) -> None:
         while_folder_away(write, seconds=self._config.learner.collective_s,

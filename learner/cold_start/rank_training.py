@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from learner.cold_start.states import States  # it logs: the self-test's few packages lack structlog
 
 
-def imitator(config: Config, model_path: Path, gang: RankGroup) -> Learner:
+def imitator(config: Config, model_path: Path, rank_group: RankGroup) -> Learner:
     """Returns a learner without what only RL needs: reference, critic, imitation and teacher.
 
     Raises UserError as Learner does.
@@ -46,7 +46,7 @@ def imitator(config: Config, model_path: Path, gang: RankGroup) -> Learner:
     alone = section.model_copy(update={
         "loss": section.loss.model_copy(update={"kl": 0.0}), "credit": CreditSection(), "lr": config.sft.lr,
         "imitation": ImitationSection(), "distill": DistillSection()})
-    return Learner(config.model_copy(update={"learner": alone}), model_path, gang)
+    return Learner(config.model_copy(update={"learner": alone}), model_path, rank_group)
 
 
 def train_on_ranks(learner: Learner, rows: Sequence[TokenRow], section: SftSection, *, budget: Budget, seed: int,
@@ -58,7 +58,7 @@ def train_on_ranks(learner: Learner, rows: Sequence[TokenRow], section: SftSecti
     """
     if not rows:
         raise ValueError("no demonstrations to train on")
-    stepper, gang = learner.stepper, learner.gang
+    stepper, rank_group = learner.stepper, learner.rank_group
     response_tokens = sum(len(row.ids) - row.prompt_tokens for row in rows) / len(rows)
     now = Reached() if states is None else states.load()
     recent = deque(now.recent, maxlen=RECENT)
@@ -73,7 +73,8 @@ def train_on_ranks(learner: Learner, rows: Sequence[TokenRow], section: SftSecti
                       recent=tuple(recent))
         report(progress_of(now, len(rows)))
         due = states is not None and states.due()
-        spent, keeps = gang.all_reduce([0.0, 0.0] if gang.rank else [budget.spent(now.updates, now.seconds), due])
+        spent, keeps = rank_group.all_reduce(
+            [0.0, 0.0] if rank_group.rank else [budget.spent(now.updates, now.seconds), due])
         if states is not None and keeps and spent < 1:
             start += states.save(now)
     return progress_of(now, len(rows))
@@ -85,22 +86,22 @@ def _update(stepper: Stepper, batch: Sequence[TokenRow], *, response_tokens: flo
 
     Denominators are of the whole batch, which every rank knows, as in learner/step.py.
     """
-    gang, model = stepper.gang, stepper.policy.model
+    rank_group, model = stepper.rank_group, stepper.policy.model
     rows = rows_to_learn(batch, prompts=prompt_loss > 0)
     answers = np.array([row.prompt_tokens for row in batch])
     prompt_tokens = int(rows.response_lengths.sum() - (rows.lengths - answers).sum())
-    parts = split(rows.lengths, gang.world, stepper.section.token_budget, grid=stepper.grid,
-                  pair_cost=stepper.pair_cost)[gang.rank]
-    sums = torch.zeros(2, device=gang.device)
+    parts = split(rows.lengths, rank_group.world, stepper.section.token_budget, grid=stepper.grid,
+                  pair_cost=stepper.pair_cost)[rank_group.rank]
+    sums = torch.zeros(2, device=rank_group.device)
     for i, part in enumerate(parts):
-        pack = pack_rows(rows, part, gang.device, grid=stepper.grid)
+        pack = pack_rows(rows, part, rank_group.device, grid=stepper.grid)
         sync_gradients(model, whole=stepper.whole, last=i == len(parts) - 1)
         nats = _nats(-model(pack)[0], pack, answers)
         loss = nats[0] / (len(batch) * response_tokens) + prompt_loss * nats[1] / max(1, prompt_tokens)
-        (loss * pack.weight * gang.world).backward()
+        (loss * pack.weight * rank_group.world).backward()
         sums += nats.detach() * pack.weight
     stepper.policy.update()
-    response, prompt = gang.all_reduce(sums.tolist())
+    response, prompt = rank_group.all_reduce(sums.tolist())
     return response / len(batch), prompt / max(1, prompt_tokens) if prompt_loss else math.nan
 
 

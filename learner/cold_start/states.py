@@ -98,9 +98,9 @@ class States:
 
     def load(self) -> Reached:
         """Loads the newest state of this order that is whole. Returns how far it is, Reached() without one."""
-        gang = self._learner.gang
-        found = None if gang.rank else self._patiently(self._find)
-        reached, lines = gang.all_gather(found)[0]
+        rank_group = self._learner.rank_group
+        found = None if rank_group.rank else self._patiently(self._find)
+        reached, lines = rank_group.all_gather(found)[0]
         if reached.updates:
             self._learner.load_part(self._named(reached.updates))
         self._newest, self._begun, self._since = reached.updates, (time.time(), lines), time.monotonic()
@@ -113,10 +113,10 @@ class States:
     def save(self, reached: Reached) -> float:
         """Writes a state, if the disk has room for it and for the model. Returns the seconds that it took on this
         rank."""
-        began, rank = time.monotonic(), self._learner.gang.rank
+        began, rank = time.monotonic(), self._learner.rank_group.rank
         draft = self._folder / f".{self._named(reached.updates).name}"
         room = None if rank else self._patiently(partial(self._make_room, draft))
-        if not self._learner.gang.all_gather(room)[0]:
+        if not self._learner.rank_group.all_gather(room)[0]:
             self._since = time.monotonic()
             return self._since - began
         with Background("writing a state of the cold start", deadline_s=self._wait_s) as writing:

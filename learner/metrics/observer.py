@@ -24,7 +24,7 @@ from learner.rows.judge import judge_metrics
 from learner.trainer import StepReport
 from services.records import Episode, Manifest, Tally, Version
 from services.telemetry.energy import EnergyMeter
-from services.telemetry.heartbeat import Pulse
+from services.telemetry.heartbeat import Heartbeat
 from services.telemetry.logs import get_logger
 from services.telemetry.metrics_file import check_metrics, drop_rows, keep_row
 from services.telemetry.overhead import counted
@@ -50,9 +50,10 @@ GAUGES = {
 
 
 @counted("metrics")
-def step_taken(pulse: Pulse, row: Mapping[str, Any], credits: Sequence[Credit], utilization: float | None) -> None:
+def step_taken(heartbeat: Heartbeat, row: Mapping[str, Any], credits: Sequence[Credit],
+               utilization: float | None) -> None:
     """Sets the meters of one learner step. `row` has all METRIC_KEYS; `utilization` is a share of the GPUs' FLOPs."""
-    meters = pulse.meters
+    meters = heartbeat.meters
     for key, (name, labels) in GAUGES.items():
         meters(name, **labels).set(row[key])
     meters("gagpo_learner_steps_total").inc()
@@ -68,8 +69,8 @@ def step_taken(pulse: Pulse, row: Mapping[str, Any], credits: Sequence[Credit], 
         for size in Counter(chain.from_iterable(credit.states)).values():
             for _ in range(size):
                 sizes.observe(size)
-    pulse.progressed()
-    pulse.holds(str(row["version"]))
+    heartbeat.progressed()
+    heartbeat.holds(str(row["version"]))
 
 
 def metrics_row(version: Version | None, manifest: Manifest, groups: Sequence[Sequence[Episode]],
@@ -139,7 +140,7 @@ class Observer:
     """Follows the loop from moment to moment and measures the time between them."""
 
     metrics: Path
-    pulse: Pulse = field(default_factory=lambda: Pulse("learner-0", "learner"))
+    heartbeat: Heartbeat = field(default_factory=lambda: Heartbeat("learner-0", "learner"))
     patience_s: float = 0.0
     """Longest wait for a folder that cannot be written (learner.collective_s)."""
     _phase: str = ""
@@ -209,11 +210,11 @@ class Observer:
         check_metrics(row)
         keep_row(self.ledger, msgspec.to_builtins(self._manifest), wait_s=self.patience_s)
         keep_row(self.metrics, row, wait_s=self.patience_s)
-        step_taken(self.pulse, row, self._report.credits, self._report.utilization)
+        step_taken(self.heartbeat, row, self._report.credits, self._report.utilization)
 
     def checkpointed(self, at: float) -> None:
         """The newest checkpoint was durable at this Unix time."""
-        self.pulse.meters("gagpo_learner_checkpoint_timestamp_seconds").set(at)
+        self.heartbeat.meters("gagpo_learner_checkpoint_timestamp_seconds").set(at)
 
     def _enter(self, phase: str, doing: str) -> None:
         """Ends the phase before. Phases without a name are timed elsewhere."""
@@ -221,4 +222,4 @@ class Observer:
         if self._phase:
             self._seconds[self._phase] = self._seconds.get(self._phase, 0.0) + now - self._entered
         self._phase, self._entered = phase, now
-        self.pulse.doing(doing)
+        self.heartbeat.doing(doing)

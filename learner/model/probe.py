@@ -49,7 +49,7 @@ ADVICE = "choose a model of a family that docs/models.md lists"
 class Probe:
     """The probe of one process. A collective: all ranks call both checks, with the same rows."""
 
-    gang: RankGroup
+    rank_group: RankGroup
     token_budget: int
     half: bool
     """Whether policy or sampler compute in bfloat16."""
@@ -64,7 +64,7 @@ class Probe:
             return
         rows, indices = _chosen(rows, self.token_budget)
         with torch.no_grad():
-            packed, _ = policy(pack_rows(rows, indices, self.gang.device, grid=self.grid))
+            packed, _ = policy(pack_rows(rows, indices, self.rank_group.device, grid=self.grid))
         alone = self._alone(policy, rows, indices)
         parts = packed.split([len(logprobs) for logprobs in alone])
         gaps = [float((part - own).abs().mean()) for part, own in zip(parts, alone, strict=True)]
@@ -81,7 +81,7 @@ class Probe:
             return ""
         gaps = [(logprobs - pack.sampler_logprobs)[~pack.stale[pack.row] & pack.sampler_logprobs.isfinite()].abs()
                 for pack, logprobs in zip(packs, recomputed, strict=True) if pack.weight]
-        total, count = self.gang.all_reduce([float(sum(gap.sum() for gap in gaps)), float(sum(map(len, gaps)))])
+        total, count = self.rank_group.all_reduce([float(sum(gap.sum() for gap in gaps)), float(sum(map(len, gaps)))])
         gap = total / count if count else 0.0
         if not self._done and count:
             self._done = True
@@ -93,10 +93,10 @@ class Probe:
     def _alone(self, policy: Policy, rows: Rows, indices: Ints) -> list[Tensor]:
         """Returns the logprobs of single rows by the model's own forward pass, and sets the bound by their logits."""
         with torch.no_grad():
-            alone = [policy(pack_rows(rows, np.array([index]), self.gang.device), own=True) for index in indices]
+            alone = [policy(pack_rows(rows, np.array([index]), self.rank_group.device), own=True) for index in indices]
         end_passes(policy)  # an update may follow, after which the gathered weights would be old
         spread = float(torch.cat([spread for _, spread in alone]).mean())
-        (widest,) = self.gang.all_reduce([spread], ReduceOp.MAX)  # all ranks must come to one result
+        (widest,) = self.rank_group.all_reduce([spread], ReduceOp.MAX)  # all ranks must come to one result
         self._bound = bound(policy, widest, half=self.half)
         return [logprobs for logprobs, _ in alone]
 

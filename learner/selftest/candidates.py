@@ -53,15 +53,15 @@ def _module(name: str) -> Any:
 def _policy(checks: Checks) -> Policy:
     checks.gauge.fresh()
     policy, weights = empty_policy(checks.folder)
-    weights.fill(policy, checks.gang.device, torch.bfloat16)
-    return policy.to(checks.gang.device)
+    weights.fill(policy, checks.rank_group.device, torch.bfloat16)
+    return policy.to(checks.rank_group.device)
 
 
 def _speed(checks: Checks, change: Callable[[Policy], Policy]) -> float:
     """Returns the tokens per second, forwards and backwards, over a pack of the middle size."""
     policy = change(_policy(checks))
     rows = max(1, checks.scene.packs[0] // checks.scene.row)
-    pack = checks.pack(rows, grid=not takes_varlen(checks.gang.device, half=True))
+    pack = checks.pack(rows, grid=not takes_varlen(checks.rank_group.device, half=True))
 
     def work() -> None:
         logp, _ = policy(pack)

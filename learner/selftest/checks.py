@@ -44,16 +44,16 @@ Lines = Iterator[Line]
 class Checks:
     """The shared parts of the checks: the sizes, a folder with a model, a group of one rank."""
 
-    def __init__(self, scene: Scene, folder: Path, gang: RankGroup) -> None:
-        self.scene, self.folder, self.gang = scene, folder, gang
-        self.gauge = Gauge(gang.device)
+    def __init__(self, scene: Scene, folder: Path, rank_group: RankGroup) -> None:
+        self.scene, self.folder, self.rank_group = scene, folder, rank_group
+        self.gauge = Gauge(rank_group.device)
         self.rate = 0.0
         """FLOPs per second of a large matrix product."""
 
     def learner(self, tokens: int, **learner: Any) -> Learner:
         """Returns a new learner on an emptied device."""
         self.gauge.fresh()
-        return Learner(config(tokens, self.gang.device, **learner), self.folder, self.gang)
+        return Learner(config(tokens, self.rank_group.device, **learner), self.folder, self.rank_group)
 
     def step_rows(self, tokens: int) -> int:
         """Returns the number of rows of one update with packs of so many tokens."""
@@ -62,18 +62,18 @@ class Checks:
     def rows(self, count: int) -> Rows:
         """Returns rows with credit."""
         found = groups(self.scene, count)
-        return rows_of(found, assign_credit(found, config(64, self.gang.device).learner.credit), policy_step=0)
+        return rows_of(found, assign_credit(found, config(64, self.rank_group.device).learner.credit), policy_step=0)
 
     def pack(self, count: int, *, grid: bool) -> Pack:
         """Returns a pack of `count` rows."""
         rows = self.rows(max(2, count))
-        return pack_rows(rows, torch.arange(count).numpy(), self.gang.device, grid=grid)
+        return pack_rows(rows, torch.arange(count).numpy(), self.rank_group.device, grid=grid)
 
     def device(self) -> Lines:
         """Yields the name of the device and its speed of multiplication."""
         self.rate = self.gauge.matmul_rate(self.scene.square)
         cuda = self.gauge.cuda
-        name = torch.cuda.get_device_name(self.gang.device) if cuda else "CPU"
+        name = torch.cuda.get_device_name(self.rank_group.device) if cuda else "CPU"
         stated = peak(name)
         yield Line(name="device", found=f"{name}, torch {torch.__version__}")
         yield Line(name="bfloat16 matrix product", found=f"{rounded(self.rate / 1e12)} TFLOP/s",
@@ -126,7 +126,7 @@ class Checks:
     def numerics(self) -> Lines:
         """Compares the learner's logprobs in bfloat16 with those of the plain model in float32."""
         learner = self.learner(self.scene.packs[0])
-        varlen = takes_varlen(self.gang.device, half=True)
+        varlen = takes_varlen(self.rank_group.device, half=True)
         with torch.no_grad():
             found, _ = learner.policy(self.pack(1, grid=not varlen))
         del learner
@@ -134,7 +134,7 @@ class Checks:
         hf = AutoModelForCausalLM.from_pretrained(
             self.folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True,
             trust_remote_code=False)
-        cast(nn.Module, hf).to(self.gang.device)
+        cast(nn.Module, hf).to(self.rank_group.device)
         pack = self.pack(1, grid=False)
         with torch.no_grad():
             logits = hf(input_ids=pack.tokens, logits_to_keep=self.scene.response + 1).logits[0, :-1]
@@ -150,13 +150,13 @@ class Checks:
         heads, keys = self.scene.model["num_attention_heads"], self.scene.model["num_key_value_heads"]
         size, tokens = self.scene.model["hidden_size"] // heads, flat.tokens.shape[1]
         inputs = query, key, value = [
-            torch.randn(1, h, tokens, size, device=self.gang.device, dtype=torch.bfloat16, requires_grad=True)
+            torch.randn(1, h, tokens, size, device=self.rank_group.device, dtype=torch.bfloat16, requires_grad=True)
             for h in (heads, keys, keys)]
-        weights = torch.randn(1, tokens, heads, size, device=self.gang.device, dtype=torch.bfloat16)
+        weights = torch.randn(1, tokens, heads, size, device=self.rank_group.device, dtype=torch.bfloat16)
         assert grid.grid is not None
         rectangle, outputs = grid.grid, dict[str, list[Tensor]]()
         kernels = {"rectangle": lambda: attend_grid(query, key, value, rectangle, scaling=None, window=None)}
-        if takes_varlen(self.gang.device, half=True):
+        if takes_varlen(self.rank_group.device, half=True):
             kernels["varlen"] = lambda: attend_varlen(query, key, value, flat, scaling=None, window=None)
         for name, kernel in kernels.items():
             out = kernel()
@@ -229,13 +229,13 @@ class Checks:
         tokens = self.scene.packs[-1]
         learner = self.learner(tokens, lr=1e-2, lora={"rank": self.scene.lora_rank})
         yield from self._three_steps(f"LoRA, {tokens} tokens a pack", learner, tokens, {})
-        varlen = takes_varlen(self.gang.device, half=True)
+        varlen = takes_varlen(self.rank_group.device, half=True)
         with torch.no_grad():
             adapted, _ = learner.policy(self.pack(1, grid=not varlen))
         exported = self.folder / "merged"
         learner.export(exported)
         with torch.no_grad():
-            merged, _ = load_policy(exported, self.gang.device)(self.pack(1, grid=True))
+            merged, _ = load_policy(exported, self.rank_group.device)(self.pack(1, grid=True))
         yield Line(name="LoRA, |dlogp| of merged weights", found=f"mean {float((adapted - merged).abs().mean()):.4f}",
                    aim=f"mean < {DLOGP}", passed=bool((adapted - merged).abs().mean() < DLOGP))
 

@@ -61,7 +61,8 @@ def imitation(checks: Checks) -> Iterator[Line]:
     rows = [TokenRow(ids=rng.integers(0, scene.model["vocab_size"], scene.row, dtype=np.int32),
                      prompt_tokens=scene.prompt) for _ in range(count)]
     checks.gauge.fresh()
-    learner = imitator(config(tokens, checks.gang.device).model_copy(update={"sft": sft}), checks.folder, checks.gang)
+    learner = imitator(config(tokens, checks.rank_group.device).model_copy(update={"sft": sft}), checks.folder,
+                       checks.rank_group)
     told: list[SftProgress] = []
     train_on_ranks(learner, rows, sft, budget=Budget(updates=UPDATES), seed=0, report=told.append)
     # Each report is a mean over the updates so far, so the last loss is the difference of two sums.
@@ -89,11 +90,11 @@ def run(folder: Path, scene: Scene | None = None, *, names: Iterable[str] = CHEC
     that run beside the first one.
     """
     cuda = torch.cuda.is_available()
-    gang = RankGroup(0, 1, gpu=cuda)
+    rank_group = RankGroup(0, 1, gpu=cuda)
     try:
         sizes = scene or (GPU if cuda else TINY)
-        checks = Checks(sizes, write_model(sizes, folder / "model", gang.device), gang)
+        checks = Checks(sizes, write_model(sizes, folder / "model", rank_group.device), rank_group)
         for name in dict.fromkeys(("device", *names)):
             yield from attempt(name, partial(CHECKS[name], checks))
     finally:
-        gang.leave()
+        rank_group.leave()

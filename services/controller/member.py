@@ -15,7 +15,7 @@ class End(NamedTuple):
 
 
 class Member(Protocol):
-    """One process, or a gang: several processes that start and end together."""
+    """One process, or a rank group: several processes that start and end together."""
 
     name: str
     role: str

@@ -9,43 +9,43 @@ from services.config.tree import Config
 from services.controller.demand import demand_of
 from services.controller.supervise import Supervisor
 from services.store.store import Store
-from services.telemetry.heartbeat import Pulse
+from services.telemetry.heartbeat import Heartbeat
 from services.telemetry.names import CATALOGUE
 from services.telemetry.tickets import reason_class
 
 
 class Telemetry:
-    """The controller's pulse: its metrics and its present activity. All methods are thread-safe."""
+    """The controller's heartbeat: its metrics and its present activity. All methods are thread-safe."""
 
     def __init__(self) -> None:
-        self.pulse = Pulse("controller", "controller")
+        self.heartbeat = Heartbeat("controller", "controller")
         self.state("starting", "starting")
-        self.pulse.meters("gagpo_controller_progress_timestamp_seconds").set_to_current_time()
+        self.heartbeat.meters("gagpo_controller_progress_timestamp_seconds").set_to_current_time()
 
     def state(self, name: str, doing: str) -> None:
         """Sets the controller's present activity: `name` is one of the declared states, `doing` a text for people."""
         self._mark("gagpo_controller_state", "state", {name})
-        self.pulse.doing(doing)
+        self.heartbeat.doing(doing)
 
     def _mark(self, name: str, label: str, present: Collection[str]) -> None:
         """Sets a gauge to 1 for the values of its label that are present, and to 0 for the others."""
         values = CATALOGUE[name].labels[label]
         assert isinstance(values, tuple)
         for value in values:
-            self.pulse.meters(name, **{label: value}).set(value in present)
+            self.heartbeat.meters(name, **{label: value}).set(value in present)
 
     def moved(self, version: str) -> None:
         """Records progress: a count of the store, a turn, a weight update or a learner step.
 
         `version`: short name of the current version.
         """
-        self.pulse.progressed()
-        self.pulse.holds(version)
-        self.pulse.meters("gagpo_controller_progress_timestamp_seconds").set_to_current_time()
+        self.heartbeat.progressed()
+        self.heartbeat.holds(version)
+        self.heartbeat.meters("gagpo_controller_progress_timestamp_seconds").set_to_current_time()
 
     def dropped(self, reason: str) -> None:
         """Counts a group that the controller has dropped."""
-        self.pulse.meters("gagpo_groups_dropped_total", reason=reason_class(reason)).inc()
+        self.heartbeat.meters("gagpo_groups_dropped_total", reason=reason_class(reason)).inc()
 
     def warned(self, rules: Collection[str]) -> None:
         """Exports the health warnings that hold now. `rules`: the names of their rules."""
@@ -53,7 +53,7 @@ class Telemetry:
 
     def evaluated(self, summary: Mapping[str, Any]) -> None:
         """Exports an evaluation. `summary`: a row of evaluations.jsonl; values that a damaged one lacks are null."""
-        meters = self.pulse.meters
+        meters = self.heartbeat.meters
         meters("gagpo_eval_step").set(summary["step"])
         if summary["episode_length"] is not None:
             meters("gagpo_eval_episode_length_steps").set(summary["episode_length"])
@@ -63,7 +63,7 @@ class Telemetry:
 
     def fill(self, store: Store, config: Config, supervisor: Supervisor) -> None:
         """Updates the metrics from the store's counts, which other processes change too. Called before a heartbeat."""
-        counts, backlog, meters = store.counts(), store.backlog(), self.pulse.meters
+        counts, backlog, meters = store.counts(), store.backlog(), self.heartbeat.meters
         meters.follow("gagpo_store_groups_issued_total", counts.issued)
         meters.follow("gagpo_store_groups_trained_total", counts.trained)
         meters.follow("gagpo_store_groups_dropped_total", counts.dropped)
@@ -75,7 +75,7 @@ class Telemetry:
                 wanted[role] += count
         for role, count in wanted.items():
             meters("gagpo_controller_wanted_members", role=role).set(count)
-        self.pulse.sick(supervisor.sick())
+        self.heartbeat.sick(supervisor.sick())
         meters("gagpo_store_groups_ready", kind="train").set(counts.ready_groups)
         meters("gagpo_store_groups_ready", kind="eval").set(counts.ready_eval)
         meters("gagpo_store_tickets", state="waiting").set(backlog.waiting)

@@ -33,7 +33,7 @@ class Rendezvous:
         if is_local(self._address):
             # A file in memory: this user's alone, and gone with this process, however that ends. It is never closed,
             # because a late rank would write into the file that gets its number next.
-            return f"/proc/{os.getpid()}/fd/{os.memfd_create('gagpo-gang')}"
+            return f"/proc/{os.getpid()}/fd/{os.memfd_create('gagpo-rank group')}"
         self._listener = socket.create_server((self._address, 0), family=family_of(self._address))
         return host_port(self._address, self._listener.getsockname()[1])
 

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 
 from services.store.lease import LeaseHeld, LeaseKeeper
 from services.store.store import Store
-from services.telemetry.heartbeat import Pulse, all_do
+from services.telemetry.heartbeat import Heartbeat, all_do
 
 ROLE = "gpu"
 """Followed by the number of the GPU among those that are shared."""
@@ -39,9 +39,9 @@ class GpuLease:
         """Returns whether the learner waits for the GPU."""
         return all_do(self._store.state.beats(ASKING), "learner", WANTED)
 
-    def send_heartbeat(self, pulse: Pulse) -> None:
+    def send_heartbeat(self, heartbeat: Heartbeat) -> None:
         """Sends the learner's heartbeat at once, because the other side waits for it."""
-        pulse.send(self._store.state.beat)
+        heartbeat.send(self._store.state.beat)
 
     def take(self) -> bool:
         """Takes the GPU and returns True, or False while another living process holds it."""

@@ -54,7 +54,7 @@ def all_do(beats: Mapping[str, Mapping[str, Any]], role: Role, doing: str) -> bo
     return bool(activities) and all(activity == doing for activity in activities)
 
 
-class Pulse:
+class Heartbeat:
     """The state from which a process makes its heartbeats. Thread-safe."""
 
     def __init__(self, name: str, role: Role) -> None:
@@ -106,14 +106,14 @@ class Beating:
     loop itself notices a store that stays away, and Prometheus notices that the series ends.
     """
 
-    def __init__(self, pulse: Pulse, send: Send, *, fill: Callable[[], object] = lambda: None) -> None:
-        self._pulse, self._send, self._fill = pulse, send, fill
+    def __init__(self, heartbeat: Heartbeat, send: Send, *, fill: Callable[[], object] = lambda: None) -> None:
+        self._heartbeat, self._send, self._fill = heartbeat, send, fill
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"heartbeat-{pulse.name}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"heartbeat-{heartbeat.name}", daemon=True)
 
-    def __enter__(self) -> Pulse:
+    def __enter__(self) -> Heartbeat:
         self._thread.start()
-        return self._pulse
+        return self._heartbeat
 
     def __exit__(self, *_: object) -> None:
         self._done.set()
@@ -127,7 +127,7 @@ class Beating:
                 failing = False
             except Exception as error:
                 if not failing:
-                    log.warning("no heartbeat", worker=self._pulse.name, reason=str(error))
+                    log.warning("no heartbeat", worker=self._heartbeat.name, reason=str(error))
                 failing = True
             if self._done.wait(BEAT_S):
                 return
@@ -135,4 +135,4 @@ class Beating:
     @counted("metrics")
     def _tell(self) -> None:
         self._fill()
-        self._pulse.send(self._send)
+        self._heartbeat.send(self._send)

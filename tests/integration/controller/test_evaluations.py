@@ -200,7 +200,7 @@ def test_an_evaluated_step_is_not_evaluated_again_after_a_restart(world):
 
 
 def gauges(controller, name: str) -> dict[str, float]:
-    samples = controller.telemetry.pulse.meters.snapshot()[name]
+    samples = controller.telemetry.heartbeat.meters.snapshot()[name]
     return {labels.get("task_type", ""): value for _, labels, value in samples}
 
 

@@ -75,7 +75,7 @@ def test_only_the_wait_for_servers_that_the_run_starts_itself_raises_no_alert(wo
     server = Scripted("environment server 0", [], role="environment")
     server.answers = not starts
     controller.supervisor.add(server)
-    moved = controller.telemetry.pulse.meters("gagpo_controller_progress_timestamp_seconds")
+    moved = controller.telemetry.heartbeat.meters("gagpo_controller_progress_timestamp_seconds")
     run.store.state.beat("rollout-0", {"role": "rollout", "doing": NO_SERVERS, "at": 1.0})
     controller.tick()
     moved.set(0)

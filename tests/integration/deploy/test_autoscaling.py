@@ -32,7 +32,7 @@ from services.process.addresses import held_port
 from services.store.lease import Lease
 from services.store.redis_server import private_redis
 from services.store.store import Store
-from services.telemetry.heartbeat import Pulse
+from services.telemetry.heartbeat import Heartbeat
 
 pytestmark = pytest.mark.timeout(900)
 DEADLINE_S = 300.0
@@ -56,21 +56,21 @@ class Cluster:
             servers=Fleet(self.supervisor, lambda index: EnvServer(index, held_port(), folder / "config.yaml", folder)))
         self.urls = parts.urls
         self.scaling = Scaling(parts, self._lease(), self._worker, note=self.notes.append)
-        self._pulses: dict[str, Pulse] = {}
+        self._heartbeats: dict[str, Heartbeat] = {}
 
     def _lease(self) -> Lease:
         return self.store.leases.acquire("controller", "test", ttl_s=3600)
 
     def _worker(self, index: int) -> Scripted | Playing:
-        self._pulses[f"rollout-{index}"] = Pulse(f"rollout-{index}", "rollout")
+        self._heartbeats[f"rollout-{index}"] = Heartbeat(f"rollout-{index}", "rollout")
         return Scripted(f"rollout worker {index}", [], beat=f"rollout-{index}")
 
     def beat(self, wait_s: float, playing: int) -> None:
         """Sends a heartbeat of each worker: one more episode has begun, after its ticket has waited so long."""
-        for name, pulse in self._pulses.items():
-            pulse.meters("gagpo_rollout_queue_seconds").observe(wait_s)
-            pulse.meters("gagpo_rollout_tickets", state="playing").set(playing)
-            self.store.state.beat(name, pulse.beat(), ttl_s=600)
+        for name, heartbeat in self._heartbeats.items():
+            heartbeat.meters("gagpo_rollout_queue_seconds").observe(wait_s)
+            heartbeat.meters("gagpo_rollout_tickets", state="playing").set(playing)
+            self.store.state.beat(name, heartbeat.beat(), ttl_s=600)
 
     async def until(self, happened: Callable[[], bool], episodes: list[EpisodeHandle], *, wait_s: float) -> None:
         """Plays the episodes on and on, and beats, until it has happened."""

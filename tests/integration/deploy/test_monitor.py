@@ -24,7 +24,7 @@ from deploy.monitor.servers import DASHBOARDS, SHIPPED, grafana, prometheus
 from deploy.runs.folder import targets_folder
 from services.errors import UserError
 from services.telemetry.exposition import serving
-from services.telemetry.heartbeat import Pulse, decode
+from services.telemetry.heartbeat import Heartbeat, decode
 
 needs_prometheus = pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed")
 START_S = 60.0
@@ -51,9 +51,9 @@ def start(runs_dir: Path, out: Path) -> subprocess.Popen[bytes]:
 
 @needs_prometheus
 def test_a_run_is_found_and_scraped_until_ctrl_c(tmp_path: Path):
-    pulse, runs_dir, out = Pulse("controller", "controller"), tmp_path / "runs", tmp_path / "out"
-    pulse.meters("gagpo_controller_capacity_groups").set(3)
-    with serving(lambda: decode({"controller": pulse.beat()}), host="127.0.0.1", port=0) as address:
+    heartbeat, runs_dir, out = Heartbeat("controller", "controller"), tmp_path / "runs", tmp_path / "out"
+    heartbeat.meters("gagpo_controller_capacity_groups").set(3)
+    with serving(lambda: decode({"controller": heartbeat.beat()}), host="127.0.0.1", port=0) as address:
         targets_folder(runs_dir).mkdir(parents=True)
         (targets_folder(runs_dir) / "mine.json").write_text(json.dumps(target_groups("mine", address, [])))
         process = start(runs_dir, out)

@@ -31,7 +31,7 @@ from services.records import Ticket, Version
 from services.store.redis_server import private_redis
 from services.store.store import Store
 from services.telemetry.exposition import serving
-from services.telemetry.heartbeat import Pulse, decode
+from services.telemetry.heartbeat import Heartbeat, decode
 from services.weights.pack import pack_tensors
 
 URLS = ("http://127.0.0.1:1", "https://env.example:8443")
@@ -88,10 +88,10 @@ def test_workers_are_shown_while_they_beat_and_the_store_beside_them(
     issue(parts.store)
     assert len(parts.store.claim("rollout-0", 1)) == 1
     for name, steps in (("rollout-0", 3), ("rollout-1", 4)):
-        pulse = Pulse(name, "rollout")
-        pulse.doing("waits for tickets")
-        pulse.meters("gagpo_rollout_env_steps_total").inc(steps)
-        parts.store.state.beat(name, pulse.beat(), ttl_s=600.0)
+        heartbeat = Heartbeat(name, "rollout")
+        heartbeat.doing("waits for tickets")
+        heartbeat.meters("gagpo_rollout_env_steps_total").inc(steps)
+        parts.store.state.beat(name, heartbeat.beat(), ttl_s=600.0)
     notes: list[str] = []
     with monitoring(parts, Telemetry(), folder, note=notes.append):
         groups = json.loads(folder.targets.read_text())
@@ -107,7 +107,7 @@ def test_workers_are_shown_while_they_beat_and_the_store_beside_them(
         age = scrape(address)["gagpo_store_oldest_ticket_age_seconds", frozenset({("worker", "controller")})]
         assert 0 < age <= time.monotonic() - since + 1
         assert httpx.get(f"http://{address}/", timeout=60).status_code == 404
-        parts.store.state.beat("rollout-1", pulse.beat(), ttl_s=0.05)
+        parts.store.state.beat("rollout-1", heartbeat.beat(), ttl_s=0.05)
         until(address, "gagpo_rollout_env_steps_total", None, worker="rollout-1")
         workers = {dict(labels)["worker"] for _, labels in scrape(address)}
         assert workers == {"rollout-0", "controller"}, "a dead worker leaves no series"

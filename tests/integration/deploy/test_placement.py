@@ -22,7 +22,7 @@ from deploy.launch.topology import _weights_actor
 from deploy.members import ray_actor
 from deploy.members.env_server import PlacedServer, ServerHost
 from deploy.members.placement import ClusterPlace, GpuShare, SharedGpus, bundle, total_nodes
-from deploy.members.ray_actor import Actor, LearnerGang
+from deploy.members.ray_actor import Actor, LearnerRanks
 from deploy.runs.configs import load_config
 from services.config.file import dump_config
 from services.config.rollout import SupervisionSection
@@ -112,7 +112,7 @@ def reaches_redis(mark: str, folder: Path) -> bool:
         return list(Store(url, "late").state.beats()) == [mark]
 
 
-def test_a_gang_waits_for_room_starts_whole_and_goes_on_with_fewer_after_the_loss_of_a_node(
+def test_a_rank_group_waits_for_room_starts_whole_and_goes_on_with_fewer_after_the_loss_of_a_node(
         cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     for _ in range(2):
         add_node(cluster, num_cpus=1)
@@ -137,10 +137,10 @@ def test_a_gang_waits_for_room_starts_whole_and_goes_on_with_fewer_after_the_los
     assert reaches_redis("gpu_node", tmp_path / "redis")
     notes: list[str] = []
     supervisor = Supervisor(notes.append, SupervisionSection())
-    gang = LearnerGang(3, make, bundle(cpus=1), fewest=2)
-    supervisor.add(gang)
+    rank_group = LearnerRanks(3, make, bundle(cpus=1), fewest=2)
+    supervisor.add(rank_group)
     until(lambda: len(started) == 3, supervisor)
-    until(lambda: gang._lives, supervisor)
+    until(lambda: rank_group._lives, supervisor)
     monkeypatch.setattr(ray_actor, "SHRINK_AFTER_S", 0.0)  # only now: three had to be waited for, however long
     cluster.remove_node(third, allow_graceful=False)
     until(lambda: len(started) == 5, supervisor)
@@ -167,7 +167,7 @@ def test_ranks_share_a_node_although_a_run_adds_its_workers_first(cluster: Clust
         f"worker {index}", "rollout", f"rollout-{index}", partial(make, f"worker {index}"),
         ClusterPlace([bundle(cpus=1)])))
     fleet.want(4)
-    supervisor.add(LearnerGang(4, lambda rank, _, options: make(f"rank {rank}", options), bundle(cpus=1)))
+    supervisor.add(LearnerRanks(4, lambda rank, _, options: make(f"rank {rank}", options), bundle(cpus=1)))
     until(lambda: len(nodes) == 8, supervisor)
     assert len({node for name, node in nodes.items() if name.startswith("rank")}) == 1, nodes
     supervisor.stop()

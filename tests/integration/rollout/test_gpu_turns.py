@@ -11,7 +11,7 @@ from services.errors import DeadlineExceeded, LeaseLost
 from services.store import gpu_lease
 from services.store.gpu_lease import ROLE, GpuLease
 from services.store.store import Store
-from services.telemetry.heartbeat import Beating, Pulse
+from services.telemetry.heartbeat import Beating, Heartbeat
 
 ROUNDS = 3
 DEADLINE_S = 240.0
@@ -49,16 +49,16 @@ class Sampler:
 
 def learner_turns(store, memory, woken):
     """Trains ROUNDS times, each after the sampler has woken up."""
-    lease, pulse = GpuLease(store, "run-learner"), Pulse("learner-0", "learner")
-    with Beating(pulse, store.state.beat):
+    lease, heartbeat = GpuLease(store, "run-learner"), Heartbeat("learner-0", "learner")
+    with Beating(heartbeat, store.state.beat):
         for _ in range(ROUNDS):
             assert woken.wait(DEADLINE_S)
             woken.clear()
-            with gpu_turn([lease], pulse, check=lambda: None, wait_s=DEADLINE_S):
+            with gpu_turn([lease], heartbeat, check=lambda: None, wait_s=DEADLINE_S):
                 memory.fill("learner")
                 memory.clear("learner")
-            pulse.doing("waits for groups")
-            lease.send_heartbeat(pulse)
+            heartbeat.doing("waits for groups")
+            lease.send_heartbeat(heartbeat)
 
 
 def test_the_two_never_fill_the_gpu_at_once(redis_url, run_name):
@@ -86,13 +86,13 @@ def test_the_learner_gets_the_gpu_of_a_dead_worker_and_a_worker_that_starts_wait
     store = Store(redis_url, run_name)
     store.leases.acquire(f"{ROLE}-0", "rollout-0", ttl_s=0.2)  # and never renews it
     turns = GpuTurns(GpuLease(store, "rollout-0"), wait_s=0.0)
-    learner, pulse = GpuLease(store, "run-learner"), Pulse("learner-0", "learner")
-    with (gpu_turn([learner], pulse, check=lambda: None, wait_s=DEADLINE_S),
+    learner, heartbeat = GpuLease(store, "run-learner"), Heartbeat("learner-0", "learner")
+    with (gpu_turn([learner], heartbeat, check=lambda: None, wait_s=DEADLINE_S),
           pytest.raises(DeadlineExceeded, match=r"over 0 s \(learner\.wait_s\)")):
         asyncio.run(turns.take())
     asyncio.run(GpuTurns(GpuLease(store, "rollout-0"), wait_s=DEADLINE_S).take())
     with (pytest.raises(DeadlineExceeded, match="a rollout worker kept its GPU"),
-          gpu_turn([learner], pulse, check=lambda: None, wait_s=0.0)):
+          gpu_turn([learner], heartbeat, check=lambda: None, wait_s=0.0)):
         pytest.fail("two hold it")
 
 
@@ -118,17 +118,17 @@ def test_the_learner_trains_once_every_sampler_that_it_shares_a_gpu_with_sleeps(
     store, memories = Store(redis_url, run_name), [Memory(), Memory()]
     samplers = [Sampler(memory) for memory in memories]
     turns = [GpuTurns(GpuLease(store, f"rollout-{k}", k), wait_s=DEADLINE_S) for k in range(2)]
-    leases, pulse = [GpuLease(store, "run-learner", k) for k in range(2)], Pulse("learner-0", "learner")
+    leases, heartbeat = [GpuLease(store, "run-learner", k) for k in range(2)], Heartbeat("learner-0", "learner")
     trained, awake = threading.Event(), None
 
     def learn():
-        with Beating(pulse, store.state.beat):
-            with gpu_turn(leases, pulse, check=lambda: None, wait_s=DEADLINE_S):
+        with Beating(heartbeat, store.state.beat):
+            with gpu_turn(leases, heartbeat, check=lambda: None, wait_s=DEADLINE_S):
                 for memory in memories:
                     memory.fill("learner")
                     memory.clear("learner")
-            pulse.doing("waits for groups")
-            leases[0].send_heartbeat(pulse)
+            heartbeat.doing("waits for groups")
+            leases[0].send_heartbeat(heartbeat)
         trained.set()
 
     async def work(k):
@@ -155,21 +155,21 @@ def test_the_learner_trains_once_every_sampler_that_it_shares_a_gpu_with_sleeps(
 
 def test_a_learner_that_fails_on_its_gpu_keeps_it_until_its_process_has_ended(redis_url, run_name):
     """Its states still fill the memory. Its next process has the GPU at once."""
-    store, pulse = Store(redis_url, run_name), Pulse("learner-0", "learner")
+    store, heartbeat = Store(redis_url, run_name), Heartbeat("learner-0", "learner")
     leases = [GpuLease(store, "run-learner", k) for k in range(2)]
-    with (pytest.raises(ZeroDivisionError), gpu_turn(leases, pulse, check=lambda: None, wait_s=DEADLINE_S)):
+    with (pytest.raises(ZeroDivisionError), gpu_turn(leases, heartbeat, check=lambda: None, wait_s=DEADLINE_S)):
         raise ZeroDivisionError
     assert not any(GpuLease(store, f"rollout-{k}", k).take() for k in range(2))
-    with gpu_turn([GpuLease(store, "run-learner", k) for k in range(2)], pulse, check=lambda: None, wait_s=0.0):
+    with gpu_turn([GpuLease(store, "run-learner", k) for k in range(2)], heartbeat, check=lambda: None, wait_s=0.0):
         pass
     assert all(GpuLease(store, f"rollout-{k}", k).take() for k in range(2))
 
 
 def test_a_learner_that_gives_up_waiting_gives_the_gpus_that_it_has(redis_url, run_name):
-    store, pulse = Store(redis_url, run_name), Pulse("learner-0", "learner")
+    store, heartbeat = Store(redis_url, run_name), Heartbeat("learner-0", "learner")
     first, second = (GpuLease(store, f"rollout-{k}", k) for k in range(2))
     assert second.take()
     with (pytest.raises(DeadlineExceeded),
-          gpu_turn([GpuLease(store, "run-learner", k) for k in range(2)], pulse, check=lambda: None, wait_s=0.0)):
+          gpu_turn([GpuLease(store, "run-learner", k) for k in range(2)], heartbeat, check=lambda: None, wait_s=0.0)):
         pytest.fail("two hold it")
     assert first.take()

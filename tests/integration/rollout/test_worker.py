@@ -18,7 +18,7 @@ from services.records import Version, VersionSpan
 from services.seeds import seed_for
 from services.store.gpu_lease import GpuLease
 from services.store.store import Store
-from services.telemetry.heartbeat import Beating, Pulse
+from services.telemetry.heartbeat import Beating, Heartbeat
 from services.telemetry.logs import configure_logs
 from services.weights.canary import PROMPTS, Canary
 
@@ -71,11 +71,11 @@ async def test_a_worker_sleeps_while_the_learner_has_the_gpu_and_its_episodes_go
     for group in ("train/0", "train/1", "train/2"):
         issue(world.store, world.lease, group, min_step=1)
     turns = GpuTurns(GpuLease(Store(world.redis_url, world.run), "rollout-0"), wait_s=DEADLINE_S)
-    learner, pulse = GpuLease(Store(world.redis_url, world.run), "run-learner"), Pulse("learner-0", "learner")
+    learner, heartbeat = GpuLease(Store(world.redis_url, world.run), "run-learner"), Heartbeat("learner-0", "learner")
     await turns.take()
     async with working(world, gpu_turns=turns) as worker:
-        turn = gpu_turn([learner], pulse, check=lambda: None, wait_s=DEADLINE_S)
-        with Beating(pulse, Store(world.redis_url, world.run).state.beat):  # its wish ends with its last heartbeat
+        turn = gpu_turn([learner], heartbeat, check=lambda: None, wait_s=DEADLINE_S)
+        with Beating(heartbeat, Store(world.redis_url, world.run).state.beat):  # its wish ends with its last heartbeat
             await asyncio.to_thread(turn.__enter__)
             beats = world.store.state.beats
             await until(world, lambda: beats().get("rollout-0", {}).get("doing", "").startswith("asleep"), worker)

@@ -26,7 +26,7 @@ def model_path(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def gang():
+def rank_group():
     """Provides the group of one rank. A process has only one process group."""
     alone = RankGroup(0, 1)
     yield alone

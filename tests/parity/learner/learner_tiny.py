@@ -73,11 +73,11 @@ def make_demonstrations(count=7):
                      prompt_tokens=int(rng.integers(1, 4))) for _ in range(count)]
 
 
-def make_learner(model, gang, **learner):
+def make_learner(model, rank_group, **learner):
     """Makes a learner, with demonstrations."""
     if learner.get("distill", {}).get("teacher") == TEACHER:
         learner = learner | {"distill": learner["distill"] | {"teacher": teacher_of(model)}}
-    return Learner(make_config(**learner), model, gang, demonstrations=make_demonstrations())
+    return Learner(make_config(**learner), model, rank_group, demonstrations=make_demonstrations())
 
 
 CASES = {

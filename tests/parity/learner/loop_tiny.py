@@ -52,7 +52,7 @@ class Crash(Exception):
     pass
 
 
-def run(store, folder, model_path, gang, *, crash_at=None, leave_at=None, parks=False, ask=None,
+def run(store, folder, model_path, rank_group, *, crash_at=None, leave_at=None, parks=False, ask=None,
         meanwhile=lambda check: None, mirrored=None, wanted=lambda: None,
         slow=lambda version: None, **sections):
     """One life of a learner: up to the end, to the publication of `crash_at`, or until it is asked to leave.
@@ -84,7 +84,7 @@ def run(store, folder, model_path, gang, *, crash_at=None, leave_at=None, parks=
         if leave_at == f"publishing {version.step + 1}":
             raise Leaving
 
-    learner = Learner(config, model_path, gang)
+    learner = Learner(config, model_path, rank_group)
     if parks:
         learner.park()
     sender = HostSender(learner.sender, publish, wanted)

@@ -1,4 +1,4 @@
-"""A gang of several ranks: python rank_process.py WORLD NODES RENDEZVOUS MODEL OUT CASE...
+"""A rank group of several ranks: python rank_process.py WORLD NODES RENDEZVOUS MODEL OUT CASE...
 
 The case `imitates` makes a cold start, and `goes-on` one that is interrupted twice. In each other case two steps, save
 beside a third one, load, the third one on other groups.
@@ -107,14 +107,14 @@ LIVES = {"imitates": (), "goes-on": (2, 4)}
 """Cases of a cold start: the updates after which each of its lives but the last is interrupted."""
 
 
-def imitates(gang, model, out, name):
+def imitates(rank_group, model, out, name):
     """Makes a cold start from the rows and the settings in `out`."""
     sft = SftSection.model_validate_json((out / "sft.json").read_text())
     config = make_config(betas=(0.9, 0.99), weight_decay=0.01, grad_clip=1e9).model_copy(update={"sft": sft})
     order, rows = Order(model=model, out=out / "new", work=out, budget=Budget(updates=5), seed=3), load_rows(out / ROWS)
 
     def life(end):
-        learner = imitator(config, model, gang)
+        learner = imitator(config, model, rank_group)
         norms = norms_of(learner.stepper.policy)
         kept = States(learner, order) if name == "goes-on" else None
         with suppress(Interrupted):
@@ -125,38 +125,38 @@ def imitates(gang, model, out, name):
     for end in LIVES[name]:
         life(end)
     learner, norms = life(None)
-    if gang.rank:
+    if rank_group.rank:
         learner.follow()
     else:
         (out / name).mkdir()
         torch.save({"weights": weights(learner), "norms": norms}, out / name / "made.pt")
-        gang.send_command(STOP)
+        rank_group.send_command(STOP)
 
 
 def run(rank, world, nodes, rendezvous, model, out, cases):
     torch.set_num_threads(1)
     store = Rendezvous("127.0.0.1", rank, world).join(rendezvous, 240.0)
-    gang = RankGroup(rank, world, store, node=str(rank * nodes // world), collective_s=COLLECTIVE_S)
+    rank_group = RankGroup(rank, world, store, node=str(rank * nodes // world), collective_s=COLLECTIVE_S)
     states.LEAST_S, states.COST = 0.0, math.inf  # one after each update
     for name in cases:
         if name in LIVES:
-            imitates(gang, Path(model), Path(out), name)
+            imitates(rank_group, Path(model), Path(out), name)
             continue
         memory.WHOLE = 0 if name.startswith("in-turn") else 1 << 30
         step.pack_rows = skewed if (name, rank) == ("skewed", 1) else pack_rows
-        learner = make_learner(Path(model), gang, ranks=world, **(CASES | VARIANTS | WRONG)[name])
+        learner = make_learner(Path(model), rank_group, ranks=world, **(CASES | VARIANTS | WRONG)[name])
         assert learner.layout.shards == (world // nodes if nodes < world else world)
-        for group in gang.mesh_of(learner.layout.shards).get_all_groups():
-            assert group._get_backend(gang.device).options._timeout.total_seconds() == COLLECTIVE_S
+        for group in rank_group.mesh_of(learner.layout.shards).get_all_groups():
+            assert group._get_backend(rank_group.device).options._timeout.total_seconds() == COLLECTIVE_S
         folder = Path(out) / name
         folder.mkdir(parents=True, exist_ok=True)
-        if gang.rank:
-            if gang.rank == world - 1:
+        if rank_group.rank:
+            if rank_group.rank == world - 1:
                 parks_late(learner, folder)
             learner.follow()
         else:
             lead(learner, folder)
-            gang.send_command(STOP)
+            rank_group.send_command(STOP)
     torch.distributed.destroy_process_group()
 
 

@@ -24,14 +24,14 @@ def states(result):
     return [(fate.state, fate.step) for fate in result.fates]
 
 
-def test_a_finished_run_is_clean_with_its_store_and_without(store, model_path, gang, tmp_path):
+def test_a_finished_run_is_clean_with_its_store_and_without(store, model_path, rank_group, tmp_path):
     """Group 1 is dropped before any of its episodes was finished; a crash and a replay change nothing."""
     issue(store, range(2))
     store.drop(store.leases.acquire("controller", "c"), Drop(group="train/00000001", task="t/1", reason="env: away"))
     play(store, range(2, 2 * STEPS + 1))
     with pytest.raises(Crash):
-        run(store, tmp_path, model_path, gang, crash_at=3)
-    run(store, tmp_path, model_path, gang)
+        run(store, tmp_path, model_path, rank_group, crash_at=3)
+    run(store, tmp_path, model_path, rank_group)
     expected = [("trained", 1), ("dropped", 1), ("trained", 1), *(("trained", n // 2) for n in range(4, 10))]
     for journal in (store.steps.journal(), None):
         result = audit(RunFolder(tmp_path), CONFIG, journal)
@@ -42,11 +42,11 @@ def test_a_finished_run_is_clean_with_its_store_and_without(store, model_path, g
         assert [fate.age for fate in result.fates if fate.state == "trained"] == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
-def test_a_run_that_goes_on_has_groups_in_flight(store, model_path, gang, tmp_path):
+def test_a_run_that_goes_on_has_groups_in_flight(store, model_path, rank_group, tmp_path):
     """After a crash at step 3 its manifest is written, groups 6 and 7 are ready, 8 is unfinished."""
     play(store, range(2 * STEPS))
     with pytest.raises(Crash):
-        run(store, tmp_path, model_path, gang, crash_at=3)
+        run(store, tmp_path, model_path, rank_group, crash_at=3)
     issue(store, [8])
     result = audit(RunFolder(tmp_path), CONFIG, store.steps.journal())
     assert result.findings == []
@@ -56,13 +56,13 @@ def test_a_run_that_goes_on_has_groups_in_flight(store, model_path, gang, tmp_pa
     assert "groups after number 3 are not judged" in alone.notes[0]
 
 
-def test_skipped_groups_are_explained(store, model_path, gang, tmp_path):
+def test_skipped_groups_are_explained(store, model_path, rank_group, tmp_path):
     play(store, range(2 * STEPS))
     with pytest.raises(Crash):
-        run(store, tmp_path, model_path, gang, crash_at=3)
+        run(store, tmp_path, model_path, rank_group, crash_at=3)
     skip_step(store, store.leases.acquire("controller", "c"), 3, keep=lambda _: None)
     play(store, [8, 9])
-    run(store, tmp_path, model_path, gang)
+    run(store, tmp_path, model_path, rank_group)
     result = audit(RunFolder(tmp_path), CONFIG, None)
     assert result.findings == []
     assert [(fate.group, fate.step) for fate in result.fates if fate.reason == REASON] == [

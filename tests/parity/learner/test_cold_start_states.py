@@ -8,7 +8,7 @@ import pytest
 import torch
 from learner_tiny import Interrupted, interrupt, make_config, weights
 from test_rank_training import on_ranks, shown
-from test_trainer import run_gang
+from test_trainer import run_rank_group
 
 from learner.cold_start import states
 from learner.cold_start.rank_training import imitator, train_on_ranks
@@ -28,11 +28,11 @@ def _a_state_after_each_update(monkeypatch):
 
 
 @pytest.fixture
-def live(model_path, gang, tmp_path):
+def live(model_path, rank_group, tmp_path):
     """Provides live(...), one life of a cold start. Returns its weights, its progress and what its states say."""
     def one(*, ends=None, budget=BUDGET, sft=SFT, keeps=True, seed=3, **learner):
         save_rows(shown(), tmp_path / ROWS)
-        made = imitator(make_config(**learner).model_copy(update={"sft": sft}), model_path, gang)
+        made = imitator(make_config(**learner).model_copy(update={"sft": sft}), model_path, rank_group)
         found = States(made, Order(model=model_path, out=tmp_path, work=tmp_path, budget=budget, seed=seed))
         progress, told = None, []
 
@@ -79,18 +79,18 @@ def test_a_disk_without_room_ends_no_cold_start(live, monkeypatch, tmp_path):
     assert re.search(r"has 0\.0 GiB free, and a state of the cold start and its model may take .* on without", line)
 
 
-def test_two_ranks_go_on_without_a_changed_bit_and_one_goes_on_from_their_state(model_path, gang, tmp_path):
+def test_two_ranks_go_on_without_a_changed_bit_and_one_goes_on_from_their_state(model_path, rank_group, tmp_path):
     rows, sft = shown(count=7), SftSection(batch_rows=3, lr=1e-3, prompt_loss=0.5)
     save_rows(rows, tmp_path / ROWS)
     (tmp_path / "sft.json").write_text(sft.model_dump_json())
-    run_gang(model_path, tmp_path, "imitates", "goes-on", world=2, nodes=1)
+    run_rank_group(model_path, tmp_path, "imitates", "goes-on", world=2, nodes=1)
     whole, found = (torch.load(tmp_path / name / "made.pt") for name in ("imitates", "goes-on"))
     assert same(whole["weights"], found["weights"])
     assert found["norms"] == whole["norms"][3:]  # from the state of update 3 on
     assert kept(tmp_path) == [3, 4]
-    expected, _, slack = on_ranks(model_path, gang, rows, sft)
+    expected, _, slack = on_ranks(model_path, rank_group, rows, sft)
     made = imitator(make_config(betas=(0.9, 0.99), weight_decay=0.01, grad_clip=1e9).model_copy(update={"sft": sft}),
-                    model_path, gang)
+                    model_path, rank_group)
     order = Order(model=model_path, out=tmp_path, work=tmp_path, budget=Budget(updates=5), seed=3)
     told = []
     train_on_ranks(made, rows, sft, budget=order.budget, seed=3, report=told.append, states=States(made, order))

@@ -189,7 +189,7 @@ def test_no_group_is_dropped_while_no_worker_is_heard_and_that_is_told(collector
     issue(made.store, range(2))
     finish(made.store, [1])
     doing = []
-    made.check = lambda: doing.append(made.pulse.beat()["doing"])
+    made.check = lambda: doing.append(made.heartbeat.beat()["doing"])
     with (structlog.testing.capture_logs() as told,
           pytest.raises(DeadlineExceeded, match=r"\(learner.wait_s\); no rollout worker has been heard for \d+ s")):
         made.collect(1)
@@ -198,7 +198,7 @@ def test_no_group_is_dropped_while_no_worker_is_heard_and_that_is_told(collector
     assert [line["log_level"] for line in told] == ["warning"]
 
     def a_worker_comes():
-        doing.append(made.pulse.beat()["doing"])
+        doing.append(made.heartbeat.beat()["doing"])
         made.store.state.beat("rollout-0", {"role": "rollout", "doing": "playing"})
         if doing[-1] == WAITS:
             finish(made.store, [0])

@@ -84,9 +84,9 @@ def family_at(folder, name):
     return make_family(family, folder)
 
 
-def policy_at(folder, gang, *, half=False, **layout):
+def policy_at(folder, rank_group, *, half=False, **layout):
     policy, found = empty_policy(folder)
-    shard(policy, policy.body, found, gang.mesh, layout=Layout(**layout), half=half)
+    shard(policy, policy.body, found, rank_group.mesh, layout=Layout(**layout), half=half)
     return policy
 
 
@@ -104,13 +104,13 @@ def graphs():
 @pytest.mark.parametrize(("name", "half", "grid"), [
     pytest.param("Qwen2, Qwen2.5", False, True, marks=pytest.mark.long), ("Qwen2, Qwen2.5", True, False),
     pytest.param("Gemma 2", True, True, marks=pytest.mark.long)])
-def test_gradients_are_those_of_plain_layers_and_packs_share_their_code(tmp_path, gang, rows, name, half, grid):
+def test_gradients_are_those_of_plain_layers_and_packs_share_their_code(tmp_path, rank_group, rows, name, half, grid):
     """Twenty random packs with one to forty rows, the second one computed twice (checkpointing), and the first one
     without gradients too, as the passes before a step are."""
     folder, rng = family_at(tmp_path / "model", name), np.random.default_rng(1)
-    plain = policy_at(folder, gang, half=half)
+    plain = policy_at(folder, rank_group, half=half)
     for checkpointing in (False, True):
-        compiled = policy_at(folder, gang, half=half, compiled=True, checkpointing=checkpointing)
+        compiled = policy_at(folder, rank_group, half=half, compiled=True, checkpointing=checkpointing)
         sizes = [40, 1, *rng.integers(1, 40, 2 if checkpointing else 18)]
         for size in sizes:
             pack = pack_rows(rows, rng.permutation(40)[:size], grid=grid)
@@ -121,8 +121,8 @@ def test_gradients_are_those_of_plain_layers_and_packs_share_their_code(tmp_path
     assert kinds <= graphs() <= kinds + RECOMPILATIONS
 
 
-def test_the_models_own_code_is_not_compiled(model_path, gang, rows):
-    policy = policy_at(model_path, gang, compiled=True)
+def test_the_models_own_code_is_not_compiled(model_path, rank_group, rows):
+    policy = policy_at(model_path, rank_group, compiled=True)
     policy(pack_rows(rows, np.array([0])), own=True)
     assert graphs() == 0
     policy(pack_rows(rows, np.array([0])))
@@ -130,10 +130,10 @@ def test_the_models_own_code_is_not_compiled(model_path, gang, rows):
 
 
 @pytest.mark.parametrize("case", ["critic", "lora"])
-def test_a_learner_takes_the_same_step(model_path, gang, case):
+def test_a_learner_takes_the_same_step(model_path, rank_group, case):
     """Policy, reference and critic, or adapters and the model without them. Each has code of its own, and torch leaves
     a layer plain after LIMIT of them."""
-    plain, compiled = (Learner(make_config(compile=wanted, **(CASES | VARIANTS)[case]), model_path, gang)
+    plain, compiled = (Learner(make_config(compile=wanted, **(CASES | VARIANTS)[case]), model_path, rank_group)
                        for wanted in (False, True))
     assert [each.layout.compiled for each in (plain, compiled)] == [False, True]
     norms = [learner.train(make_groups(0)).metrics["grad_norm"] for learner in (plain, compiled)]
@@ -143,9 +143,9 @@ def test_a_learner_takes_the_same_step(model_path, gang, case):
 
 
 @pytest.mark.long
-def test_generated_code_gives_the_same_step(model_path, gang, monkeypatch):
+def test_generated_code_gives_the_same_step(model_path, rank_group, monkeypatch):
     monkeypatch.setattr(sharding, "BACKEND", "inductor")
-    norms = [Learner(make_config(compile=wanted, **CASES["token-tokens"]), model_path, gang)
+    norms = [Learner(make_config(compile=wanted, **CASES["token-tokens"]), model_path, rank_group)
              .train(make_groups(0)).metrics["grad_norm"] for wanted in (False, True)]
     assert norms[1] == pytest.approx(norms[0], rel=1e-4)
 

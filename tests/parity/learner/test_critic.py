@@ -35,9 +35,9 @@ def packs(rows):
 
 
 @pytest.fixture
-def critic(any_model_path, gang):
+def critic(any_model_path, rank_group):
     """Returns a critic with a non-zero head, unlike a new critic."""
-    made = make_critic(make_config(**CASES["critic"]), any_model_path, gang, Layout())
+    made = make_critic(make_config(**CASES["critic"]), any_model_path, rank_group, Layout())
     torch.manual_seed(1)
     with torch.no_grad():
         made.trainee.model.head.weight.to_local().copy_(torch.randn(1, 32) / 4)
@@ -85,18 +85,18 @@ def test_values_returns_and_whitened_advantages(any_model_path, critic, steps, r
 
 
 def test_a_new_critic_explains_nothing_and_nothing_is_explained_if_all_targets_are_equal(
-        model_path, gang, steps, rows, packs):
-    critic = make_critic(make_config(**CASES["critic"]), model_path, gang, Layout())
+        model_path, rank_group, steps, rows, packs):
+    critic = make_critic(make_config(**CASES["critic"]), model_path, rank_group, Layout())
     assert critic.explained_variance(packs, critic.outputs(packs, rows)) == pytest.approx(0, abs=1e-9)
     lost = make_rows(steps, advantages=[0.0] * 7, temperatures=[1.0] * 7, stale=[False] * 7, ends=[True] * 7)
     packed = [pack_rows(lost, np.arange(7))]
     assert np.isnan(critic.explained_variance(packed, critic.outputs(packed, lost)))
 
 
-def test_turns_are_valued_by_prompts_and_bootstrapped_within_episodes(any_model_path, gang, steps, rows, packs):
+def test_turns_are_valued_by_prompts_and_bootstrapped_within_episodes(any_model_path, rank_group, steps, rows, packs):
     """Three episodes of 3, 1 and 3 turns; the value is that of the token before the answer."""
     options = CASES["critic"] | {"credit": {"estimator": "ppo", "values": "turns", "gamma": 0.9, "lam": 0.8}}
-    critic = make_critic(make_config(**options), any_model_path, gang, Layout())
+    critic = make_critic(make_config(**options), any_model_path, rank_group, Layout())
     torch.manual_seed(1)
     with torch.no_grad():
         critic.trainee.model.head.weight.to_local().copy_(torch.randn(1, 32) / 4)
@@ -121,11 +121,11 @@ def test_turns_are_valued_by_prompts_and_bootstrapped_within_episodes(any_model_
 
 
 @pytest.mark.parametrize("ratio", ["token", "sequence"])
-def test_a_step_with_turn_values_reports_one_advantage_for_each_turn(model_path, gang, ratio):
+def test_a_step_with_turn_values_reports_one_advantage_for_each_turn(model_path, rank_group, ratio):
     """A new critic values everything 0, so at γ = λ = 1 a turn's advantage is what its episode still earns."""
     options = CASES["critic"] | {"credit": {"estimator": "ppo", "values": "turns", "gamma": 1.0, "lam": 1.0}}
     options["loss"] = {**options["loss"], "ratio": ratio}
-    report = Learner(make_config(**options, token_budget=64), model_path, gang).train(make_groups(0))
+    report = Learner(make_config(**options, token_budget=64), model_path, rank_group).train(make_groups(0))
     left = [sum(s.reward - 0.1 * (not s.valid) for s in episode.steps[t:]) for group in make_groups(0)
             for episode in group for t in range(len(episode.steps))]
     expected = (np.array(left) - np.mean(left)) / np.sqrt(np.var(left, ddof=1) + 1e-8)
@@ -158,9 +158,9 @@ def test_the_value_gradient_is_that_of_the_plain_formula(any_model_path, critic,
                                    msg=lambda m, n=name: f"{n}: {m}")
 
 
-def test_a_fresh_critic_values_nothing_and_learns(model_path, gang):
+def test_a_fresh_critic_values_nothing_and_learns(model_path, rank_group):
     """Value loss of the first step: half the mean square of the scores; then it falls on the same episodes."""
-    learner = Learner(make_config(minibatch_rows=1000, **CASES["critic"]), model_path, gang)
+    learner = Learner(make_config(minibatch_rows=1000, **CASES["critic"]), model_path, rank_group)
     losses = [learner.train(make_groups(0)).metrics["loss/value"] for _ in range(8)]
     scores = [episode.total_reward - 0.1 * (not step.valid) for group in make_groups(0) for episode in group
               for step in episode.steps for _ in step.response_ids]
@@ -174,11 +174,11 @@ def test_a_fresh_critic_values_nothing_and_learns(model_path, gang):
     assert losses[-1] < losses[0]
 
 
-def test_a_steps_credit_is_the_mean_of_its_token_advantages(model_path, gang):
+def test_a_steps_credit_is_the_mean_of_its_token_advantages(model_path, rank_group):
     """Checks the report's advantages, which the archive and the metrics use: for a new critic at γ = λ = 1, whitened
     scores."""
     options = CASES["critic"] | {"credit": {"estimator": "ppo", "gamma": 1.0, "lam": 1.0}}
-    report = Learner(make_config(**options, token_budget=64), model_path, gang).train(make_groups(0))
+    report = Learner(make_config(**options, token_budget=64), model_path, rank_group).train(make_groups(0))
     steps = [(step, episode.total_reward - 0.1 * (not step.valid)) for group in make_groups(0) for episode in group
              for step in episode.steps]
     tokens = np.repeat([score for _, score in steps], [len(step.response_ids) for step, _ in steps])
@@ -189,12 +189,12 @@ def test_a_steps_credit_is_the_mean_of_its_token_advantages(model_path, gang):
     assert report.metrics["credit/advantage_iqr"] == pytest.approx(high - low, abs=1e-5)
 
 
-def test_values_are_float32_where_the_body_computes_in_bfloat16(model_path, gang, rows, packs):
+def test_values_are_float32_where_the_body_computes_in_bfloat16(model_path, rank_group, rows, packs):
     """With a bias of 1000.5 and no weights, bfloat16 would give 1000; and a step trains."""
     config = make_config(**CASES["critic"])
     half = config.model_copy(update={"model": config.model.model_copy(update={"dtype": "bfloat16"})})
-    critic = make_critic(half, model_path, gang, Layout())
+    critic = make_critic(half, model_path, rank_group, Layout())
     with torch.no_grad():
         critic.trainee.model.head.bias.to_local().fill_(1000.5)
     assert set(critic.outputs(packs, rows)[0].values.tolist()) == {1000.5}
-    assert np.isfinite(Learner(half, model_path, gang).train(make_groups(0)).metrics["loss/value"])
+    assert np.isfinite(Learner(half, model_path, rank_group).train(make_groups(0)).metrics["loss/value"])

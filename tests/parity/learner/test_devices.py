@@ -44,44 +44,45 @@ def filled(path, device, prepare=lambda _: None):
     return policy.to(device)
 
 
-def make_stepper(config, path, gang, device):
+def make_stepper(config, path, rank_group, device):
     """Returns the stepper of one rank, as learner/trainer.py makes it, but without FSDP."""
-    section, gang = config.learner, copy.copy(gang)
-    gang.device = torch.device(device)
+    section, rank_group = config.learner, copy.copy(rank_group)
+    rank_group.device = torch.device(device)
     policy = filled(path, device, lambda policy: section.lora.rank and add_adapters(policy, section.lora, seed=0))
     reference = initial_policy(policy) if section.lora.rank else filled(path, device).requires_grad_(False)
     critic = None
     if estimator(section.credit.estimator).needs_critic:
         model = ValueModel(filled(path, device).body, policy.hf.config.hidden_size)
         model.head.to(device)
-        critic = Critic(trainee=Trainee(model, section, lr=section.critic_lr), gang=gang, section=section)
-    return Stepper(policy=Trainee(policy, section, lr=section.lr), reference=reference, critic=critic, gang=gang,
-                   section=section, probe=Probe(gang=gang, token_budget=section.token_budget, half=False))
+        critic = Critic(trainee=Trainee(model, section, lr=section.critic_lr), rank_group=rank_group, section=section)
+    return Stepper(policy=Trainee(policy, section, lr=section.lr), reference=reference, critic=critic,
+                   rank_group=rank_group,
+                   section=section, probe=Probe(rank_group=rank_group, token_budget=section.token_budget, half=False))
 
 
-def two_steps(config, path, gang, device):
+def two_steps(config, path, rank_group, device):
     """Returns the metrics of two steps, and the weights after them. The states wait in host memory between the two."""
-    stepper = make_stepper(config, path, gang, device)
+    stepper = make_stepper(config, path, rank_group, device)
     models = [trainee.model for trainee in stepper.trainees]
     models += [stepper.reference] if isinstance(stepper.reference, nn.Module) else []
-    parking = Parking(stepper.gang.device, models, [trainee.optimizer for trainee in stepper.trainees])
+    parking = Parking(stepper.rank_group.device, models, [trainee.optimizer for trainee in stepper.trainees])
     taken = []
     for seed in range(2):
         groups = make_groups(seed, step=seed, count=1, size=2)
         rows = rows_of(groups, assign_credit(groups, config.learner.credit), policy_step=seed + 1)
         parking.unpark()
-        taken.append(stepper.take(rows, Timer(device=stepper.gang.device)))
+        taken.append(stepper.take(rows, Timer(device=stepper.rank_group.device)))
         parking.park()
     return taken, {f"{i} {name}": value for i, one in enumerate(models) for name, value in one.state_dict().items()}
 
 
 @pytest.mark.parametrize("case", SETTINGS)
-def test_steps_on_a_gpu_mix_no_devices_and_equal_those_on_a_cpu(model_path, gang, monkeypatch, case):
+def test_steps_on_a_gpu_mix_no_devices_and_equal_those_on_a_cpu(model_path, rank_group, monkeypatch, case):
     monkeypatch.setattr(policies, "LOGITS_AT_ONCE", 97 * 20)  # some packs take their logits in slices
     config = make_config(**SETTINGS[case])
-    expected, on_cpu = two_steps(config, model_path, gang, "cpu")
+    expected, on_cpu = two_steps(config, model_path, rank_group, "cpu")
     with pretended_cuda(monkeypatch):
-        found, parked = two_steps(config, model_path, gang, GPU)
+        found, parked = two_steps(config, model_path, rank_group, GPU)
     for one, other in zip(found, expected, strict=True):
         assert one.metrics == pytest.approx(other.metrics, rel=1e-3, abs=1e-5, nan_ok=True)
     for name, value in on_cpu.items():
@@ -90,13 +91,13 @@ def test_steps_on_a_gpu_mix_no_devices_and_equal_those_on_a_cpu(model_path, gang
         torch.testing.assert_close(parked[name], value, rtol=1e-5, atol=config.learner.lr / 10)
 
 
-def test_a_cold_start_on_a_gpu_mixes_no_devices_and_equals_that_on_a_cpu(model_path, gang, monkeypatch):
+def test_a_cold_start_on_a_gpu_mixes_no_devices_and_equals_that_on_a_cpu(model_path, rank_group, monkeypatch):
     sft, rng = SftSection(batch_rows=3, prompt_loss=0.5), np.random.default_rng(0)
     rows = [TokenRow(ids=rng.integers(1, 97, 20, dtype=np.int32), prompt_tokens=9) for _ in range(6)]
 
     def imitated(device):
-        stepper = make_stepper(make_config(), model_path, gang, device)
-        made = train_on_ranks(SimpleNamespace(stepper=stepper, gang=stepper.gang), rows, sft,
+        stepper = make_stepper(make_config(), model_path, rank_group, device)
+        made = train_on_ranks(SimpleNamespace(stepper=stepper, rank_group=stepper.rank_group), rows, sft,
                               budget=Budget(updates=3), seed=0, report=lambda _: None)
         return made, {name: value.detach() for name, value in stepper.policy.model.state_dict().items()}
 
@@ -110,19 +111,19 @@ def test_a_cold_start_on_a_gpu_mixes_no_devices_and_equals_that_on_a_cpu(model_p
         torch.testing.assert_close(on_gpu[name], value, rtol=1e-5, atol=sft.lr / 100)
 
 
-def test_the_allocator_of_a_learner_leaves_a_sampler_its_place(gang, monkeypatch):
+def test_the_allocator_of_a_learner_leaves_a_sampler_its_place(rank_group, monkeypatch):
     """A GPU of 100 GiB: 5 stay free, 35 are the sampler's, and 3 of the learner's 60 hold the version that it sends."""
-    bounds, gang = [], copy.copy(gang)
-    gang.device = GPU
+    bounds, rank_group = [], copy.copy(rank_group)
+    rank_group.device = GPU
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=100 << 30))
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *bound: bounds.append(bound))
-    assert gang.device_bytes(0.6) == 60 << 30
+    assert rank_group.device_bytes(0.6) == 60 << 30
     assert bounds == []
     shared = SharedDevice(beside=35 << 30, sends=3 << 30)
-    assert gang.device_bytes(0.6, shared) == 57 << 30
+    assert rank_group.device_bytes(0.6, shared) == 57 << 30
     assert bounds == [(pytest.approx(0.6), GPU)]
     with pytest.raises(UserError, match=r"sampler and contexts take 95\.0 GiB of a GPU of 100\.0 GiB"):
-        gang.device_bytes(0.6, SharedDevice(beside=95 << 30, sends=0))
+        rank_group.device_bytes(0.6, SharedDevice(beside=95 << 30, sends=0))
 
 
 def test_the_stand_in_refuses_what_cuda_refuses(monkeypatch):

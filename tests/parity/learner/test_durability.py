@@ -25,7 +25,8 @@ class Died(Exception):
 
 @pytest.mark.parametrize(("moment", "file"), [
     ("save", "shard-00001-model-00001-of-00001.safetensors"), ("write", "model.safetensors")])
-def test_a_checkpoint_waits_for_room_on_a_full_disk(redis_url, model_path, gang, tmp_path, monkeypatch, moment, file):
+def test_a_checkpoint_waits_for_room_on_a_full_disk(redis_url, model_path, rank_group, tmp_path, monkeypatch, moment,
+                                                    file):
     """A folder in the place of a file of step 2 has the effect of a full disk. The learner was started again, and
     replayed its steps."""
     store = Store(redis_url, f"full-{moment}")
@@ -40,13 +41,14 @@ def test_a_checkpoint_waits_for_room_on_a_full_disk(redis_url, model_path, gang,
         return act(self, folder, *arguments)
 
     monkeypatch.setattr(Learner, moment, act_while_the_disk_is_full)
-    learner, _, _ = run(store, tmp_path, model_path, gang)
+    learner, _, _ = run(store, tmp_path, model_path, rank_group)
     assert not blocked[0].is_dir()
     assert learner.step == STEPS
     assert Checkpoints(tmp_path / "checkpoints", 1).newest_whole().step == STEPS
 
 
-def test_a_kill_right_after_a_checkpoint_loses_no_archive_file(redis_url, model_path, gang, tmp_path, monkeypatch):
+def test_a_kill_right_after_a_checkpoint_loses_no_archive_file(redis_url, model_path, rank_group, tmp_path,
+                                                               monkeypatch):
     """The archive writes only when it is flushed. The kill is a copy of the disk at that moment."""
     store, flushed = Store(redis_url, "archived"), []
     play(store, range(2 * STEPS))
@@ -71,7 +73,7 @@ def test_a_kill_right_after_a_checkpoint_loses_no_archive_file(redis_url, model_
     monkeypatch.setattr(EpisodeArchive, "flush", flush_all)
     monkeypatch.setattr(Checkpoints, "commit", commit_then_copy)
     (tmp_path / "run").mkdir()
-    run(store, tmp_path / "run", model_path, gang)
+    run(store, tmp_path / "run", model_path, rank_group)
     for step in (2, 4):
         names = {path.name for path in (tmp_path / f"killed-{step}" / "episodes").glob("*.parquet")}
         assert names == {f"step-{n:08d}.parquet" for n in range(1, step + 1)}
@@ -84,7 +86,7 @@ def state_of(folder):
 
 
 @pytest.mark.parametrize("moment", ["trained", "saved", "exported"])
-def test_a_learner_that_lost_its_role_changes_no_file(redis_url, model_path, gang, tmp_path, monkeypatch, moment):
+def test_a_learner_that_lost_its_role_changes_no_file(redis_url, model_path, rank_group, tmp_path, monkeypatch, moment):
     """Another driver starts a learner while this one trains step 2, or writes the checkpoint of step 2."""
     store, other = Store(redis_url, f"orphan-{moment}"), Store(redis_url, f"orphan-{moment}")
     play(store, range(2 * STEPS))
@@ -107,14 +109,14 @@ def test_a_learner_that_lost_its_role_changes_no_file(redis_url, model_path, gan
     monkeypatch.setattr(Learner, name, act_then_lose_the_role)
     monkeypatch.setattr(TrainingLoop, "next_manifest", next_manifest_once_the_role_is_lost)
     with pytest.raises(LeaseLost):
-        run(store, tmp_path, model_path, gang)
+        run(store, tmp_path, model_path, rank_group)
     assert len(before) == 1
     assert state_of(tmp_path) == before[0]
 
 
 @pytest.mark.parametrize("moment", ["draft", "commit"])
 def test_a_learner_that_lost_its_role_while_the_disk_was_full_changes_no_file(
-        redis_url, model_path, gang, tmp_path, monkeypatch, moment):
+        redis_url, model_path, rank_group, tmp_path, monkeypatch, moment):
     """Another learner has begun meanwhile, in whose draft of a checkpoint there is a file. The one before it removed
     that draft, or named a checkpoint that was not there and retired its episodes."""
     store, other = Store(redis_url, f"late-{moment}"), Store(redis_url, f"late-{moment}")
@@ -135,7 +137,7 @@ def test_a_learner_that_lost_its_role_while_the_disk_was_full_changes_no_file(
     monkeypatch.setattr(TrainingLoop, "next_manifest", lambda self, real=TrainingLoop.next_manifest: (
         self.writing.wait() if self.learner.step == 2 else None, real(self))[1])
     with pytest.raises(LeaseLost):
-        run(store, tmp_path, model_path, gang)
+        run(store, tmp_path, model_path, rank_group)
     assert state_of(tmp_path) == before[0]
     assert [file.name for file in theirs.iterdir()] == ["shard"]
     assert store.counts().retired_step == 0
@@ -143,7 +145,7 @@ def test_a_learner_that_lost_its_role_while_the_disk_was_full_changes_no_file(
 
 @pytest.mark.parametrize("moment", ["copied", "written", "committed"])
 def test_a_death_between_two_steps_of_a_checkpoint_leaves_a_whole_one(
-        redis_url, model_path, gang, tmp_path, monkeypatch, moment):
+        redis_url, model_path, rank_group, tmp_path, monkeypatch, moment):
     """The thread that writes the checkpoint of step 4 dies: with the copy in memory, before the rename, or before
     episodes are retired. The run goes on from step 2 in the first two cases, and from step 4 in the last. It finds
     its episodes in the store, and every step is archived."""
@@ -162,18 +164,19 @@ def test_a_death_between_two_steps_of_a_checkpoint_leaves_a_whole_one(
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, act_once)
         with pytest.raises(Died):
-            run(store, tmp_path, model_path, gang)
+            run(store, tmp_path, model_path, rank_group)
     whole = Checkpoints(tmp_path / "checkpoints", 1)
     assert whole.newest_whole().step == (4 if moment == "committed" else 2)
     assert store.counts().retired_step == 2
-    learner, _, _ = run(store, tmp_path, model_path, gang)
+    learner, _, _ = run(store, tmp_path, model_path, rank_group)
     assert (learner.step, whole.newest_whole().step) == (4, 4)
     assert {path.name for path in (tmp_path / "episodes").glob("*.parquet")} == {
         f"step-{n:08d}.parquet" for n in range(1, 5)}
     assert store.counts().retired_step == 4
 
 
-def test_a_run_trains_on_while_its_checkpoint_is_copied_and_keeps_the_episodes(redis_url, model_path, gang, tmp_path):
+def test_a_run_trains_on_while_its_checkpoint_is_copied_and_keeps_the_episodes(redis_url, model_path, rank_group,
+                                                                               tmp_path):
     """The weights after an evaluated step waited for the object store. They are published, and what the store does not
     have yet can be replayed."""
     store, held = Store(redis_url, "copied"), []
@@ -182,7 +185,7 @@ def test_a_run_trains_on_while_its_checkpoint_is_copied_and_keeps_the_episodes(r
     def mirrored():
         return STEPS if store.state.version()[0].step == STEPS else 0
 
-    learner, published, _ = run(store, tmp_path, model_path, gang, mirrored=mirrored, eval={"every": 2},
+    learner, published, _ = run(store, tmp_path, model_path, rank_group, mirrored=mirrored, eval={"every": 2},
                                 meanwhile=lambda _: held.append(store.counts().retired_step))
     assert [version.step for version, _ in published] == [0, 1, 2, 3, 4]
     assert held == [0, 0, 0, 0]
@@ -190,7 +193,7 @@ def test_a_run_trains_on_while_its_checkpoint_is_copied_and_keeps_the_episodes(r
 
 
 @pytest.mark.parametrize("step", [1, 2])
-def test_a_run_whose_folder_leaves_and_returns_has_every_step(redis_url, model_path, gang, tmp_path, step):
+def test_a_run_whose_folder_leaves_and_returns_has_every_step(redis_url, model_path, rank_group, tmp_path, step):
     """The folder is away while step 2 or 3 is published: before a checkpoint and after one. A writer that made it anew
     kept the mount from coming back, and the step's lines were in the new one."""
     store, folder, aside, made = Store(redis_url, f"mount-{step}"), tmp_path / "run", tmp_path / "aside", []
@@ -207,7 +210,7 @@ def test_a_run_whose_folder_leaves_and_returns_has_every_step(redis_url, model_p
             folder.rename(aside)
             threading.Timer(1.5, back).start()
 
-    run(store, folder, model_path, gang, meanwhile=leaves)
+    run(store, folder, model_path, rank_group, meanwhile=leaves)
     assert made == []
     assert not aside.exists()
     for name in ("metrics.jsonl", "ledger.jsonl"):

@@ -40,7 +40,7 @@ def an_episode(claim, uniform):
                    attempt=claim.attempt, seconds=0.1, engine="e", task_score=reward / 20)
 
 
-def life(store, folder, model_path, gang, *, crash_when=lambda counts: False, rounds=1, uniform=UNIFORM):
+def life(store, folder, model_path, rank_group, *, crash_when=lambda counts: False, rounds=1, uniform=UNIFORM):
     """Runs controller, worker and learner. They die when `crash_when` accepts the store's counts."""
     config = Config.model_validate(make_config(dynamic_sampling=rounds).model_dump() | {
         "steps": 2, "runs_dir": folder, "eval": {"every": 0}})
@@ -57,7 +57,7 @@ def life(store, folder, model_path, gang, *, crash_when=lambda counts: False, ro
         if crash_when(store.counts()):
             raise Crash
 
-    learner = Learner(config, model_path, gang)
+    learner = Learner(config, model_path, rank_group)
     with EpisodeArchive(folder / "episodes") as archive:
         TrainingLoop(
             config=config, learner=learner, store=store, lease=store.leases.acquire("learner", "l"), archive=archive,
@@ -72,9 +72,9 @@ def group(number):
 
 
 @pytest.fixture(scope="module")
-def whole(redis_url, model_path, gang, tmp_path_factory):
+def whole(redis_url, model_path, rank_group, tmp_path_factory):
     folder, store = tmp_path_factory.mktemp("dynamic"), Store(redis_url, "dynamic")
-    return folder, store, life(store, folder, model_path, gang)
+    return folder, store, life(store, folder, model_path, rank_group)
 
 
 def test_a_step_replaces_uniform_groups_up_to_its_rounds(whole):
@@ -119,11 +119,12 @@ def test_dropped_groups_are_in_the_archive(whole):
     lambda counts: counts.dropped == 2,
     lambda counts: counts.dropped == 3,
 ], ids=["after the first drop", "with its rounds used up", "in step 2"])
-def test_a_crash_amid_replacing_changes_nothing(whole, redis_url, model_path, gang, tmp_path, request, crash_when):
+def test_a_crash_amid_replacing_changes_nothing(whole, redis_url, model_path, rank_group, tmp_path, request,
+                                                crash_when):
     store = Store(redis_url, request.node.name.translate(str.maketrans(" []", "---")))
     with pytest.raises(Crash):
-        life(store, tmp_path, model_path, gang, crash_when=crash_when)
-    learner = life(store, tmp_path, model_path, gang)
+        life(store, tmp_path, model_path, rank_group, crash_when=crash_when)
+    learner = life(store, tmp_path, model_path, rank_group)
     assert [m.groups for m in store.steps.manifests(0)] == [m.groups for m in whole[1].steps.manifests(0)]
     assert [[d.group for d in m.drops] for m in store.steps.manifests(0)] == [
         [d.group for d in m.drops] for m in whole[1].steps.manifests(0)]
@@ -131,13 +132,13 @@ def test_a_crash_amid_replacing_changes_nothing(whole, redis_url, model_path, ga
     assert all((tensor == expected[name]).all() for name, tensor in weights(learner).items())
 
 
-def test_without_rounds_uniform_groups_are_trained_on(redis_url, model_path, gang, tmp_path):
+def test_without_rounds_uniform_groups_are_trained_on(redis_url, model_path, rank_group, tmp_path):
     store = Store(redis_url, "as-they-come")
-    life(store, tmp_path, model_path, gang, rounds=0)
+    life(store, tmp_path, model_path, rank_group, rounds=0)
     assert [m.groups for m in store.steps.manifests(0)] == [[group(0), group(1)], [group(2), group(3)]]
 
 
-def test_groups_that_are_dropped_at_once_are_in_one_file(redis_url, model_path, gang, tmp_path, monkeypatch):
+def test_groups_that_are_dropped_at_once_are_in_one_file(redis_url, model_path, rank_group, tmp_path, monkeypatch):
     """Step 1 drops 0 and 1 and takes 2 and 3. Its first learner dies when it has written the file and the store still
     has the groups: the next one writes the same file."""
     store, uniform, forget = Store(redis_url, "at-once"), {0: 0.0, 1: 10.0}, Store.drop
@@ -149,12 +150,12 @@ def test_groups_that_are_dropped_at_once_are_in_one_file(redis_url, model_path, 
     monkeypatch.setattr(Store, "drop", dies)
     for _ in range(2):
         with pytest.raises(Crash):
-            life(store, tmp_path, model_path, gang, uniform=uniform, crash_when=lambda counts: counts.dropped)
+            life(store, tmp_path, model_path, rank_group, uniform=uniform, crash_when=lambda counts: counts.dropped)
         (file,) = (tmp_path / "episodes").glob("*dropped*")
         assert file.name == "step-00000000-dropped-train-00000000.parquet"
         assert [(row["group"], row["k"], row["reason"]) for row in pq.read_table(file).to_pylist()] == [
             (group(number), k, f"uniform reward {uniform[number]:g}")
             for number in (0, 1) for k in range(4) for _turn in range(2)]
-    life(store, tmp_path, model_path, gang, uniform=uniform)
+    life(store, tmp_path, model_path, rank_group, uniform=uniform)
     first, _ = store.steps.manifests(0)
     assert (first.groups, [drop.group for drop in first.drops]) == ([group(2), group(3)], [group(0), group(1)])

@@ -8,11 +8,11 @@ from services.weights.pack import pack_folder
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_an_export_has_the_digest_of_what_was_published(any_model_path, gang, tmp_path, dtype):
+def test_an_export_has_the_digest_of_what_was_published(any_model_path, rank_group, tmp_path, dtype):
     """In both dtypes, tied and untied. The initial policy's folder, stored in float32, has the digest too."""
     config = make_config()
     config = config.model_copy(update={"model": config.model.model_copy(update={"dtype": dtype})})
-    learner = Learner(config, any_model_path, gang)
+    learner = Learner(config, any_model_path, rank_group)
     published = learner.pack()
     assert {entry.dtype for entry in published.manifest} == {dtype}
     learner.export(tmp_path)

@@ -58,15 +58,15 @@ def rows_with(logprobs):
     return make_rows(steps, advantages=[1.0, -1.0, 0.5, 0.0], temperatures=[1.0, 0.4, 1.0, 0.7], stale=[False] * 4)
 
 
-def probe(gang, *, half=False):
-    return Probe(gang=gang, token_budget=1024, half=half)
+def probe(rank_group, *, half=False):
+    return Probe(rank_group=rank_group, token_budget=1024, half=half)
 
 
 @pytest.mark.parametrize("name", DENSE)
-def test_a_family_is_computed_as_its_own_code_does(folders, gang, rows, name):
+def test_a_family_is_computed_as_its_own_code_does(folders, rank_group, rows, name):
     """In float32 the difference is within the probe's bound, and every weight has a gradient."""
     policy = load_policy(folders(name))
-    probe(gang).check_packs(policy, rows)
+    probe(rank_group).check_packs(policy, rows)
     logprobs, entropies = policy(pack_rows(rows, np.arange(4)))
     (logprobs.sum() + entropies.sum()).backward()
     assert [n for n, p in policy.named_parameters() if p.grad is None or not torch.isfinite(p.grad).all()] == []
@@ -103,8 +103,8 @@ def test_a_cold_start_can_save_a_model_with_any_generation_config(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["Gemma 2", "Qwen3.5"])
-def test_a_family_is_within_the_bound_of_bfloat16(folders, gang, rows, name):
-    probe(gang, half=True).check_packs(load_policy(folders(name)).to(torch.bfloat16), rows)
+def test_a_family_is_within_the_bound_of_bfloat16(folders, rank_group, rows, name):
+    probe(rank_group, half=True).check_packs(load_policy(folders(name)).to(torch.bfloat16), rows)
 
 
 @pytest.mark.parametrize("name", MIXTURES)
@@ -113,10 +113,10 @@ def test_a_mixture_of_experts_is_refused_by_name(folders, name):
         load_policy(folders(name))
 
 
-def test_the_attention_sinks_of_gpt_oss_are_computed(folders, gang, rows, monkeypatch):
+def test_the_attention_sinks_of_gpt_oss_are_computed(folders, rank_group, rows, monkeypatch):
     """GPT-OSS's mixture of experts is refused, but its attention is right."""
     monkeypatch.setattr(family, "EXPERT_KEYS", ())
-    probe(gang).check_packs(load_policy(folders("GPT-OSS")), rows)
+    probe(rank_group).check_packs(load_policy(folders("GPT-OSS")), rows)
 
 
 @pytest.mark.parametrize(("size", "wanted"), [(256, False), (512, True)])
@@ -147,49 +147,49 @@ BREAKS = {
 
 @pytest.mark.parametrize(("name", "broken"), [(name, broken) for name, cases in BREAKS.items() for broken in cases],
                          ids=lambda value: value if isinstance(value, str) else "-".join(value))
-def test_the_probe_refuses_attention_without_a_feature(folders, gang, rows, monkeypatch, name, broken):
+def test_the_probe_refuses_attention_without_a_feature(folders, rank_group, rows, monkeypatch, name, broken):
     from transformers import AttentionInterface
 
     monkeypatch.setattr(family, "EXPERT_KEYS", ())
     policy = load_policy(folders(name))
     monkeypatch.setitem(AttentionInterface._global_mapping, attention.ATTENTION, without(**broken))
     with pytest.raises(UserError, match=f"family {policy.hf.config.model_type} .* a row that is packed"):
-        probe(gang).check_packs(policy, rows)
+        probe(rank_group).check_packs(policy, rows)
 
 
 @pytest.mark.parametrize("name", ["Gemma 2", "Granite", "Cohere"])
-def test_the_probe_refuses_logits_without_their_cap_or_scale(folders, gang, rows, monkeypatch, name):
+def test_the_probe_refuses_logits_without_their_cap_or_scale(folders, rank_group, rows, monkeypatch, name):
     monkeypatch.setattr(module, "logits_function", lambda hf: hf.get_output_embeddings())
     with pytest.raises(UserError, match="a row that is packed"):
-        probe(gang).check_packs(load_policy(folders(name)), rows)
+        probe(rank_group).check_packs(load_policy(folders(name)), rows)
 
 
-def test_the_probe_refuses_a_state_that_leaks_from_row_to_row(folders, gang, rows, monkeypatch):
+def test_the_probe_refuses_a_state_that_leaks_from_row_to_row(folders, rank_group, rows, monkeypatch):
     monkeypatch.setattr(module, "carries_state", lambda hf: False)
     with pytest.raises(UserError, match="family qwen3_5_text"):
-        probe(gang).check_packs(load_policy(folders("Qwen3.5")), rows)
+        probe(rank_group).check_packs(load_policy(folders("Qwen3.5")), rows)
 
 
-def test_a_learner_that_disagrees_with_its_sampler_is_refused_before_it_trains(folders, gang, rows):
+def test_a_learner_that_disagrees_with_its_sampler_is_refused_before_it_trains(folders, rank_group, rows):
     """The difference is 0.01 nats a token. The same batch with the right logprobs is trained on."""
     folder = folders("Llama 3")
     with torch.no_grad():
         packed = pack_rows(rows, np.arange(4))
         true = load_policy(folder)(packed)[0].numpy()
-    learner = Learner(make_config(token_budget=1024), folder, gang, probed=True)
+    learner = Learner(make_config(token_budget=1024), folder, rank_group, probed=True)
     before = [value.clone() for _, value in learner.state_dict_for_sampler()]
     with pytest.raises(UserError, match=r"differs from what the sampler reported by 0\.01 nats"):
         learner._train(rows_with(true + np.float32(0.01)), _timer())
     after = [value for _, value in learner.state_dict_for_sampler()]
     assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
     true[3] = -np.inf  # such a token says nothing of the others
-    again = Learner(make_config(token_budget=1024), folder, gang, probed=True)
+    again = Learner(make_config(token_budget=1024), folder, rank_group, probed=True)
     assert again._train(rows_with(true), _timer()).doubt == ""
 
 
-def test_a_later_disagreement_with_the_sampler_is_told_and_trained_on(folders, gang, rows):
+def test_a_later_disagreement_with_the_sampler_is_told_and_trained_on(folders, rank_group, rows):
     """The learner's own logprobs agree again. The probe's passes leave no old weights for the steps after it."""
-    learner, unprobed = (Learner(make_config(token_budget=1024), folders("Llama 3"), gang, probed=probed)
+    learner, unprobed = (Learner(make_config(token_budget=1024), folders("Llama 3"), rank_group, probed=probed)
                          for probed in (True, False))
 
     def doubt(wrong):
@@ -208,21 +208,21 @@ def test_a_later_disagreement_with_the_sampler_is_told_and_trained_on(folders, g
 
 
 @pytest.mark.parametrize(("most", "longest"), [(50, 49), (10, 10), (4, 4)])
-def test_the_probe_computes_no_row_whose_scores_would_fill_a_gpu(folders, gang, rows, monkeypatch, most, longest):
+def test_the_probe_computes_no_row_whose_scores_would_fill_a_gpu(folders, rank_group, rows, monkeypatch, most, longest):
     """The model's own attention holds all scores of a row. If all rows are too long, the end of one is compared: 9
     tokens of its response after one of its prompt, or the last 3 tokens of its response."""
     monkeypatch.setattr(probing, "LONGEST", most)
     policy, seen = load_policy(folders("Qwen2, Qwen2.5")), []
     policy.register_forward_pre_hook(lambda _, given: seen.append(given[0].longest))
-    probe(gang).check_packs(policy, rows)
+    probe(rank_group).check_packs(policy, rows)
     assert max(seen) == longest
 
 
-def test_the_probe_compares_the_end_of_a_row_of_any_length(folders, gang, rows, monkeypatch):
+def test_the_probe_compares_the_end_of_a_row_of_any_length(folders, rank_group, rows, monkeypatch):
     monkeypatch.setattr(probing, "LONGEST", 10)
     monkeypatch.setattr(module, "logits_function", lambda hf: hf.get_output_embeddings())
     with pytest.raises(UserError, match="a row that is packed"):
-        probe(gang).check_packs(load_policy(folders("Cohere")), rows)
+        probe(rank_group).check_packs(load_policy(folders("Cohere")), rows)
 
 
 def _timer():

@@ -14,9 +14,9 @@ from learner.rows.packing import pack_rows
 from services.config.tree import LearnerSection
 
 
-def test_a_temperature_is_not_rounded_to_bfloat16(model_path, gang):
+def test_a_temperature_is_not_rounded_to_bfloat16(model_path, rank_group):
     policy, weights = empty_policy(model_path)
-    shard(policy, policy.body, weights, gang.mesh, layout=Layout(), half=True)
+    shard(policy, policy.body, weights, rank_group.mesh, layout=Layout(), half=True)
     groups = make_groups(0)
     rows = rows_of(groups, assign_credit(groups, LearnerSection().credit), policy_step=0)
     pack = pack_rows(rows, np.arange(2))

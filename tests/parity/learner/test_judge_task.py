@@ -32,13 +32,14 @@ def mean_logprob(learner, steps):
     return float(learner.policy(pack_rows(rows, np.arange(len(steps))))[0].detach().mean())
 
 
-def test_right_judgements_become_likelier_and_wrong_ones_rarer(model_path, gang):
+def test_right_judgements_become_likelier_and_wrong_ones_rarer(model_path, rank_group):
     """All episodes earn the same, so the steps teach nothing."""
     plain = [[msgspec.structs.replace(episode, steps=[
         msgspec.structs.replace(step, reward=0.0, valid=True) for step in episode.steps]) for episode in group]
         for group in make_groups(1)]
     groups = with_judgements(plain, np.random.default_rng(5))
-    learner = Learner(make_config(credit={"estimator": "rloo"}, loss={"kl": 0.0, "entropy": 0.0}), model_path, gang)
+    learner = Learner(make_config(credit={"estimator": "rloo"}, loss={"kl": 0.0, "entropy": 0.0}), model_path,
+                      rank_group)
     right, wrong = (answers_of(groups, reward) for reward in (1.0, 0.0))
     before = mean_logprob(learner, right), mean_logprob(learner, wrong)
     for _ in range(3):
@@ -49,10 +50,10 @@ def test_right_judgements_become_likelier_and_wrong_ones_rarer(model_path, gang)
     assert after[1] < before[1]
 
 
-def test_credit_and_logprobs_of_the_steps_are_those_without_judgements(model_path, gang):
+def test_credit_and_logprobs_of_the_steps_are_those_without_judgements(model_path, rank_group):
     plain = make_groups(3)
     judged = with_judgements(plain, np.random.default_rng(7))
-    alone, beside = (Learner(make_config(), model_path, gang).train(groups) for groups in (plain, judged))
+    alone, beside = (Learner(make_config(), model_path, rank_group).train(groups) for groups in (plain, judged))
     assert [credit.advantages for credit in beside.credits] == [credit.advantages for credit in alone.credits]
     assert beside.metrics["sequences"] > alone.metrics["sequences"]
     assert len(beside.logprobs) == len(alone.logprobs) == sum(len(e.steps) for group in plain for e in group)

@@ -31,10 +31,10 @@ from services.weights.pack import unpack
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(redis_url, model_path, gang, tmp_path_factory):
+def uninterrupted(redis_url, model_path, rank_group, tmp_path_factory):
     folder, store = tmp_path_factory.mktemp("whole"), Store(redis_url, "whole")
     play(store, range(2 * STEPS))
-    return folder, store, *run(store, folder, model_path, gang)
+    return folder, store, *run(store, folder, model_path, rank_group)
 
 
 def test_the_files_that_a_run_leaves(uninterrupted):
@@ -63,33 +63,34 @@ def test_the_files_that_a_run_leaves(uninterrupted):
     assert sum(row["env_steps"] for row in rows[:1]) == len(table)
 
 
-def test_bodies_outside_redis_change_no_bit_and_none_is_left(uninterrupted, redis_url, model_path, gang, tmp_path):
+def test_bodies_outside_redis_change_no_bit_and_none_is_left(uninterrupted, redis_url, model_path, rank_group,
+                                                             tmp_path):
     """A body that is lost after its manifest ends the life of the learner; nothing is trained on the rest."""
     bodies = tmp_path / "bodies"
     bodies.mkdir()
     store = Store(redis_url, "elsewhere", settings=RedisSection(bodies=bodies.as_uri()))
     play(store, range(2 * STEPS))
     with pytest.raises(Crash):
-        run(store, tmp_path, model_path, gang, crash_at=1)
+        run(store, tmp_path, model_path, rank_group, crash_at=1)
     lost = next((bodies / "elsewhere").glob("train-00000000#0.*"))
     kept = lost.rename(tmp_path / lost.name)
     with pytest.raises(StoreFault, match="3 episodes of train/00000000 can be read"):
-        run(store, tmp_path, model_path, gang)
+        run(store, tmp_path, model_path, rank_group)
     kept.rename(lost)
-    learner, _, _ = run(store, tmp_path, model_path, gang)
+    learner, _, _ = run(store, tmp_path, model_path, rank_group)
     whole = weights(uninterrupted[2])
     assert all(torch.equal(tensor, whole[name]) for name, tensor in weights(learner).items())
     assert list((bodies / "elsewhere").iterdir()) == []
 
 
 @pytest.mark.parametrize("crash_at", [0, 1, 3])
-def test_a_crash_changes_no_bit(uninterrupted, redis_url, model_path, gang, tmp_path, crash_at):
+def test_a_crash_changes_no_bit(uninterrupted, redis_url, model_path, rank_group, tmp_path, crash_at):
     """After the manifest and the update, before publication; step 3 lies beyond the checkpoint of step 2."""
     store = Store(redis_url, f"crash-{crash_at}")
     play(store, range(2 * STEPS))
     with pytest.raises(Crash):
-        run(store, tmp_path, model_path, gang, crash_at=crash_at)
-    learner, published, _ = run(store, tmp_path, model_path, gang)
+        run(store, tmp_path, model_path, rank_group, crash_at=crash_at)
+    learner, published, _ = run(store, tmp_path, model_path, rank_group)
     assert {version.incarnation for version, _ in published} == {2}
     whole = weights(uninterrupted[2])
     assert all(torch.equal(tensor, whole[name]) for name, tensor in weights(learner).items())
@@ -99,14 +100,14 @@ def test_a_crash_changes_no_bit(uninterrupted, redis_url, model_path, gang, tmp_
 
 @pytest.mark.parametrize(("leave_at", "durable"), [("waiting 0", []), ("waiting 3", [3]), ("publishing 3", [])])
 def test_asked_to_leave_it_makes_what_it_has_published_durable_and_goes_on_bit_for_bit(
-        uninterrupted, redis_url, model_path, gang, tmp_path, leave_at, durable):
+        uninterrupted, redis_url, model_path, rank_group, tmp_path, leave_at, durable):
     """Checkpoints are otherwise made at the last step alone. A step that is not published is replayed."""
     store, sections = Store(redis_url, f"leave-{leave_at}"), {"checkpoint": {"every": 100, "keep": 1}}
     play(store, range(2 * STEPS))
-    run(store, tmp_path, model_path, gang, leave_at=leave_at, **sections)
+    run(store, tmp_path, model_path, rank_group, leave_at=leave_at, **sections)
     assert Checkpoints(tmp_path / "checkpoints", 1).steps() == durable
     assert store.counts().retired_step == max(durable, default=0)
-    learner, published, _ = run(store, tmp_path, model_path, gang, **sections)
+    learner, published, _ = run(store, tmp_path, model_path, rank_group, **sections)
     assert [version.step for version, _ in published] == list(range(max(durable, default=0), STEPS + 1))
     whole = weights(uninterrupted[2])
     assert all(torch.equal(tensor, whole[name]) for name, tensor in weights(learner).items())
@@ -114,27 +115,28 @@ def test_asked_to_leave_it_makes_what_it_has_published_durable_and_goes_on_bit_f
 
 
 def test_a_learner_that_parks_its_states_while_it_waits_leaves_and_goes_on_bit_for_bit(
-        uninterrupted, redis_url, model_path, gang, tmp_path):
+        uninterrupted, redis_url, model_path, rank_group, tmp_path):
     """It makes the checkpoint of its leave from host memory."""
     store = Store(redis_url, "parks")
     play(store, range(2 * STEPS))
-    first, _, _ = run(store, tmp_path, model_path, gang, parks=True, leave_at="waiting 3")
+    first, _, _ = run(store, tmp_path, model_path, rank_group, parks=True, leave_at="waiting 3")
     assert (first.step, Checkpoints(tmp_path / "checkpoints", 1).latest().step) == (3, 3)
-    _, published, _ = run(store, tmp_path, model_path, gang, parks=True)
+    _, published, _ = run(store, tmp_path, model_path, rank_group, parks=True)
     assert [version.digest for version, _ in published] == [
         version.digest for version, _ in uninterrupted[3][-2:]]
 
 
-def test_a_crash_right_after_a_checkpoint_loses_no_line_of_metrics(redis_url, model_path, gang, tmp_path, monkeypatch):
+def test_a_crash_right_after_a_checkpoint_loses_no_line_of_metrics(redis_url, model_path, rank_group, tmp_path,
+                                                                   monkeypatch):
     """Nothing replays a step that has its checkpoint."""
     store = Store(redis_url, "lines")
     play(store, range(2 * STEPS))
     with monkeypatch.context() as patch:
         patch.setattr(store.steps, "retire", lambda *_: (_ for _ in ()).throw(Crash))
         with pytest.raises(Crash):
-            run(store, tmp_path, model_path, gang)
+            run(store, tmp_path, model_path, rank_group)
     assert Checkpoints(tmp_path / "checkpoints", 1).steps() == [2]
-    run(store, tmp_path, model_path, gang)
+    run(store, tmp_path, model_path, rank_group)
     assert [row["step"] for row in read_rows(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
 
 
@@ -143,13 +145,13 @@ def files_of(folder):
 
 
 def test_an_evaluated_step_has_its_weights_on_disk_and_no_checkpoint(
-        uninterrupted, redis_url, model_path, gang, tmp_path):
+        uninterrupted, redis_url, model_path, rank_group, tmp_path):
     """Evaluated: 3 and the last. The crash comes as step 4 would be published. The next life trains steps 1 to 3 again,
     to the bit, and leaves the weights of step 3 alone once they are evaluated."""
     store, sections = Store(redis_url, "evaluated"), {"checkpoint": {"every": 100, "keep": 1}, "eval": {"every": 3}}
     play(store, range(2 * STEPS))
     with pytest.raises(Crash):
-        run(store, tmp_path, model_path, gang, crash_at=4, **sections)
+        run(store, tmp_path, model_path, rank_group, crash_at=4, **sections)
     checkpoints = Checkpoints(tmp_path / "checkpoints", 1)
     written = files_of(tmp_path / "checkpoints")
     assert {"weights-00000003/hf/model.safetensors", "weights-00000003/meta.json"} < set(written)
@@ -162,21 +164,21 @@ def test_an_evaluated_step_has_its_weights_on_disk_and_no_checkpoint(
     checkpoints.record_score(3, 0.5)
     store.state.mark_evaluated(store.leases.acquire("controller", "c"), 3)
     before = (tmp_path / "checkpoints" / "weights-00000003" / "meta.json").stat().st_mtime_ns
-    learner, _, _ = run(store, tmp_path, model_path, gang, **sections)
+    learner, _, _ = run(store, tmp_path, model_path, rank_group, **sections)
     assert (checkpoints.steps(), checkpoints.weights_steps()) == ([4], [3, 4])
     assert (tmp_path / "checkpoints" / "weights-00000003" / "meta.json").stat().st_mtime_ns == before
     whole = weights(uninterrupted[2])
     assert all(torch.equal(tensor, whole[name]) for name, tensor in weights(learner).items())
 
 
-def test_the_runs_log_tells_what_the_learner_did(redis_url, model_path, gang, tmp_path):
+def test_the_runs_log_tells_what_the_learner_did(redis_url, model_path, rank_group, tmp_path):
     """A first life up to the publication of step 3, and a second that replays it."""
     store = Store(redis_url, "told")
     play(store, range(2 * STEPS))
     configure_logs(tmp_path, process="learner-0", show=None)
     with pytest.raises(Crash):
-        run(store, tmp_path, model_path, gang, crash_at=3)
-    run(store, tmp_path, model_path, gang)
+        run(store, tmp_path, model_path, rank_group, crash_at=3)
+    run(store, tmp_path, model_path, rank_group)
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     told = {name: [line for line in lines if line["event"] == name] for name in (line["event"] for line in lines)}
     assert [line["step"] for line in told["no checkpoint"] + told["restored"]] == [0, 2]
@@ -187,14 +189,14 @@ def test_the_runs_log_tells_what_the_learner_did(redis_url, model_path, gang, tm
     assert all(line["bytes"] > 0 for line in told["episodes retired"])
 
 
-def test_the_ledger_has_each_step_once_with_its_manifest(redis_url, model_path, gang, tmp_path):
+def test_the_ledger_has_each_step_once_with_its_manifest(redis_url, model_path, rank_group, tmp_path):
     """Steps 1 and 2 are in the checkpoint; step 3 was trained and not published, so its line comes from the replay."""
     store = Store(redis_url, "ledger")
     play(store, range(2 * STEPS))
     with pytest.raises(Crash):
-        run(store, tmp_path, model_path, gang, crash_at=3)
+        run(store, tmp_path, model_path, rank_group, crash_at=3)
     assert [row["step"] for row in read_rows(tmp_path / "ledger.jsonl")] == [1, 2]
-    run(store, tmp_path, model_path, gang)
+    run(store, tmp_path, model_path, rank_group)
     rows = read_rows(tmp_path / "ledger.jsonl")
     assert [{key: row[key] for key in ("step", "incarnation", "groups", "drops")} for row in rows] == [
         msgspec.to_builtins(manifest) for manifest in store.steps.manifests(0)]
@@ -213,28 +215,28 @@ class KilledAtReset(Store):
         self.steps = StepsKilledAtReset(self.connection)
 
 
-def test_an_emptied_redis_goes_on_from_the_checkpoint(redis_url, model_path, gang, tmp_path):
+def test_an_emptied_redis_goes_on_from_the_checkpoint(redis_url, model_path, rank_group, tmp_path):
     """The store is reset to the checkpoint of step 2: groups from 4 on are issued again, and the incarnation keeps
     growing."""
     store = Store(redis_url, "lost")
     play(store, range(2 * STEPS))
     with pytest.raises(Crash):
-        run(store, tmp_path, model_path, gang, crash_at=3)
+        run(store, tmp_path, model_path, rank_group, crash_at=3)
     with pytest.raises(Crash):
-        run(KilledAtReset(redis_url, "lost-emptied"), tmp_path, model_path, gang)
+        run(KilledAtReset(redis_url, "lost-emptied"), tmp_path, model_path, rank_group)
     assert read_rows(tmp_path / "ledger.jsonl")[-1]["reset_to_group"] == 4, "an audit must know of a reset"
     empty = Store(redis_url, "lost-emptied")
     with pytest.raises(Crash):
-        run(empty, tmp_path, model_path, gang, crash_at=2)
+        run(empty, tmp_path, model_path, rank_group, crash_at=2)
     assert empty.counts().next_group == 4
     assert read_rows(tmp_path / "ledger.jsonl")[-1]["reset_to_group"] == 4
     play(empty, range(4, 2 * STEPS))
-    _, published, _ = run(empty, tmp_path, model_path, gang)
+    _, published, _ = run(empty, tmp_path, model_path, rank_group)
     assert [version.step for version, _ in published] == [2, 3, 4]
     assert published[0][0].incarnation > 1
 
 
-def test_a_version_that_redis_has_lost_is_named_again(redis_url, model_path, gang, tmp_path, monkeypatch):
+def test_a_version_that_redis_has_lost_is_named_again(redis_url, model_path, rank_group, tmp_path, monkeypatch):
     """Redis loses its last second if its machine dies. Without the version no worker plays and no evaluation begins."""
     monkeypatch.setattr(loop, "LOOK_EVERY_S", 0.0)
     store, named = Store(redis_url, "lost-version"), []
@@ -245,7 +247,7 @@ def test_a_version_that_redis_has_lost_is_named_again(redis_url, model_path, gan
         named.append(store.state.version()[0])
 
     play(store, range(2 * STEPS))
-    _, _, replaced = run(store, tmp_path, model_path, gang, meanwhile=redis_loses_it)
+    _, _, replaced = run(store, tmp_path, model_path, rank_group, meanwhile=redis_loses_it)
     assert named == replaced
     assert len(named) == STEPS
 

@@ -34,8 +34,8 @@ def pack():
 
 
 @pytest.fixture(scope="module")
-def trained(any_model_path, gang):
-    learner = Learner(make_config(**LORA), any_model_path, gang)
+def trained(any_model_path, rank_group):
+    learner = Learner(make_config(**LORA), any_model_path, rank_group)
     reports = [learner.train(make_groups(seed, step=seed)) for seed in range(2)]
     return learner, reports
 
@@ -86,15 +86,15 @@ def test_vllm_reads_an_exported_adapter(trained, tmp_path):
         assert torch.equal(read.loras[name].lora_b, whole(module.lora_b))
 
 
-def test_without_its_adapters_the_model_is_the_reference(trained, pack, any_model_path, gang):
+def test_without_its_adapters_the_model_is_the_reference(trained, pack, any_model_path, rank_group):
     learner, reports = trained
     reference = learner.stepper.reference
-    assert torch.equal(reference(pack)[0], Learner(make_config(), any_model_path, gang).policy(pack)[0])
+    assert torch.equal(reference(pack)[0], Learner(make_config(), any_model_path, rank_group).policy(pack)[0])
     assert reports[1].metrics["loss/kl"] > 0
     assert not torch.equal(reference(pack)[0], learner.policy(pack)[0])
 
 
-def test_a_checkpoint_holds_the_adapters_alone_and_resumes_to_the_bit(trained, tmp_path, any_model_path, gang):
+def test_a_checkpoint_holds_the_adapters_alone_and_resumes_to_the_bit(trained, tmp_path, any_model_path, rank_group):
     learner, _ = trained
     learner.save(tmp_path).result(60)
     names = set()
@@ -102,7 +102,7 @@ def test_a_checkpoint_holds_the_adapters_alone_and_resumes_to_the_bit(trained, t
         with safe_open(file, framework="pt") as opened:
             names |= set(opened.keys())
     assert {name.rpartition(".")[2] for name in names if name.startswith("model.")} == {DOWN, UP}
-    resumed = Learner(make_config(**LORA), any_model_path, gang)
+    resumed = Learner(make_config(**LORA), any_model_path, rank_group)
     resumed.load(tmp_path)
     learner.train(make_groups(5, step=2))
     resumed.train(make_groups(5, step=2))
@@ -110,11 +110,11 @@ def test_a_checkpoint_holds_the_adapters_alone_and_resumes_to_the_bit(trained, t
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_adapters_are_those_of_the_formula_and_start_as_nothing(model_path, gang, pack):
+def test_adapters_are_those_of_the_formula_and_start_as_nothing(model_path, rank_group, pack):
     """In bfloat16 the frozen weights take two bytes, the adapters keep four. The plan counts the same parameters."""
     config = make_config(**LORA)
     half = config.model_copy(update={"model": config.model.model_copy(update={"dtype": "bfloat16"})})
-    learner = Learner(half, model_path, gang)
+    learner = Learner(half, model_path, rank_group)
     layers = [module for module in learner.policy.modules() if isinstance(module, LoraLinear)]
     assert len(layers) == 7 * 2
     assert {layer.weight.dtype for layer in layers} == {torch.bfloat16}
@@ -138,9 +138,9 @@ def test_the_plan_counts_adapters_of_layers_with_other_names(tmp_path, family, t
     assert planned == real if counted else real / 2 < planned < real * 2
 
 
-def test_targets_that_the_model_lacks_are_refused(model_path, gang):
+def test_targets_that_the_model_lacks_are_refused(model_path, rank_group):
     with pytest.raises(UserError, match=r"targets names no layer of this model \(c_attn\)") as caught:
-        Learner(make_config(lora={"rank": 2, "targets": ["c_attn"]}), model_path, gang)
+        Learner(make_config(lora={"rank": 2, "targets": ["c_attn"]}), model_path, rank_group)
     assert "down_proj, gate_proj" in str(caught.value)
     assert json.loads((model_path / "config.json").read_text())["model_type"] == "qwen2"
 
@@ -155,15 +155,15 @@ def test_one_target_that_the_model_lacks_is_refused_unless_it_is_of_the_default(
     assert [name for name, module in fused.items() if isinstance(module, LoraLinear)] == ["o_proj"]
 
 
-def test_a_head_that_is_the_embeddings_too_is_no_target(model_path, gang):
+def test_a_head_that_is_the_embeddings_too_is_no_target(model_path, rank_group):
     """Exports leave it out, and samplers on GPUs do not read it: its adapter would be trained and then lost."""
     with pytest.raises(UserError, match=r"learner.lora.targets names lm_head, .* embeddings too"):
-        Learner(make_config(lora={"rank": 2, "targets": ["q_proj", "lm_head"]}), model_path, gang)
+        Learner(make_config(lora={"rank": 2, "targets": ["q_proj", "lm_head"]}), model_path, rank_group)
 
 
-def test_a_head_of_its_own_is_a_target(tmp_path, gang, pack):
+def test_a_head_of_its_own_is_a_target(tmp_path, rank_group, pack):
     model = make_model(tmp_path / "model", tied=False)
-    learner = Learner(make_config(lora={"rank": 2, "targets": ["lm_head"]}), model, gang)
+    learner = Learner(make_config(lora={"rank": 2, "targets": ["lm_head"]}), model, rank_group)
     learner.train(make_groups(0))
     learner.export(tmp_path / "hf")
     torch.testing.assert_close(load_policy(tmp_path / "hf")(pack)[0], learner.policy(pack)[0], atol=1e-5, rtol=0)

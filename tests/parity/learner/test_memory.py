@@ -56,9 +56,9 @@ def pack():
     return pack_rows(rows, np.flatnonzero(rows.lengths == rows.lengths[0]))
 
 
-def sharded(folder, gang, *, checkpointing=False, half=False, **layout):
+def sharded(folder, rank_group, *, checkpointing=False, half=False, **layout):
     policy, found = empty_policy(folder)
-    shard(policy, policy.body, found, gang.mesh, layout=Layout(checkpointing=checkpointing, **layout), half=half)
+    shard(policy, policy.body, found, rank_group.mesh, layout=Layout(checkpointing=checkpointing, **layout), half=half)
     return policy
 
 
@@ -82,7 +82,7 @@ def saved_bytes(body, pack):
 
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_saved_activations_are_those_that_the_formula_says(wide_path, gang, pack, half, checkpointing):
+def test_saved_activations_are_those_that_the_formula_says(wide_path, rank_group, pack, half, checkpointing):
     policy, found = empty_policy(wide_path)
     found.fill(policy, "cpu", torch.bfloat16 if half else torch.float32)
     if checkpointing:
@@ -96,7 +96,7 @@ def test_saved_activations_are_those_that_the_formula_says(wide_path, gang, pack
 
 
 @pytest.mark.parametrize("half", [False, True])
-def test_capped_scores_are_saved_in_full(tmp_path, gang, half):
+def test_capped_scores_are_saved_in_full(tmp_path, rank_group, half):
     """Rows of 80 tokens save more per token than rows of 40, by as much as the formula says."""
     (family,) = (one for one in FAMILIES if one.name == "Gemma 2")
     policy, found = empty_policy(make_family(family, tmp_path / "model"))
@@ -160,9 +160,10 @@ def test_a_7b_model_fits_a_141_gb_gpu_once_the_moments_lie_in_host_memory():
     assert memory(QWEN_7B, Training(**base, shards=8, ranks=8)).total < 80e9 * 0.9
 
 
-def test_a_critic_stays_whole_beside_the_policy_between_the_packs_of_several_ranks(model_path, gang, monkeypatch):
+def test_a_critic_stays_whole_beside_the_policy_between_the_packs_of_several_ranks(model_path, rank_group, monkeypatch):
     """In float32 each of both has 4 P of weights and 4 P of gradients that are not reduced yet."""
-    learner = Learner(make_config(**CASES["critic"] | {"minibatch_rows": 1000, "token_budget": 64}), model_path, gang)
+    learner = Learner(make_config(**CASES["critic"] | {"minibatch_rows": 1000, "token_budget": 64}), model_path,
+                      rank_group)
     learner.stepper.whole = True  # as on several ranks
     held, sync = [], step.sync_gradients
 
@@ -180,10 +181,10 @@ def test_a_critic_stays_whole_beside_the_policy_between_the_packs_of_several_ran
 
 
 @pytest.mark.parametrize("half", [False, True])
-def test_checkpointed_layers_give_the_same_gradients(any_model_path, gang, pack, half):
+def test_checkpointed_layers_give_the_same_gradients(any_model_path, rank_group, pack, half):
     results = []
     for layout in ({}, {"checkpointing": True}, {"checkpointing": True, "whole": False}):
-        policy = sharded(any_model_path, gang, half=half, **layout)
+        policy = sharded(any_model_path, rank_group, half=half, **layout)
         logp, entropy = policy(pack)
         (logp.sum() + entropy.sum()).backward()
         results.append([logp, *(p.grad.full_tensor() for p in policy.parameters())])
@@ -192,9 +193,9 @@ def test_checkpointed_layers_give_the_same_gradients(any_model_path, gang, pack,
         assert torch.equal(once, in_turn)
 
 
-def test_a_learner_that_checkpoints_takes_the_same_step(model_path, gang):
+def test_a_learner_that_checkpoints_takes_the_same_step(model_path, rank_group):
     """The config's key, through save-free training to the exported names."""
-    plain, checkpointed = (Learner(make_config(checkpointing=wanted, **CASES["token-tokens"]), model_path, gang)
+    plain, checkpointed = (Learner(make_config(checkpointing=wanted, **CASES["token-tokens"]), model_path, rank_group)
                            for wanted in (False, True))
     for learner in (plain, checkpointed):
         learner.train(make_groups(0))
@@ -203,11 +204,11 @@ def test_a_learner_that_checkpoints_takes_the_same_step(model_path, gang):
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_a_bfloat16_reference_gives_what_rounding_at_each_use_gave(any_model_path, gang, pack):
-    reference = frozen_reference(any_model_path, gang.mesh, layout=Layout(), half=True)
+def test_a_bfloat16_reference_gives_what_rounding_at_each_use_gave(any_model_path, rank_group, pack):
+    reference = frozen_reference(any_model_path, rank_group.mesh, layout=Layout(), half=True)
     assert {p.dtype for p in reference.parameters()} == {torch.bfloat16}
     assert not any(p.requires_grad for p in reference.parameters())
-    assert torch.equal(reference(pack)[0], sharded(any_model_path, gang, half=True)(pack)[0])
+    assert torch.equal(reference(pack)[0], sharded(any_model_path, rank_group, half=True)(pack)[0])
 
 
 def test_an_empty_model_has_no_storage_and_fills_from_files_of_any_names(any_model_path, pack, tmp_path):

@@ -7,14 +7,16 @@ from learner.model.trainee import HostAdamW
 from learner.trainer import Learner
 
 
-def test_updates_checkpoints_and_resumption_are_the_same_to_the_bit(model_path, gang, tmp_path):
+def test_updates_checkpoints_and_resumption_are_the_same_to_the_bit(model_path, rank_group, tmp_path):
     options = CASES["critic"]
-    plain, host = (Learner(make_config(offload=offload, **options), model_path, gang) for offload in (False, True))
+    plain, host = (Learner(make_config(offload=offload, **options), model_path, rank_group) for offload in (False,
+                                                                                                            True))
     for learner in (plain, host):
         for seed in range(2):
             learner.train(make_groups(seed, step=seed))
     host.save(tmp_path).result(60)
-    resumed = {offload: Learner(make_config(offload=offload, **options), model_path, gang) for offload in (False, True)}
+    resumed = {offload: Learner(make_config(offload=offload, **options), model_path, rank_group) for offload in (False,
+                                                                                                                 True)}
     for learner in resumed.values():
         learner.load(tmp_path)
     assert isinstance(resumed[True].stepper.policy.optimizer, HostAdamW)

@@ -61,9 +61,9 @@ def on_the_device(learner):
     return [StorageWeakRef(tensor.untyped_storage()) for tensor in locals_]
 
 
-def test_moments_that_lie_in_host_memory_stay_the_tensors_that_were_pinned(model_path, gang):
+def test_moments_that_lie_in_host_memory_stay_the_tensors_that_were_pinned(model_path, rank_group):
     """The memory of a tensor is page-locked as long as the tensor lives: another one on the same memory loses that."""
-    learner = Learner(make_config(offload=True), model_path, gang)
+    learner = Learner(make_config(offload=True), model_path, rank_group)
     learner.train(make_groups(0, step=0))
     optimizer = learner.stepper.policy.optimizer
     before = [dict(state) for state in optimizer.state.values()]
@@ -74,8 +74,8 @@ def test_moments_that_lie_in_host_memory_stay_the_tensors_that_were_pinned(model
 
 
 @pytest.mark.parametrize("case", OPTIONS)
-def test_parked_between_steps_equals_not_parked_to_the_bit(model_path, gang, tmp_path, case):
-    plain, parked = (Learner(make_config(**OPTIONS[case]), model_path, gang) for _ in range(2))
+def test_parked_between_steps_equals_not_parked_to_the_bit(model_path, rank_group, tmp_path, case):
+    plain, parked = (Learner(make_config(**OPTIONS[case]), model_path, rank_group) for _ in range(2))
     for step in range(3):
         parked.park()
         parked.unpark()
@@ -83,7 +83,7 @@ def test_parked_between_steps_equals_not_parked_to_the_bit(model_path, gang, tmp
             learner.train(make_groups(step, step=step))
     parked.park()
     parked.save(tmp_path).result(60)  # a checkpoint is made from host memory
-    resumed = Learner(make_config(**OPTIONS[case]), model_path, gang)
+    resumed = Learner(make_config(**OPTIONS[case]), model_path, rank_group)
     resumed.park()
     resumed.unpark()
     resumed.load(tmp_path)
@@ -96,9 +96,9 @@ def test_parked_between_steps_equals_not_parked_to_the_bit(model_path, gang, tmp
             assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_parking_frees_every_storage_of_the_states_in_each_turn(model_path, gang):
+def test_parking_frees_every_storage_of_the_states_in_each_turn(model_path, rank_group):
     """FSDP keeps its own references to the shards, and a reference model its gathered weights."""
-    learner = Learner(make_config(**CASES["critic"]), model_path, gang)
+    learner = Learner(make_config(**CASES["critic"]), model_path, rank_group)
     for step in range(2):
         learner.train(make_groups(step, step=step))
         before = on_the_device(learner)
@@ -110,9 +110,9 @@ def test_parking_frees_every_storage_of_the_states_in_each_turn(model_path, gang
         assert not any(storage.expired() for storage in waiting)  # the host's memory is kept for the next turn
 
 
-def test_after_a_step_no_model_is_gathered(model_path, gang):
+def test_after_a_step_no_model_is_gathered(model_path, rank_group):
     """A reference runs only forwards, after which FSDP gives nothing back by itself."""
-    learner = Learner(make_config(**CASES["critic"]), model_path, gang)
+    learner = Learner(make_config(**CASES["critic"]), model_path, rank_group)
     learner.train(make_groups(0))
     for model in (learner.policy, learner.stepper.reference, learner.stepper.critic.trainee.model):
         assert all(isinstance(parameter, DTensor) for parameter in model.parameters())

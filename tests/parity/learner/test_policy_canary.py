@@ -11,9 +11,9 @@ from services.weights.canary import ANSWER, PROMPTS, Canary, CanaryCheck, Played
 
 
 @pytest.mark.parametrize("section", [{}, {"lora": {"rank": 2}, "lr": 1e-2}], ids=["plain", "lora"])
-def test_the_canary_is_that_of_the_exported_model_and_changes_with_each_step(section, model_path, gang, tmp_path):
+def test_the_canary_is_that_of_the_exported_model_and_changes_with_each_step(section, model_path, rank_group, tmp_path):
     """With adapters the learner adds what they compute, and the export has merged them."""
-    learner, found = Learner(make_config(**section), model_path, gang), []
+    learner, found = Learner(make_config(**section), model_path, rank_group), []
     for step in range(2):
         learner.train(make_groups(step, step=step))
         found.append(learner.canary())

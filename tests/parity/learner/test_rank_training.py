@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from learner_tiny import make_config, norms_of, weights
-from test_trainer import Slack, run_gang
+from test_trainer import Slack, run_rank_group
 
 from learner.cold_start.rank_training import imitator, train_on_ranks
 from learner.cold_start.sft import Budget, Lesson, train
@@ -32,9 +32,9 @@ def section(**keys):
     return SftSection(batch_rows=4, lr=1e-3, **keys)
 
 
-def on_ranks(model_path, gang, rows, sft, **learner):
+def on_ranks(model_path, rank_group, rows, sft, **learner):
     config = make_config(**(PLAIN | learner)).model_copy(update={"sft": sft})
-    made = imitator(config, model_path, gang)
+    made = imitator(config, model_path, rank_group)
     slack, told, norms = Slack(made.stepper.policy), [], norms_of(made.stepper.policy)
     progress = train_on_ranks(made, rows, sft, budget=BUDGET, seed=3, report=told.append)
     assert [one.updates for one in told] == [1, 2, 3, 4, 5]
@@ -43,33 +43,33 @@ def on_ranks(model_path, gang, rows, sft, **learner):
 
 
 @pytest.mark.parametrize("prompt_loss", [0.0, 0.5])
-def test_it_takes_the_updates_of_one_process(model_path, gang, prompt_loss):
+def test_it_takes_the_updates_of_one_process(model_path, rank_group, prompt_loss):
     rows, sft = shown(), section(prompt_loss=prompt_loss)
     model = plain_model(model_path, "float32")
     expected = train(model, Lesson(rows, BUDGET, 3), sft, pad_id=0, token_budget=100_000, muon=False)
     for budget in (64, 100_000):
-        found, progress, slack = on_ranks(model_path, gang, rows, sft, token_budget=budget)
+        found, progress, slack = on_ranks(model_path, rank_group, rows, sft, token_budget=budget)
         slack.check(found, {name: value for name, value in model.state_dict().items() if name in found})
         assert (progress.updates, progress.rows) == (expected.updates, expected.rows)
         assert progress.loss_response == pytest.approx(expected.loss_response, rel=1e-5)
         assert progress.loss_prompt == (pytest.approx(expected.loss_prompt, rel=1e-5) if prompt_loss else None)
 
 
-def test_two_ranks_take_the_same_updates(model_path, gang, tmp_path):
+def test_two_ranks_take_the_same_updates(model_path, rank_group, tmp_path):
     """Batches of three rows and of one: a rank without a row computes a filler."""
     rows, sft = shown(count=7), SftSection(batch_rows=3, lr=1e-3, prompt_loss=0.5)
-    expected, _, slack = on_ranks(model_path, gang, rows, sft)
+    expected, _, slack = on_ranks(model_path, rank_group, rows, sft)
     save_rows(rows, tmp_path / "rows.npz")
     (tmp_path / "sft.json").write_text(sft.model_dump_json())
-    run_gang(model_path, tmp_path, "imitates", world=2, nodes=1)
+    run_rank_group(model_path, tmp_path, "imitates", world=2, nodes=1)
     made = torch.load(tmp_path / "imitates" / "made.pt")
     slack.check(expected, made["weights"])
     assert made["norms"] == pytest.approx(slack.norms, rel=1e-4)
 
 
-def test_adapters_alone_are_trained_if_the_learner_trains_adapters(model_path, gang):
+def test_adapters_alone_are_trained_if_the_learner_trains_adapters(model_path, rank_group):
     before = plain_model(model_path, "float32").state_dict()
-    found, _, _ = on_ranks(model_path, gang, shown(), section(), lora={"rank": 4, "alpha": 8.0})
+    found, _, _ = on_ranks(model_path, rank_group, shown(), section(), lora={"rank": 4, "alpha": 8.0})
     moved = {name for name, value in found.items() if not torch.equal(value, before[name])}
     assert moved
     assert all("_proj.weight" in name for name in moved)
@@ -95,10 +95,10 @@ def test_rows_come_back_from_their_file(tmp_path):
         assert (one.prompt_tokens, one.learn_prompt) == (same.prompt_tokens, same.learn_prompt)
 
 
-def test_the_budget_in_minutes_is_rank_0s(model_path, gang):
+def test_the_budget_in_minutes_is_rank_0s(model_path, rank_group):
     sft = section()
-    made = imitator(make_config().model_copy(update={"sft": sft}), model_path, gang)
+    made = imitator(make_config().model_copy(update={"sft": sft}), model_path, rank_group)
     progress = train_on_ranks(made, shown(), sft, budget=Budget(minutes=1e-9), seed=0, report=lambda _: None)
     assert progress.updates == 1
     assert math.isfinite(progress.loss_response)
-    assert isinstance(gang, RankGroup)
+    assert isinstance(rank_group, RankGroup)

@@ -5,9 +5,9 @@ from learner_tiny import CASES, make_config, make_groups
 from learner.trainer import Learner
 
 
-def test_passes_of_the_reference_leave_nothing_behind(model_path, gang):
+def test_passes_of_the_reference_leave_nothing_behind(model_path, rank_group):
     """FSDP lists each forward pass until the next backward pass, which never comes: 1 GB after a thousand steps."""
-    learner = Learner(make_config(**CASES["token-tokens"]), model_path, gang)
+    learner = Learner(make_config(**CASES["token-tokens"]), model_path, rank_group)
     state = learner.stepper.reference._get_fsdp_state()
     for step in range(2):
         learner.train(make_groups(step, step=step))

@@ -78,11 +78,11 @@ def talking(groups, *, linked):
 
 
 @pytest.mark.parametrize("case", ["sequence-actions", "token-tokens", "critic"])
-def test_a_learner_step_is_the_same(model_path, gang, case):
+def test_a_learner_step_is_the_same(model_path, rank_group, case):
     """Losses, advantages, logprobs and the gradient's norm; only the tokens that are computed are fewer."""
     found = []
     for linked in (True, False):
-        learner = Learner(make_config(**CASES[case], minibatch_rows=64), model_path, gang)
+        learner = Learner(make_config(**CASES[case], minibatch_rows=64), model_path, rank_group)
         found.append(learner.train(talking(make_groups(5), linked=linked)))
     one, apart = found
     assert one.metrics["sequences"] < apart.metrics["sequences"]

@@ -74,9 +74,9 @@ def test_consecutive_steps_show_every_row_equally_often(count):
     assert order[3 * count:4 * count] == batches[3] == shown_at(rows, 4, count=count, seed=5)
 
 
-def test_at_weight_zero_a_run_keeps_its_digits(model_path, gang):
-    before = Learner(make_config(**CASES["token-tokens"]), model_path, gang)
-    after = make_learner(model_path, gang, **CASES["token-tokens"], imitation={"weight": 0.0, "rows": 3})
+def test_at_weight_zero_a_run_keeps_its_digits(model_path, rank_group):
+    before = Learner(make_config(**CASES["token-tokens"]), model_path, rank_group)
+    after = make_learner(model_path, rank_group, **CASES["token-tokens"], imitation={"weight": 0.0, "rows": 3})
     for step in range(2):
         first, second = (one.train(make_groups(step, step=step)).metrics for one in (before, after))
         names = [name for name in first if not name.startswith("seconds/")]
@@ -85,17 +85,17 @@ def test_at_weight_zero_a_run_keeps_its_digits(model_path, gang):
     assert all(torch.equal(*pair) for pair in zip(weights(before).values(), weights(after).values(), strict=True))
 
 
-def test_steps_after_the_decay_train_on_no_demonstration(model_path, gang):
-    learner = make_learner(model_path, gang, imitation={"weight": 1.0, "decay_steps": 1})
+def test_steps_after_the_decay_train_on_no_demonstration(model_path, rank_group):
+    learner = make_learner(model_path, rank_group, imitation={"weight": 1.0, "decay_steps": 1})
     shown, ended = (learner.train(make_groups(step, step=step)).metrics["loss/imitation"] for step in range(2))
     assert shown > 0
     assert math.isnan(ended)
 
 
-def test_the_gradient_of_imitation_is_that_of_the_plain_formula(model_path, gang):
+def test_the_gradient_of_imitation_is_that_of_the_plain_formula(model_path, rank_group):
     """The groups of equal rewards have no credit, so the update is that of the demonstrations alone."""
     section = {"weight": 0.25, "rows": 5}
-    learner = make_learner(model_path, gang, **ALONE, imitation=section,
+    learner = make_learner(model_path, rank_group, **ALONE, imitation=section,
                            credit={"estimator": "grpo", "penalty_mode": "none"})
     norms = norms_of(learner.stepper.policy)
     groups = with_steps(make_groups(0), lambda step: msgspec.structs.replace(step, reward=0.0))
@@ -108,12 +108,12 @@ def test_the_gradient_of_imitation_is_that_of_the_plain_formula(model_path, gang
     assert metrics["loss/policy"] == 0.0
 
 
-def test_imitation_adds_its_gradient_to_that_of_the_policy_in_each_update(model_path, gang):
+def test_imitation_adds_its_gradient_to_that_of_the_policy_in_each_update(model_path, rank_group):
     """Six rows over several updates: the losses add up to their mean over all answer tokens."""
-    learner = make_learner(model_path, gang, lr=1e-12, imitation={"weight": 1.0, "rows": 7})
+    learner = make_learner(model_path, rank_group, lr=1e-12, imitation={"weight": 1.0, "rows": 7})
     norms = norms_of(learner.stepper.policy)
     metrics, hf = learner.train(make_groups(0)).metrics, plain(model_path)
-    alone = norms_of((other := make_learner(model_path, gang, lr=1e-12)).stepper.policy)
+    alone = norms_of((other := make_learner(model_path, rank_group, lr=1e-12)).stepper.policy)
     other.train(make_groups(0))
     with torch.no_grad():
         nats = -torch.cat([logprobs(hf, row.ids[:row.prompt_tokens], row.ids[row.prompt_tokens:])
@@ -123,15 +123,16 @@ def test_imitation_adds_its_gradient_to_that_of_the_policy_in_each_update(model_
     assert metrics["loss/imitation"] == pytest.approx(float(nats.mean()), rel=1e-5)
 
 
-def test_a_learner_that_imitates_needs_demonstrations(model_path, gang):
+def test_a_learner_that_imitates_needs_demonstrations(model_path, rank_group):
     with pytest.raises(ValueError, match="no demonstrations"):
-        Learner(make_config(imitation={"weight": 0.1}), model_path, gang)
+        Learner(make_config(imitation={"weight": 0.1}), model_path, rank_group)
 
 
 @pytest.mark.parametrize("credit", [0.0, 0.5])
-def test_the_gradient_of_distillation_is_that_of_the_plain_formula(model_path, gang, credit):
+def test_the_gradient_of_distillation_is_that_of_the_plain_formula(model_path, rank_group, credit):
     """Token by token: ∇ of the mean of ratio times (credit A + weight (log π_teacher - log π))."""
-    learner = make_learner(model_path, gang, **ALONE, distill={"teacher": TEACHER, "weight": 0.7, "credit": credit})
+    learner = make_learner(model_path, rank_group, **ALONE,
+                           distill={"teacher": TEACHER, "weight": 0.7, "credit": credit})
     norms, groups = norms_of(learner.stepper.policy), make_groups(0)
     report, hf, teacher = learner.train(groups), plain(model_path), plain(teacher_of(model_path))
     advantages = [a for one in report.credits for row in one.advantages for a in row]
@@ -149,17 +150,17 @@ def test_the_gradient_of_distillation_is_that_of_the_plain_formula(model_path, g
     assert report.metrics["distill/reverse_kl"] == pytest.approx(np.mean(gaps), rel=1e-5)
 
 
-def test_a_policy_that_is_its_teacher_has_no_signal(model_path, gang):
-    learner = make_learner(model_path, gang, **ALONE, distill={"teacher": str(model_path), "credit": 0.0})
+def test_a_policy_that_is_its_teacher_has_no_signal(model_path, rank_group):
+    learner = make_learner(model_path, rank_group, **ALONE, distill={"teacher": str(model_path), "credit": 0.0})
     norms = norms_of(learner.stepper.policy)
     metrics = learner.train(make_groups(0)).metrics
     assert metrics["distill/reverse_kl"] == 0.0
     assert norms == [0.0]
 
 
-def test_without_the_teacher_the_weight_of_credit_stays(model_path, gang):
+def test_without_the_teacher_the_weight_of_credit_stays(model_path, rank_group):
     """Its weight has fallen to 0 before step 2, in which nobody asks it."""
-    learner = make_learner(model_path, gang, **ALONE, distill=DISTILLS | {"decay_steps": 1})
+    learner = make_learner(model_path, rank_group, **ALONE, distill=DISTILLS | {"decay_steps": 1})
     norms = norms_of(learner.stepper.policy)
     asked, quiet = (learner.train(make_groups(step, step=step)).metrics for step in range(2))
     assert asked["distill/reverse_kl"] != 0
@@ -187,8 +188,8 @@ def sampled(model, step):
     return with_steps(groups, answered)
 
 
-def test_a_policy_approaches_its_teacher_in_ten_steps(model_path, gang):
-    learner = make_learner(model_path, gang, lr=1e-2, loss=ALONE["loss"], distill=DISTILLS, minibatch_rows=16,
+def test_a_policy_approaches_its_teacher_in_ten_steps(model_path, rank_group):
+    learner = make_learner(model_path, rank_group, lr=1e-2, loss=ALONE["loss"], distill=DISTILLS, minibatch_rows=16,
                            token_budget=4096)
     model, gaps = plain(model_path), []
     for step in range(10):

@@ -35,8 +35,8 @@ FIGURES = ("loss/policy", "loss/value", "loss/kl", "loss/entropy", "grad_norm", 
            "logprob_difference_mean", "logprob_difference_max")
 
 
-def trained(model_path, gang, steps=2, first=0, **learner):
-    made = make_learner(model_path, gang, **learner)
+def trained(model_path, rank_group, steps=2, first=0, **learner):
+    made = make_learner(model_path, rank_group, **learner)
     made.slack = [Slack(trainee) for trainee in made.stepper.trainees]
     reports = [made.train(make_groups(first + step, step=step)) for step in range(steps)]
     return made, reports
@@ -99,11 +99,11 @@ def assert_same(a, b, atol):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_token_budget_changes_nothing(model_path, gang, case):
+def test_the_token_budget_changes_nothing(model_path, rank_group, case):
     """One row per pack, a few, all in one. The gradient norm, which Adam cannot hide, is compared as well."""
-    whole, expected = trained(model_path, gang, token_budget=100_000, **CASES[case])
+    whole, expected = trained(model_path, rank_group, token_budget=100_000, **CASES[case])
     for budget in (64, 150):
-        part, found = trained(model_path, gang, token_budget=budget, **CASES[case])
+        part, found = trained(model_path, rank_group, token_budget=budget, **CASES[case])
         whole.slack[0].check(weights(part), weights(whole))
         if critic_weights(whole):
             whole.slack[1].check(critic_weights(part), critic_weights(whole))
@@ -112,7 +112,7 @@ def test_the_token_budget_changes_nothing(model_path, gang, case):
                 assert a.metrics[name] == pytest.approx(b.metrics[name], abs=2e-5, rel=2e-4), name
 
 
-def run_gang(model_path, out, *cases, world, nodes):
+def run_rank_group(model_path, out, *cases, world, nodes):
     """Returns the folder with the results of each case from a group of gloo processes."""
     here = Path(__file__).parent
     subprocess.run([sys.executable, str(here / "rank_process.py"), str(world), str(nodes), str(out / "store"),
@@ -125,28 +125,28 @@ def run_gang(model_path, out, *cases, world, nodes):
 def pair(model_path, tmp_path_factory):
     """Two ranks on one machine."""
     teacher_of(model_path)  # before two ranks make it at once
-    return run_gang(model_path, tmp_path_factory.mktemp("pair"), *CASES, *VARIANTS, *WRONG, world=2, nodes=1)
+    return run_rank_group(model_path, tmp_path_factory.mktemp("pair"), *CASES, *VARIANTS, *WRONG, world=2, nodes=1)
 
 
 @pytest.fixture(scope="module")
 def quad(model_path, tmp_path_factory):
     """Two ranks on each of two machines, which hold the model once each."""
-    return run_gang(model_path, tmp_path_factory.mktemp("quad"), "critic", world=4, nodes=2)
+    return run_rank_group(model_path, tmp_path_factory.mktemp("quad"), "critic", world=4, nodes=2)
 
 
 @pytest.fixture(scope="module")
 def apart(model_path, tmp_path_factory):
     """Two ranks on two machines, which share one sharded model."""
-    return run_gang(model_path, tmp_path_factory.mktemp("apart"), "lora", world=2, nodes=2)
+    return run_rank_group(model_path, tmp_path_factory.mktemp("apart"), "lora", world=2, nodes=2)
 
 
 @pytest.mark.parametrize(("ranks", "case"), [
     *(("pair", case) for case in (*CASES, *VARIANTS)),
     *(pytest.param(*nodes, marks=pytest.mark.long) for nodes in (("quad", "critic"), ("apart", "lora")))])
-def test_several_ranks_train_the_same_weights_as_one(model_path, gang, request, ranks, case):
+def test_several_ranks_train_the_same_weights_as_one(model_path, rank_group, request, ranks, case):
     """Same weights after two steps, same metrics, and a checkpoint that one rank can load."""
     out, options = request.getfixturevalue(ranks) / case, CASES.get(case) or VARIANTS[case]
-    alone, reports = trained(model_path, gang, **options)
+    alone, reports = trained(model_path, rank_group, **options)
     pair = torch.load(out / "after.pt")
     adapted = "lora" in case  # its weights are products of two matrices, for which the bound says nothing
     if adapted:
@@ -158,7 +158,7 @@ def test_several_ranks_train_the_same_weights_as_one(model_path, gang, request, 
             assert theirs[name] == pytest.approx(mine.metrics[name], abs=1e-5, rel=1e-5, nan_ok=True), name
     for mine, theirs in zip((c for r in reports for c in r.credits), pair["advantages"], strict=True):
         assert list(chain.from_iterable(theirs)) == pytest.approx(list(chain.from_iterable(mine.advantages)), abs=1e-5)
-    resumed = make_learner(model_path, gang, **options)
+    resumed = make_learner(model_path, rank_group, **options)
     resumed.load(out / "checkpoint")
     assert resumed.step == 2
     assert_same(weights(resumed), pair["weights"], 0)
@@ -172,9 +172,9 @@ def test_several_ranks_train_the_same_weights_as_one(model_path, gang, request, 
         alone.slack[0].check(weights(alone), exported)
 
 
-def test_a_gang_with_fewer_ranks_than_the_config_asks_for_trains_the_same_weights(model_path, gang):
+def test_a_rank_group_with_fewer_ranks_than_the_config_asks_for_trains_the_same_weights(model_path, rank_group):
     """learner.fewest_ranks, after a node was lost."""
-    fewer, alone = (trained(model_path, gang, ranks=ranks, fewest_ranks=1)[0] for ranks in (2, 1))
+    fewer, alone = (trained(model_path, rank_group, ranks=ranks, fewest_ranks=1)[0] for ranks in (2, 1))
     found, expected = weights(fewer), weights(alone)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
@@ -186,9 +186,9 @@ def test_ranks_that_park_their_states_between_steps_end_with_the_same_bits(pair)
     assert parked["advantages"] == plain["advantages"]
 
 
-def test_a_rank_that_counts_three_percent_too_much_is_beyond_the_bound(model_path, gang, pair):
+def test_a_rank_that_counts_three_percent_too_much_is_beyond_the_bound(model_path, rank_group, pair):
     """The bound is tight enough to find a small wrong coefficient, which Adam hides in part."""
-    alone, reports = trained(model_path, gang, **WRONG["skewed"])
+    alone, reports = trained(model_path, rank_group, **WRONG["skewed"])
     wrong = torch.load(pair / "skewed" / "after.pt")
     with pytest.raises(AssertionError, match="beyond the bound"):
         alone.slack[0].check(weights(alone), wrong["weights"])
@@ -196,20 +196,20 @@ def test_a_rank_that_counts_three_percent_too_much_is_beyond_the_bound(model_pat
 
 
 @pytest.mark.parametrize("first", [10, 20, 30])
-def test_the_bound_holds_over_seeds(model_path, gang, first):
+def test_the_bound_holds_over_seeds(model_path, rank_group, first):
     """For another packing, which sums in another order as more ranks do."""
-    one, _ = trained(model_path, gang, first=first, **CASES["sequence-actions"])
-    other, _ = trained(model_path, gang, first=first, **CASES["sequence-actions"], token_budget=100_000)
+    one, _ = trained(model_path, rank_group, first=first, **CASES["sequence-actions"])
+    other, _ = trained(model_path, rank_group, first=first, **CASES["sequence-actions"], token_budget=100_000)
     one.slack[0].check(weights(one), weights(other))
 
 
 @pytest.mark.parametrize("case", ["sequence-actions", "critic", "signals"])
-def test_resumed_equals_uninterrupted_to_the_bit(any_model_path, gang, tmp_path, case):
-    learner, _ = trained(any_model_path, gang, steps=2, **(CASES | VARIANTS)[case])
+def test_resumed_equals_uninterrupted_to_the_bit(any_model_path, rank_group, tmp_path, case):
+    learner, _ = trained(any_model_path, rank_group, steps=2, **(CASES | VARIANTS)[case])
     saving = learner.save(tmp_path)
     last = learner.train(make_groups(2, step=2))  # while it is written
     saving.result(60)
-    resumed = make_learner(any_model_path, gang, **(CASES | VARIANTS)[case])
+    resumed = make_learner(any_model_path, rank_group, **(CASES | VARIANTS)[case])
     resumed.load(tmp_path)
     again = resumed.train(make_groups(2, step=2))
     assert_same(weights(resumed), weights(learner), 0)
@@ -217,8 +217,8 @@ def test_resumed_equals_uninterrupted_to_the_bit(any_model_path, gang, tmp_path,
     assert [again.metrics[name] for name in FIGURES] == [last.metrics[name] for name in FIGURES]
 
 
-def test_a_step_moves_weights_and_reports(model_path, gang):
-    before = Learner(make_config(), model_path, gang)
+def test_a_step_moves_weights_and_reports(model_path, rank_group):
+    before = Learner(make_config(), model_path, rank_group)
     start = weights(before)
     report = before.train(make_groups(0))
     assert any((a != b).any() for a, b in zip(start.values(), weights(before).values(), strict=True))
@@ -245,11 +245,11 @@ def importance(logp, sampler, how):
 
 
 @pytest.mark.parametrize("correction", ["none", "decoupled"])
-def test_one_update_is_that_of_the_plain_formula(model_path, gang, correction):
+def test_one_update_is_that_of_the_plain_formula(model_path, rank_group, correction):
     """One minibatch, no KL, no entropy: the gradient norm against a row-by-row loop. Decoupled: rows of an older
     policy, whose sampler logprobs are far off, so that some weights are capped."""
     loss = {"kl": 0.0, "entropy": 0.0, "correction": correction}
-    learner = Learner(make_config(minibatch_rows=1000, loss=loss), model_path, gang)
+    learner = Learner(make_config(minibatch_rows=1000, loss=loss), model_path, rank_group)
     learner.step = 1
     groups = of_another_policy(make_groups(0))
     hf = AutoModelForCausalLM.from_pretrained(model_path, attn_implementation="eager")
@@ -274,21 +274,22 @@ def test_one_update_is_that_of_the_plain_formula(model_path, gang, correction):
     assert any(capped) == (correction == "decoupled")
 
 
-def test_figures_per_token_are_means_over_tokens_whatever_the_minibatches(model_path, gang):
+def test_figures_per_token_are_means_over_tokens_whatever_the_minibatches(model_path, rank_group):
     """Minibatches have as many rows each, but not as many tokens. A learning rate of next to 0 keeps the policy."""
     found = []
     for rows in (3, 1000):
-        learner = Learner(make_config(minibatch_rows=rows, lr=1e-12, loss={"corrected_rows": "all"}), model_path, gang)
+        learner = Learner(make_config(minibatch_rows=rows, lr=1e-12, loss={"corrected_rows": "all"}), model_path,
+                          rank_group)
         found.append(learner.train(of_another_policy(make_groups(0))).metrics)
     for name in ("loss/entropy", "is_capped_share"):
         assert found[0][name] == pytest.approx(found[1][name], rel=1e-6), name
     assert 0 < found[0]["is_capped_share"] < 1
 
 
-def test_stale_rows_are_corrected_and_fresh_ones_are_not(model_path, gang):
+def test_stale_rows_are_corrected_and_fresh_ones_are_not(model_path, rank_group):
     """The same episodes, once of the present policy and once of an older one: the weights come out different."""
-    fresh = Learner(make_config(), model_path, gang)
-    stale = Learner(make_config(), model_path, gang)
+    fresh = Learner(make_config(), model_path, rank_group)
+    stale = Learner(make_config(), model_path, rank_group)
     stale.step = 1
     fresh.train(make_groups(0))
     stale.train(make_groups(0))
@@ -305,17 +306,17 @@ def test_a_row_of_an_older_policy_or_of_another_incarnation_is_stale(policy_step
     assert rows.stale.tolist() == [stale] * len(rows)
 
 
-def test_a_gang_of_two_needs_a_rendezvous():
+def test_a_rank_group_of_two_needs_a_rendezvous():
     with pytest.raises(ValueError, match="rendezvous"):
         RankGroup(0, 2)
 
 
-def test_the_power_of_the_ratio_follows_the_steps_of_the_run(model_path, gang):
+def test_the_power_of_the_ratio_follows_the_steps_of_the_run(model_path, rank_group):
     """p is 1 at the first of four steps and 1/3 at the second: the first is that of p = 1, the second no longer is."""
     loss = CASES["sequence-actions"]["loss"]
 
     def after(steps, **power):
-        made, _ = trained(model_path, gang, steps=steps, loss={**loss, **power}, minibatch_rows=4)
+        made, _ = trained(model_path, rank_group, steps=steps, loss={**loss, **power}, minibatch_rows=4)
         return weights(made)
 
     scheduled, constant = ({"power": 1.0, "power_last": -1.0}, {"power": 1.0})
@@ -337,9 +338,9 @@ class Twice(Stepper):
         return super()._packs_across(self.minibatches, rows)
 
 
-def one_update(model_path, gang, kind, **learner):
+def one_update(model_path, rank_group, kind, **learner):
     """Takes one step with one update. Returns (report, gradients, weights, forward passes of the policy)."""
-    made = Learner(make_config(minibatch_rows=1000, **learner), model_path, gang)
+    made = Learner(make_config(minibatch_rows=1000, **learner), model_path, rank_group)
     made.step = 1
     made.stepper = kind(**{field.name: getattr(made.stepper, field.name) for field in fields(Stepper)})
     gradients, passes = [], []
@@ -355,10 +356,10 @@ def one_update(model_path, gang, kind, **learner):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_first_update_needs_no_pass_for_the_logprobs_before_it(model_path, gang, case):
+def test_the_first_update_needs_no_pass_for_the_logprobs_before_it(model_path, rank_group, case):
     """Its own pass gives them: loss, gradients, weights and logprobs are equal to the bit, with half the passes."""
     (once, gradients, found, passes), (twice, expected, wanted, more) = (
-        one_update(model_path, gang, kind, **CASES[case]) for kind in (Stepper, Twice))
+        one_update(model_path, rank_group, kind, **CASES[case]) for kind in (Stepper, Twice))
     assert passes > 1
     assert more == 2 * passes
     assert [once.metrics[name] for name in FIGURES] == [twice.metrics[name] for name in FIGURES]
@@ -369,12 +370,12 @@ def test_the_first_update_needs_no_pass_for_the_logprobs_before_it(model_path, g
 
 
 @pytest.mark.parametrize("case", ["sequence-actions", "critic"])
-def test_passes_without_gradients_fill_their_packs_across_minibatches(model_path, gang, monkeypatch, case):
+def test_passes_without_gradients_fill_their_packs_across_minibatches(model_path, rank_group, monkeypatch, case):
     """Ten minibatches need ten passes with gradients each, and together fewer without. What a pack's other rows are
     changes a logprob by rounding alone: within a few units of 2^-24 of the largest logit, here below 16."""
     rows = rows_of(groups := make_groups(0, count=4), assign_credit(groups, make_config().learner.credit),
                    policy_step=0)
-    learner = Learner(make_config(minibatch_rows=len(rows) // 10, **CASES[case]), model_path, gang)
+    learner = Learner(make_config(minibatch_rows=len(rows) // 10, **CASES[case]), model_path, rank_group)
     stepper, sizes = learner.stepper, {"policy": [], "reference": []}
     learner.policy.register_forward_hook(lambda _, args, __: sizes["policy"].append(args[0].tokens.numel()))
     stepper.reference.register_forward_hook(lambda _, args, __: sizes["reference"].append(args[0].tokens.numel()))

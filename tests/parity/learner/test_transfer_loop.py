@@ -63,14 +63,15 @@ class Worker:
 
 
 @pytest.fixture(scope="module")
-def by_host(redis_url, model_path, gang, tmp_path_factory):
+def by_host(redis_url, model_path, rank_group, tmp_path_factory):
     store = Store(redis_url, "by-host")
     play(store, range(2 * STEPS))
-    learner, published, _ = run(store, tmp_path_factory.mktemp("host"), model_path, gang)
+    learner, published, _ = run(store, tmp_path_factory.mktemp("host"), model_path, rank_group)
     return weights(learner), published
 
 
-def ran(store, folder, model_path, gang, way, *, dies_at=None, wanted=lambda: None, slow=lambda _: None, **options):
+def ran(store, folder, model_path, rank_group, way, *, dies_at=None, wanted=lambda: None, slow=lambda _: None,
+        **options):
     """Returns the learner, what it published to host memory, the worker, and the pointer before each version."""
     registry = TransferRegistry(lambda: 0.0)  # nobody is ever silent, however slow the machine
     worker = Worker(registry, **options)
@@ -84,7 +85,7 @@ def ran(store, folder, model_path, gang, way, *, dies_at=None, wanted=lambda: No
 
     try:
         play(store, range(2 * STEPS))
-        learner, published, _ = run(store, folder, model_path, gang, ask=ask, wanted=wanted, slow=slow,
+        learner, published, _ = run(store, folder, model_path, rank_group, ask=ask, wanted=wanted, slow=slow,
                                     weights={"transfer": way, "seconds": SECONDS})
     finally:
         worker.end()
@@ -95,10 +96,10 @@ def ran(store, folder, model_path, gang, way, *, dies_at=None, wanted=lambda: No
 
 @pytest.mark.parametrize("way", ["nccl", "ipc"])
 def test_workers_receive_every_version_before_it_is_current_and_training_is_the_same(
-        way, by_host, redis_url, model_path, gang, tmp_path):
+        way, by_host, redis_url, model_path, rank_group, tmp_path):
     """Host memory gets the versions of evaluations and checkpoints alone."""
     store = Store(redis_url, f"by-{way}")
-    learner, published, worker, before = ran(store, tmp_path, model_path, gang, way)
+    learner, published, worker, before = ran(store, tmp_path, model_path, rank_group, way)
     assert [version.step for version in worker.received] == list(range(STEPS + 1))
     assert sorted(version.step for version, _ in published) == [0, 2, 4]
     expected = {version.step: packed for version, packed in by_host[1]}
@@ -114,7 +115,8 @@ def test_workers_receive_every_version_before_it_is_current_and_training_is_the_
     assert all(torch.equal(tensor, by_host[0][name]) for name, tensor in weights(learner).items())
 
 
-def test_the_next_step_does_not_wait_while_host_memory_gets_a_version(by_host, redis_url, model_path, gang, tmp_path):
+def test_the_next_step_does_not_wait_while_host_memory_gets_a_version(by_host, redis_url, model_path, rank_group,
+                                                                      tmp_path):
     """Publishing the checkpoint of step 2 lasts until step 3 is trained and sent. A worker that starts late wants
     step 1, which has no checkpoint."""
     store, missing = Store(redis_url, "slow"), []
@@ -130,7 +132,7 @@ def test_the_next_step_does_not_wait_while_host_memory_gets_a_version(by_host, r
             third.set()
         return pointer[0] if pointer is not None and pointer[0].step == 1 else None
 
-    learner, published, worker, _ = ran(store, tmp_path, model_path, gang, "nccl", wanted=wanted, slow=slow)
+    learner, published, worker, _ = ran(store, tmp_path, model_path, rank_group, "nccl", wanted=wanted, slow=slow)
     assert missing == [False], "step 3 waited for the version of step 2"
     expected = {version.step: packed for version, packed in by_host[1]}
     assert {version.step for version, _ in published} == {0, 1, 2, 4}
@@ -140,19 +142,19 @@ def test_the_next_step_does_not_wait_while_host_memory_gets_a_version(by_host, r
 
 
 def test_versions_that_a_worker_refuses_go_through_host_memory_and_after_some_none_is_sent(
-        redis_url, model_path, gang, tmp_path):
+        redis_url, model_path, rank_group, tmp_path):
     store = Store(redis_url, "refused")
-    _, published, worker, before = ran(store, tmp_path, model_path, gang, "nccl", refuses=range(STEPS + 1))
+    _, published, worker, before = ran(store, tmp_path, model_path, rank_group, "nccl", refuses=range(STEPS + 1))
     assert len(before) == len(worker.received) == GIVE_UP
     assert [version.step for version, _ in published] == list(range(STEPS + 1))
     assert store.state.version()[0] == published[-1][0]
 
 
 def test_a_worker_that_dies_in_a_round_costs_neither_a_version_nor_a_bit(
-        by_host, redis_url, model_path, gang, tmp_path):
+        by_host, redis_url, model_path, rank_group, tmp_path):
     """The round ends when the worker is missed, not at its deadline, and host memory gets its version."""
     store = Store(redis_url, "dies")
-    learner, published, _, before = ran(store, tmp_path, model_path, gang, "nccl", dies_at=1)
+    learner, published, _, before = ran(store, tmp_path, model_path, rank_group, "nccl", dies_at=1)
     expected = {version.step: packed for version, packed in by_host[1]}
     assert {version.step for version, _ in published} == {0, 1, 2, 4}
     assert all(packed.buffer.tobytes() == expected[version.step].buffer.tobytes() for version, packed in published)

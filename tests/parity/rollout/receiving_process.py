@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import torch
-from sending_gang import Registry
+from sending_ranks import Registry
 
 from rollout.weights.inbox import RECEIVING, Inbox
 from services.process.rendezvous import Rendezvous

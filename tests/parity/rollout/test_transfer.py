@@ -1,4 +1,4 @@
-"""Weights from a gang of two ranks into a real engine, over gloo and shared memory in the place of NCCL and CUDA IPC.
+"""Weights from two ranks into a real engine, over gloo and shared memory in the place of NCCL and CUDA IPC.
 
 Everything else is what GPUs run: snapshot, digest, registry, receiver, inbox, vLLM's hook, swap.
 """
@@ -39,8 +39,8 @@ END = 1
 PROMPT = [int(i) for i in np.random.default_rng(3).integers(2, 500, 50)]
 
 
-class Gang:
-    """The processes of sending_gang.py, and the registry that they and the receivers share."""
+class SendingRanks:
+    """The processes of sending_ranks.py, and the registry that they and the receivers share."""
 
     def __init__(self, way: str, model: Path, folder: Path) -> None:
         # Nobody is ever silent, however slow the machine.
@@ -49,7 +49,7 @@ class Gang:
         served.register("registry", callable=lambda: self.registry)
         server = served(address=str(folder / "registry"), authkey=b"test").get_server()
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        self._process = self.start("sending_gang.py", way, model, folder)
+        self._process = self.start("sending_ranks.py", way, model, folder)
 
     def start(self, script: str, *arguments: object) -> subprocess.Popen[str]:
         """Starts a process that talks in lines."""
@@ -85,20 +85,20 @@ class Gang:
 
 @asynccontextmanager
 async def started(way: str, model: Path, folder: Path, engine: Engine):
-    """Starts a gang, and the receiver of an engine on its first GPU."""
-    gang = Gang(way, model, folder)
-    host = HostReceiver(engine, gang.fetch, seconds=LONG_S)
-    receiver = GpuReceiver(engine, host, Participant(worker="one"), gang.ask, address="127.0.0.1")
+    """Starts a rank group, and the receiver of an engine on its first GPU."""
+    rank_group = SendingRanks(way, model, folder)
+    host = HostReceiver(engine, rank_group.fetch, seconds=LONG_S)
+    receiver = GpuReceiver(engine, host, Participant(worker="one"), rank_group.ask, address="127.0.0.1")
     task = asyncio.create_task(receiver.run())
-    while not gang.registry.members():  # noqa: ASYNC110
+    while not rank_group.registry.members():  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     try:
-        yield gang, receiver
-        await asyncio.to_thread(gang.close)
+        yield rank_group, receiver
+        await asyncio.to_thread(rank_group.close)
     finally:
         task.cancel()
         await asyncio.wait([task])
-        gang._process.kill()
+        rank_group._process.kill()
 
 
 async def sample(engine: Engine, seed: int):
@@ -125,10 +125,10 @@ def logprobs(make, tensors, found) -> np.ndarray:
     return logits.log_softmax(-1)[torch.arange(len(found.ids)), torch.from_numpy(found.ids).long()].numpy()
 
 
-async def check_same(engine: Engine, gang: Gang, version: Version, make) -> None:
+async def check_same(engine: Engine, rank_group: SendingRanks, version: Version, make) -> None:
     """The engine answers to the bit as with the learner's weights from host memory, and as the learner computes."""
     by_transfer = await sample(engine, 7)
-    manifest, buffer = await gang.packed(version.step)
+    manifest, buffer = await rank_group.packed(version.step)
     await engine.update(msgspec.structs.replace(version, incarnation=2), manifest, buffer)
     by_host = await sample(engine, 7)
     assert [span.version for span in by_transfer.spans] == [version]
@@ -146,12 +146,12 @@ async def swapped(receiver: GpuReceiver, version: Version) -> None:
 async def test_each_rank_sends_what_it_has_while_requests_go_on_and_the_engine_equals_the_learner(
         way, sampler: Engine, tied_folder, tiny_model, tmp_path):
     end = asyncio.Event()
-    async with started(way, tied_folder, tmp_path, sampler) as (gang, receiver):
+    async with started(way, tied_folder, tmp_path, sampler) as (rank_group, receiver):
         for step in (1, 2):
-            await gang("train")
+            await rank_group("train")
             end.clear()
             running = asyncio.create_task(flow(sampler, end))
-            version, everywhere = await gang.sent(LONG_S)
+            version, everywhere = await rank_group.sent(LONG_S)
             assert everywhere
             assert (version.step, version.digest[: len(MARK)]) == (step, MARK)
             while not sampler.kv_used and not running.done():  # noqa: ASYNC110 - vLLM's process changes it
@@ -162,7 +162,7 @@ async def test_each_rank_sends_what_it_has_while_requests_go_on_and_the_engine_e
             assert answers, "no answer was in flight"
             assert all(len(answer.ids) == 120 or answer.ids[-1] == END for answer in answers)
             assert answers[-1].spans[-1].version == version
-            await check_same(sampler, gang, version, tiny_model)
+            await check_same(sampler, rank_group, version, tiny_model)
 
 
 class ParallelEngine(Engine):
@@ -196,28 +196,28 @@ async def test_a_worker_that_stops_in_a_round_ends_it_before_its_deadline_and_ta
     The deadline is longer than the test may take. The registry is told of the silence that it would notice in 10 s.
     The other worker may have the version all the same.
     """
-    async with started("nccl", tied_folder, tmp_path, sampler) as (gang, receiver):
-        with gang.start("receiving_process.py", "two", tmp_path, "stops") as stopped:
+    async with started("nccl", tied_folder, tmp_path, sampler) as (rank_group, receiver):
+        with rank_group.start("receiving_process.py", "two", tmp_path, "stops") as stopped:
             try:
-                await two_members(gang)
-                await gang("train")
-                sending = asyncio.create_task(gang.sent(3600))
+                await two_members(rank_group)
+                await rank_group("train")
+                sending = asyncio.create_task(rank_group.sent(3600))
                 assert await asyncio.to_thread(stopped.stdout.readline) == "connected\n"
                 stopped.send_signal(signal.SIGSTOP)
-                gang.registry.leave("two")
+                rank_group.registry.leave("two")
                 version, everywhere = await sending
             finally:
                 stopped.kill()
         assert not everywhere
         if await receiver.receive(version, "") is None:
-            await sampler.update(version, *await gang.packed(1))
+            await sampler.update(version, *await rank_group.packed(1))
         assert (await sample(sampler, 7)).spans[-1].version == version
 
-        with gang.start("receiving_process.py", "two", tmp_path) as back:
+        with rank_group.start("receiving_process.py", "two", tmp_path) as back:
             try:
-                await two_members(gang)
-                await gang("train")
-                version, everywhere = await gang.sent(LONG_S)
+                await two_members(rank_group)
+                await rank_group("train")
+                version, everywhere = await rank_group.sent(LONG_S)
                 assert everywhere
                 assert await asyncio.to_thread(back.stdout.readline) == f"{version.digest}\n"
                 await swapped(receiver, version)
@@ -226,6 +226,6 @@ async def test_a_worker_that_stops_in_a_round_ends_it_before_its_deadline_and_ta
         assert (await sample(sampler, 8)).spans[-1].version == version
 
 
-async def two_members(gang: Gang) -> None:
-    while len(gang.registry.members()) < 2:  # noqa: ASYNC110
+async def two_members(rank_group: SendingRanks) -> None:
+    while len(rank_group.registry.members()) < 2:  # noqa: ASYNC110
         await asyncio.sleep(0.01)

@@ -24,7 +24,7 @@ def test_a_bundle_fits_on_one_node_or_nowhere(asked, nodes, found):
     assert fitting(asked, nodes) == found
 
 
-def test_a_gang_shares_a_node_if_one_has_room_for_all_of_it():
+def test_a_rank_group_shares_a_node_if_one_has_room_for_all_of_it():
     assert strategy([GPU] * 2, [{"GPU": 1}, {"GPU": 2}]) == "STRICT_PACK"
     assert strategy([GPU] * 2, [{"GPU": 1}, {"GPU": 1}]) == "PACK"
 

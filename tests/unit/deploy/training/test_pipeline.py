@@ -169,7 +169,7 @@ def test_the_warnings_that_hold_now_are_exported_for_the_alerts(training: Traini
         append_row(training.folder.evaluations, row)
         training.warn(history, telemetry)
         found.append([labels["rule"] for _, labels, value in
-                      telemetry.pulse.meters.snapshot()["gagpo_health_warning"] if value])
+                      telemetry.heartbeat.meters.snapshot()["gagpo_health_warning"] if value])
     assert found == [[], [], ["success"], []]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from deploy.runs.configs import load_config
 from deploy.training import rank_imitation
-from deploy.training.rank_imitation import ImitatingGang, imitate
+from deploy.training.rank_imitation import ImitatingRanks, imitate
 from learner.cold_start.sft import Budget, Lesson, SftProgress
 from learner.cold_start.sft_data import PROGRESS, ROWS, TokenRow, load_rows
 from services.controller.member import End
@@ -124,16 +124,16 @@ def test_each_life_tells_once_from_where_it_goes_on(played):
 def test_a_failure_that_repeats_without_a_new_state_ends_the_cold_start(monkeypatch):
     """It begins at the same state each time, so it would fail at the same place for ever."""
     found, kept = iter([]), [0]
-    monkeypatch.setattr(rank_imitation.LearnerGang, "poll", lambda _: next(found))
-    gang = ImitatingGang(1, lambda *_: None, {"CPU": 1.0}, attempts=2, kept=lambda: kept[0])
+    monkeypatch.setattr(rank_imitation.LearnerRanks, "poll", lambda _: next(found))
+    rank_group = ImitatingRanks(1, lambda *_: None, {"CPU": 1.0}, attempts=2, kept=lambda: kept[0])
     lost, fault = End("lost its node", killed=True), End("LearnerFault: not finite")
     found = iter([None, fault, None, End("", killed=False), lost, lost, lost])
-    assert [gang.poll() for _ in range(4)] == [None, fault, None, End("")]
+    assert [rank_group.poll() for _ in range(4)] == [None, fault, None, End("")]
     kept[0] = 40
-    assert gang.poll() == lost  # the first since update 40
+    assert rank_group.poll() == lost  # the first since update 40
     kept[0] = 20  # the newest state was damaged, and this one is older
     with pytest.raises(Fault, match=r"failed 2 times after update 40 \(learner.step_attempts\), last: lost its "):
-        gang.poll()
+        rank_group.poll()
     found = iter([fault])
     with pytest.raises(UserError, match=r"failed 3 times .* not finite; go on with a smaller learner.token_budget or"):
-        gang.poll()
+        rank_group.poll()

@@ -1,4 +1,4 @@
-"""Where a gang meets: nobody else on the machine or outside its network can join."""
+"""Where a rank group meets: nobody else on the machine or outside its network can join."""
 
 import os
 import socket
@@ -34,7 +34,7 @@ def own_environment(monkeypatch, tmp_path):
 
 
 @pytest.mark.attack
-def test_a_gang_on_one_machine_meets_in_a_file_of_its_user():
+def test_a_rank_group_on_one_machine_meets_in_a_file_of_its_user():
     ranks = [Rendezvous("127.0.0.1", rank, 2) for rank in range(2)]
     where = ranks[0].offer()
     folder = Path(where).parent.stat()
@@ -65,7 +65,7 @@ def test_a_rank_0_that_is_killed_leaves_no_file(tmp_path):
 
 @pytest.mark.attack
 @pytest.mark.skipif(OUTSIDE is None, reason="this machine has only a loopback address")
-def test_a_gang_on_several_machines_listens_on_the_address_of_its_node_alone():
+def test_a_rank_group_on_several_machines_listens_on_the_address_of_its_node_alone():
     ranks = [Rendezvous(OUTSIDE, rank, 2) for rank in range(2)]
     where = ranks[0].offer()
     host, _, port = where.rpartition(":")
@@ -78,14 +78,14 @@ def test_a_gang_on_several_machines_listens_on_the_address_of_its_node_alone():
 
 
 @needs_ipv6
-def test_a_gang_on_several_machines_meets_at_an_address_of_ipv6():
+def test_a_rank_group_on_several_machines_meets_at_an_address_of_ipv6():
     ranks = [Rendezvous("::", rank, 2) for rank in range(2)]  # ::1 would meet in a file
     where = ranks[0].offer()
     assert where.startswith("[::]:")
     meet(where, ranks)
 
 
-def test_a_gang_of_one_listens_nowhere():
+def test_a_rank_group_of_one_listens_nowhere():
     alone = Rendezvous("127.0.0.1", 0, 1)
     assert alone.offer() == ""
     assert alone.join("", 10.0) is not None

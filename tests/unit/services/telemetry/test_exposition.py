@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from services.errors import UserError
 from services.telemetry.exposition import MAX_WORKERS, Exposition, serving
-from services.telemetry.heartbeat import Beat, Pulse, decode
+from services.telemetry.heartbeat import Beat, Heartbeat, decode
 from services.telemetry.meters import OTHER, Meters
 from services.telemetry.names import CATALOGUE, Role
 
@@ -21,8 +21,8 @@ def series(beats: dict[str, Beat]) -> dict[tuple[str, frozenset[tuple[str, str]]
             for family in text_string_to_metric_families(Exposition()(beats).decode()) for sample in family.samples}
 
 
-def beat(pulse: Pulse) -> Beat:
-    return decode({pulse.name: pulse.beat()})[pulse.name]
+def beat(heartbeat: Heartbeat) -> Beat:
+    return decode({heartbeat.name: heartbeat.beat()})[heartbeat.name]
 
 
 def at(name: str, **labels: str):
@@ -30,7 +30,7 @@ def at(name: str, **labels: str):
 
 
 def test_counters_begin_at_zero_with_all_their_labels():
-    shown = series({"rollout-0": beat(Pulse("rollout-0", "rollout"))})
+    shown = series({"rollout-0": beat(Heartbeat("rollout-0", "rollout"))})
     for outcome in ("accepted", "refused", "failed"):
         assert shown[at("gagpo_rollout_episodes_total", worker="rollout-0", outcome=outcome)] == 0
     assert shown[at("gagpo_rollout_turn_seconds_count", worker="rollout-0")] == 0
@@ -40,10 +40,10 @@ def test_metric_types_and_labels_survive_the_heartbeat():
     """A histogram's buckets are cumulative, and two workers stay apart."""
     beats = {}
     for name, seconds in (("rollout-0", (0.02, 0.2)), ("rollout-1", (70.0,))):
-        pulse = Pulse(name, "rollout")
+        heartbeat = Heartbeat(name, "rollout")
         for value in seconds:
-            pulse.meters("gagpo_rollout_turn_seconds").observe(value)
-        beats[name] = beat(pulse)
+            heartbeat.meters("gagpo_rollout_turn_seconds").observe(value)
+        beats[name] = beat(heartbeat)
     text = Exposition()(beats).decode()
     assert text.count("# TYPE gagpo_rollout_turn_seconds histogram") == 1
     assert "_created" not in text
@@ -57,9 +57,9 @@ def test_metric_types_and_labels_survive_the_heartbeat():
 def test_worker_labels_are_bounded_and_nothing_is_left_out():
     beats = {}
     for index in range(MAX_WORKERS + 6):
-        pulse = Pulse(f"rollout-{index:04}", "rollout")
-        pulse.meters("gagpo_rollout_env_steps_total").inc(2)
-        beats[pulse.name] = beat(pulse)
+        heartbeat = Heartbeat(f"rollout-{index:04}", "rollout")
+        heartbeat.meters("gagpo_rollout_env_steps_total").inc(2)
+        beats[heartbeat.name] = beat(heartbeat)
     shown = {labels: value for (name, labels), value in series(beats).items()
              if name == "gagpo_rollout_env_steps_total"}
     assert len(shown) == MAX_WORKERS + 1
@@ -70,11 +70,11 @@ def test_workers_beyond_the_bound_add_up_what_they_count_and_show_the_largest_of
     """A hundred workers of which each is a step behind are a step behind: the alert asks for more than one."""
     beats = {}
     for index in range(MAX_WORKERS + 6):
-        pulse = Pulse(f"rollout-{index:04}", "rollout")
-        pulse.meters("gagpo_rollout_version_lag_steps").set(1)
-        pulse.meters("gagpo_rollout_kv_used_ratio").set(index / 100)
-        pulse.meters("gagpo_rollout_slots").set(8)
-        beats[pulse.name] = beat(pulse)
+        heartbeat = Heartbeat(f"rollout-{index:04}", "rollout")
+        heartbeat.meters("gagpo_rollout_version_lag_steps").set(1)
+        heartbeat.meters("gagpo_rollout_kv_used_ratio").set(index / 100)
+        heartbeat.meters("gagpo_rollout_slots").set(8)
+        beats[heartbeat.name] = beat(heartbeat)
     shown = series(beats)
     assert shown[at("gagpo_rollout_version_lag_steps", worker=OTHER)] == 1
     assert shown[at("gagpo_rollout_kv_used_ratio", worker=OTHER)] == 0.69
@@ -89,9 +89,9 @@ def test_a_worker_that_ends_or_starts_again_lowers_no_counter_of_the_others():
     def shown(*living: str) -> dict[str, float]:
         beats = {}
         for name in living:
-            pulse = Pulse(name, "rollout")
-            pulse.meters("gagpo_rollout_env_steps_total").inc(counted[name])
-            beats[name] = beat(pulse)
+            heartbeat = Heartbeat(name, "rollout")
+            heartbeat.meters("gagpo_rollout_env_steps_total").inc(counted[name])
+            beats[name] = beat(heartbeat)
         text = exposition(beats).decode()
         return {sample.labels["worker"]: sample.value for family in text_string_to_metric_families(text)
                 for sample in family.samples if sample.name == "gagpo_rollout_env_steps_total"}
@@ -107,18 +107,18 @@ def test_a_worker_that_ends_or_starts_again_lowers_no_counter_of_the_others():
 
 
 def test_undeclared_metrics_are_not_shown():
-    known = beat(Pulse("learner-0", "learner"))
+    known = beat(Heartbeat("learner-0", "learner"))
     foreign = Beat(role="learner", doing="", since=0, progress=0, metrics={"evil": [("evil", {"x": "1"}, 1.0)]})
     assert "evil" not in Exposition()({"a": foreign, "learner-0": known}).decode()
 
 
 def test_a_gauge_that_is_not_finite_has_no_series():
-    pulse = Pulse("learner-0", "learner")
-    assert at("gagpo_learner_gradient_norm", worker="learner-0") not in series({"learner-0": beat(pulse)}), "unset"
-    pulse.meters("gagpo_learner_gradient_norm").set(math.nan)
-    assert at("gagpo_learner_gradient_norm", worker="learner-0") not in series({"learner-0": beat(pulse)})
-    pulse.meters("gagpo_learner_gradient_norm").set(2.5)
-    assert series({"learner-0": beat(pulse)})[at("gagpo_learner_gradient_norm", worker="learner-0")] == 2.5
+    heartbeat = Heartbeat("learner-0", "learner")
+    assert at("gagpo_learner_gradient_norm", worker="learner-0") not in series({"learner-0": beat(heartbeat)}), "unset"
+    heartbeat.meters("gagpo_learner_gradient_norm").set(math.nan)
+    assert at("gagpo_learner_gradient_norm", worker="learner-0") not in series({"learner-0": beat(heartbeat)})
+    heartbeat.meters("gagpo_learner_gradient_norm").set(2.5)
+    assert series({"learner-0": beat(heartbeat)})[at("gagpo_learner_gradient_norm", worker="learner-0")] == 2.5
 
 
 def test_label_values_are_the_declared_ones_or_so_many():

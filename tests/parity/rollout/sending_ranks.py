@@ -1,4 +1,4 @@
-"""Two learner ranks that send weights: python sending_gang.py WAY MODEL FOLDER. Commands on stdin, answers on stdout.
+"""Two learner ranks that send weights: python sending_ranks.py WAY MODEL FOLDER. Commands on stdin, answers on stdout.
 
     train          takes a learner step
     send SECONDS   sends the weights to the members of the registry; answers with their version and whether all hold it
@@ -61,14 +61,14 @@ def lead(learner, way, folder):
 
 def run(rank, where, way, model, folder):
     torch.set_num_threads(1)
-    gang = RankGroup(rank, 2, Rendezvous("127.0.0.1", rank, 2).join(where, 240.0), node="127.0.0.1")
+    rank_group = RankGroup(rank, 2, Rendezvous("127.0.0.1", rank, 2).join(where, 240.0), node="127.0.0.1")
     config = make_config(ranks=2).model_copy(update={"weights": WeightsSection(transfer=way)})
-    learner = Learner(config, Path(model), gang)
+    learner = Learner(config, Path(model), rank_group)
     if rank:
         learner.follow()
     else:
         lead(learner, way, Path(folder))
-    gang.leave()
+    rank_group.leave()
 
 
 def main(way, model, folder):
