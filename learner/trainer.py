@@ -32,7 +32,7 @@ from learner.model.memory import Layout, Shape, SharedDevice, is_whole, layout_o
 from learner.model.parking import Parking
 from learner.model.policy import Policy, empty_policy, frozen_reference, initial_policy, shape_in
 from learner.model.probe import Probe
-from learner.model.sharding import compiles_layers, shard
+from learner.model.sharding import check_compiles, shard
 from learner.model.trainee import Trainee
 from learner.model.utilization import forward_flops, passes, utilization
 from learner.rank_group import RankGroup
@@ -105,7 +105,8 @@ class Learner:
         self.sender = RankSender(policy, rank_group, dtype=getattr(torch, config.model.dtype),
                                  shards=self.layout.shards, ipc=config.transfer == "ipc")
         critic = make_critic(config, model_path, rank_group, self.layout) if self._needs_critic else None
-        probe = Probe(rank_group=rank_group, token_budget=section.token_budget, half=half, grid=grid) if probed else None
+        probe = Probe(
+            rank_group=rank_group, token_budget=section.token_budget, half=half, grid=grid) if probed else None
         self.stepper = Stepper(
             policy=Trainee(policy, section, lr=section.lr), reference=reference, critic=critic, teacher=teacher,
             rank_group=rank_group, section=section, whole=self.layout.whole and rank_group.world > 1, grid=grid,
@@ -120,11 +121,12 @@ class Learner:
 
     def _choose_layout(self, policy: Policy, shared: SharedDevice | None, teacher: Shape | None) -> Layout:
         section, ranks = self.config.learner, self.rank_group
+        if section.compile:
+            check_compiles(policy.hf, ranks.device)
         layout = layout_of(self.config, self.shape, critic=self._needs_critic, per_node=ranks.per_node,
                            ranks=ranks.world, device_bytes=ranks.device_bytes(min(1.0, section.gpus), shared),
                            teacher=0 if teacher is None else teacher.parameters)
-        return replace(layout, compiled=compiles_layers(
-            section.compile, policy.hf, ranks.device, half=self.config.model.dtype == "bfloat16"))
+        return replace(layout, compiled=section.compile)
 
     def _reference(self, policy: Policy, mesh: DeviceMesh) -> Callable[[Pack], tuple[Tensor, Tensor]] | None:
         section = self.config.learner

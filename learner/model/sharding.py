@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from learner.model.attention import takes_varlen
 from learner.model.family import carries_state
 from learner.model.loading import Weights
 from learner.model.memory import Layout
@@ -32,24 +31,17 @@ BACKEND = "inductor"
 """Code generator of compiled layers: Triton on GPUs, C++ on CPUs."""
 
 
-def compiles_layers(wanted: bool | Literal["auto"], hf: Any, device: torch.device, *, half: bool) -> bool:
-    """Returns whether the layers of a model are compiled. `wanted`: learner.compile.
-
-    Raises UserError if its family cannot be compiled but the key asks for it, or if torch cannot compile here.
-    """
-    stateful = carries_state(hf)
-    if wanted is True and stateful:
+def check_compiles(hf: Any, device: torch.device) -> None:
+    """Raises UserError if layers of this model's family cannot be compiled, or if torch cannot compile here."""
+    if carries_state(hf):
         raise UserError(f"learner.compile=true: layers of the family {hf.config.model_type} carry a state along the "
                         "sequence, and torch cannot compile these", "set learner.compile=false")
-    if wanted is False or stateful or (wanted == "auto" and not takes_varlen(device, half=half)):
-        return False
     try:
         tensor = torch.ones(4, device=device, requires_grad=True)
         torch.compile(nn.functional.silu, backend=BACKEND)(tensor).sum().backward()
     except Exception as error:  # torch, Triton and the C compiler each raise their own
         raise UserError(f"torch cannot compile for {device.type} ({str(error).strip().splitlines()[0]})",
                         "install a C and C++ compiler and Python's headers, or set learner.compile=false") from error
-    return True
 
 
 def shard(model: nn.Module, body: nn.Module, weights: Weights, mesh: DeviceMesh, *, layout: Layout,

@@ -131,9 +131,9 @@ class LearnerSection(Section):
     checkpointing: bool | Literal["auto"] = "auto"
     """Whether each layer keeps only its input and computes the rest again in the backward pass: less memory, a third
     more computation. auto: only if training does not fit into the GPU's memory otherwise."""
-    compile: bool | Literal["auto"] = "auto"
+    compile: bool = False
     """Whether torch compiles each layer, which fuses its small operations. The first learner step waits for the
-    compiler. auto: on GPUs in bfloat16, but for families whose layers carry a state."""
+    compiler. No GPU has measured it yet."""
     offload: bool = False
     """Whether AdamW's moments, 8 bytes per parameter, lie in pinned host memory instead of the GPU's."""
     dynamic_sampling: int = Field(default=0, ge=0)

@@ -18,7 +18,7 @@ from lab.bench.tiny_families import FAMILIES, make_family
 from learner.model import sharding
 from learner.model.memory import Layout
 from learner.model.policy import empty_policy
-from learner.model.sharding import compiles_layers, shard
+from learner.model.sharding import check_compiles, shard
 from learner.rows.packing import make_rows, pack_rows
 from learner.trainer import Learner
 from services.errors import UserError
@@ -150,22 +150,14 @@ def test_generated_code_gives_the_same_step(model_path, rank_group, monkeypatch)
     assert norms[1] == pytest.approx(norms[0], rel=1e-4)
 
 
-def test_auto_compiles_on_gpus_in_bfloat16_alone(model_path):
-    policy, _ = empty_policy(model_path)
-    assert not compiles_layers("auto", policy.hf, torch.device("cpu"), half=True)
-    assert not compiles_layers("auto", policy.hf, torch.device("cuda"), half=False)
-    assert not compiles_layers(False, policy.hf, torch.device("cuda"), half=True)
-
-
-def test_a_family_with_a_state_is_refused_by_name_and_left_plain_by_auto(tmp_path):
+def test_a_family_with_a_state_is_refused_by_name(tmp_path):
     policy, _ = empty_policy(family_at(tmp_path / "model", "Qwen3.5"))
     with pytest.raises(UserError, match=r"learner\.compile=true: layers of the family qwen3_5_text carry a state"):
-        compiles_layers(True, policy.hf, torch.device("cpu"), half=True)
-    assert not compiles_layers("auto", policy.hf, torch.device("cuda"), half=True)
+        check_compiles(policy.hf, torch.device("cpu"))
 
 
 def test_a_machine_without_a_compiler_is_refused_in_one_line(model_path, monkeypatch):
     policy, _ = empty_policy(model_path)
     monkeypatch.setattr(sharding, "BACKEND", "no such compiler")
     with pytest.raises(UserError, match=r"torch cannot compile for cpu \(.*no such compiler"):
-        compiles_layers(True, policy.hf, torch.device("cpu"), half=False)
+        check_compiles(policy.hf, torch.device("cpu"))
