@@ -99,7 +99,7 @@ def test_the_preset_of_an_instruct_model_needs_two_cpus(two_cpus: None, model: P
     assert cli.main(["train", "--config", "instruct-cpu", *keys, "--dry-run"]) == 0
     text = capsys.readouterr().out
     assert "guess, version 1" in text
-    assert "8 groups of 4: 32 episodes" in text
+    assert "8 groups of 8: 64 episodes" in text
 
 
 def test_the_preset_of_an_instruct_model_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch,
