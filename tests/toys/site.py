@@ -9,6 +9,7 @@ import os
 import secrets
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -24,7 +25,6 @@ from tests.toys.container import missing, podman
 from tests.toys.nodes import Node, named_nodes, nodes, orphaned, why_not
 from tests.toys.ray_node import RayNode
 from tests.toys.site_containers import (
-    BIN,
     FIRST_SERVER,
     GAMES,
     REDIS,
@@ -34,6 +34,7 @@ from tests.toys.site_containers import (
     remove_orphans,
 )
 
+BIN = Path(sys.executable).parent
 LONGEST_S = 1200.0
 """Deadline of each wait in seconds: generous, because the machine may be slow and busy."""
 POLL_S = 0.5
