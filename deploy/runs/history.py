@@ -16,7 +16,6 @@ from deploy.runs.folder import RunFolder
 from services.files import Damaged, open_plain
 from services.last_value import LastValue
 from services.parquet_files import ARCHIVE_ROWS, open_parquet, read_table
-from services.store.archive import FILE_NAME
 from services.telemetry.metrics_file import (
     FILE_BYTES,
     MetricsRow,
@@ -137,6 +136,8 @@ def unreadable(path: Path, error: Exception) -> str:
 def archive_files(run: Path) -> list[tuple[Path, int, str | None]]:
     """Returns the archive files of a run in order: path, step, and the part of the name that an evaluation (its label
     and temperature) and dropped groups have; None for groups that were trained on."""
+    from services.store.archive import FILE_NAME  # loads numpy, which the images of environment servers lack
+
     files = [(path, FILE_NAME.fullmatch(path.name)) for path in sorted((run / "episodes").glob("step-*.parquet"))]
     return [(path, int(match[1]), match[2]) for path, match in files if match]
 

@@ -24,9 +24,9 @@ meeting = Rendezvous(address, rank, 2)
 if rank == 0:
     print(meeting.offer(), flush=True)
 where = sys.stdin.readline().strip()
-rank group = RankGroup(rank, 2, meeting.join(where, 240.0), collective_s=240.0)
-print(rank group.all_reduce([1.0 + rank]), flush=True)
-rank group.leave()
+rank_group = RankGroup(rank, 2, meeting.join(where, 240.0), collective_s=240.0)
+print(rank_group.all_reduce([1.0 + rank]), flush=True)
+rank_group.leave()
 """
 
 

@@ -262,11 +262,10 @@ def test_export_gives_the_learners_weights(uninterrupted, tmp_path, capsys):
         "label": "panel-trained", "step": 4, "version": "1.4", "split": "heldout", "temperature": 0.4, "tasks": 8,
         "success_rate": 0.75, "success_low": 0.41, "success_high": 0.93, "env": "toy"})
     parser = argparse.ArgumentParser()
-    command_export.add_parser(parser.add_subparsers())
+    command_export.add_arguments(parser)
 
     def export(*arguments):
-        args = parser.parse_args(["export", *map(str, arguments)])
-        return args.run(args)
+        return command_export.run(parser.parse_args([*map(str, arguments)]))
 
     assert export(folder, tmp_path / "out", "--json") == 0
     assert json.loads(capsys.readouterr().out) == {"step": 4, "path": str(tmp_path / "out")}

@@ -42,10 +42,10 @@ def same_length(step):
                                    logprobs=-rng.random(response, dtype=np.float32))
 made = [[msgspec.structs.replace(episode, steps=[same_length(episode.steps[0]) for _ in range(steps)])
          for episode in group] for group in make_groups(0, count=groups, size=members)]
-config, rank group = make_config(**json.loads(sys.argv[2])), RankGroup(0, 1)
+config, rank_group = make_config(**json.loads(sys.argv[2])), RankGroup(0, 1)
 torch.nn.Linear(64, 64)(torch.ones(8, 64)).sum().backward()  # what torch itself takes at its first pass
 before = resident("VmRSS")
-learner = Learner(config, Path(sys.argv[1]), rank group)
+learner = Learner(config, Path(sys.argv[1]), rank_group)
 for _ in range(2):  # the moments of the optimizer are there from the first update on
     learner.train(made)
 print(resident("VmHWM") - before)

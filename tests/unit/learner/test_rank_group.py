@@ -9,9 +9,9 @@ from pathlib import Path
 from learner.actor import LearnerRank
 from services.config.tree import Config
 
-def loads_no_model(config, model_path, rank group, *, probed, shared):
+def loads_no_model(config, model_path, rank_group, *, probed, shared, demonstrations):
     print(dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout.total_seconds(), flush=True)
-    rank group.leave()
+    rank_group.leave()
     raise SystemExit(0)
 
 learner.trainer.Learner = loads_no_model
@@ -35,11 +35,11 @@ from torch.distributed import FileStore
 from learner.rank_group import RankGroup
 
 def rank(number, collective):
-    rank group = RankGroup(number, 2, FileStore(f"{sys.argv[1]}/{collective}", 2), collective_s=10)
+    rank_group = RankGroup(number, 2, FileStore(f"{sys.argv[1]}/{collective}", 2), collective_s=10)
     if number:
         time.sleep(200)
     try:
-        getattr(rank group, collective)(*([] if collective == "barrier" else [[1.0]]))
+        getattr(rank_group, collective)(*([] if collective == "barrier" else [[1.0]]))
     except RuntimeError as error:
         print(collective, "raised" if "imed out" in str(error) else error, flush=True)
 
