@@ -28,10 +28,9 @@ from learner.model.memory import Training, host_moments, is_whole, shape_of, tra
 LAYERS = 3
 ROW = PROMPT + RESPONSE
 pytestmark = pytest.mark.long
-MORE, LESS = 0.02, 0.60
+MORE, LESS = 0.02, 0.75
 """Most by which a step may take more than the plan says, and less. The plan adds up activations, logits and float32
-gradients of the embeddings, which are never there at once. With three layers they are most of it: a critic of 7B over 24
-ranks takes 45% of the plan."""
+gradients of the embeddings, which are never there at once. With three layers they are most of it."""
 PRESETS = sorted([*SHIPPED.glob("*.yaml"), *(SHIPPED / "paper").glob("*.yaml")])
 
 
