@@ -23,7 +23,7 @@ def progress(seconds: float) -> dict[str, object]:
 
 
 class Played:
-    """Stands for ImitatingGang: each poll plays the next of `scenes`, which gets the shared folder."""
+    """Stands for ImitatingRanks: each poll plays the next of `scenes`, which gets the shared folder."""
 
     role, beat, name = "learner", "learner-0", "learner"
     scenes: list = []  # noqa: RUF012 - set by each test
@@ -50,7 +50,7 @@ def played(monkeypatch, tmp_path):
     """Provides imitate() with these scenes. Returns its result and the progress that was told."""
     def play(*scenes, report=lambda _: None):
         monkeypatch.setattr(rank_imitation, "LOOK_S", 0.0)
-        monkeypatch.setattr(rank_imitation, "ImitatingGang", type("P", (Played,), {
+        monkeypatch.setattr(rank_imitation, "ImitatingRanks", type("P", (Played,), {
             "scenes": scenes, "work": tmp_path / ".model.ranks"}))
         monkeypatch.setattr(rank_imitation.private_ray, "check", lambda: None)
         monkeypatch.setattr(rank_imitation, "ray_cluster", lambda *_: rank_imitation.nullcontext())
