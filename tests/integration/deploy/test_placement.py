@@ -193,8 +193,8 @@ def test_environment_servers_run_where_there_is_room_and_another_takes_the_place
         assert [httpx.get(f"{first}/v1/info", headers=headers, timeout=60).status_code
                 for headers in ({}, right)] == [401, 200]
         assert httpx.get(f"{first}/metrics", timeout=60).status_code == 200
-        host = str(urlsplit(first).hostname)
-        log = tmp_path / ("log.jsonl" if is_local(host) else f"logs/{host}.jsonl")
+        address = str(urlsplit(first).hostname)
+        log = tmp_path / ("log.jsonl" if is_local(address) else f"logs/{address}.jsonl")
         assert f'"url": "{first}"' in log.read_text()
         (server,) = [process for process in psutil.process_iter(["cmdline"])
                      if "serve-env" in (process.info["cmdline"] or ()) and first.rpartition(":")[2]
