@@ -83,7 +83,7 @@ async def play(engine: Engine, text: PromptRenderer, group: str, task: int, k: i
         steps.append(Step(
             observation=now.observation, prompt_ids=np.array(prompt, np.int32), response_ids=sample.ids,
             logprobs=sample.logprobs, spans=sample.spans, action=answer.action, valid=answer.valid,
-            admissible=answer.valid, reward=after.reward + 0.1 * k))  # never all the same
+            admissible=answer.valid, state=now.state, reward=after.reward + 0.1 * k))  # never all the same
         turns.append(Turn(observation=now.observation, action=answer.action, admissible=answer.valid))
         now = after
     ticket = Ticket(group=group, k=k, size=4, task=name, seed=k, kind="train", temperature=1.0, max_steps=3)
