@@ -85,7 +85,7 @@ class DisturbedRun:
                          if name not in ("ALFWORLD_DATA", "RAY_ADDRESS")} | {
             "PYTHONPATH": str(ROOT), "GAGPO_ENV_TOKEN": token}
         self._first = ("--config", *TINY, f"runs_dir={folder / 'runs'}", "name=chaos",
-                          f"redis.url={own.replace(':' + str(urlsplit(redis).password), '')}",
+                       f"redis.url={own.replace(':' + str(urlsplit(redis).password), '')}",
                        f"redis.password_file={folder / 'password'}",
                        f"env.urls=[http://127.0.0.1:{self.links['environment'].port}]")
         self._start(*self._first)

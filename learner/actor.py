@@ -83,7 +83,7 @@ class LearnerRank:
             check_seen(section.distill.teacher, fix="put learner.distill.teacher on storage that every node sees")
         store = self._meeting.join(rendezvous, section.collective_s)
         rank_group = RankGroup(self._rank, self._world, store, gpu=section.gpus > 0, collective_s=section.collective_s,
-                         node=self._node)
+                               node=self._node)
 
         def make_part() -> Learner:
             shown = load_rows(self._config.run_dir / DEMONSTRATIONS) if section.imitation.weight else ()

@@ -213,7 +213,7 @@ class TrainingLoop:
             self.version, self.exported = version or self.version, exported or self.exported
             self.canary = canary or self.canary
             self.store.state.publish_version(self.lease, self.version, str(self.exported or self.learner.model_path),
-                                       self.canary)
+                                             self.canary)
 
     def persist(self) -> None:
         """Begins a checkpoint if one is due, else to keep the weights if the step is evaluated.

@@ -173,7 +173,7 @@ def _places(conversation: Sequence[Message], tools: object) -> list[tuple[object
     for place, (before, kind, after) in enumerate(zip([None, *kinds], kinds, [*kinds[1:], None], strict=False)):
         role = kind[0]
         keys.append((bool(tools), before, kind, after, role in earlier, place < last[role],
-                      place < last.get("user", -1), kinds[-1]))
+                     place < last.get("user", -1), kinds[-1]))
         earlier.add(role)
     return keys
 

@@ -131,7 +131,7 @@ def _cold_start(args: argparse.Namespace) -> int:
         for line in unread_answers(config):
             lines.note(f"warning: {line}")
         made = cold_start(config, out, minutes=config.sft.minutes, epochs=config.sft.epochs,
-                         continue_from=continue_from, report=lines.note, passing=lines.passing)
+                          continue_from=continue_from, report=lines.note, passing=lines.passing)
     print((made / "sft.json").read_text(encoding="utf-8").strip() if args.json else f"model: {made}")
     return 0
 

@@ -241,5 +241,5 @@ class ProgressView:
             table.add_row(f"evaluation @{at}", f"{rate:.1%}  [{low:.1%}, {high:.1%}]")
         bar = ProgressBar(total=self._steps, completed=self._step, width=60)
         return Group(head, bar, table, *[Text(printable(f"warning: {text}"), style="yellow")
-                                          for text in self._warnings.values()],
+                                         for text in self._warnings.values()],
                      *[Text(printable(note), style="dim") for note in self._notes])

@@ -205,8 +205,8 @@ def alternatives(visits: Sequence[Visit], own: StepView | None = None) -> list[A
     for visit in visits:
         by_action.setdefault(visit.step.action, []).append(visit)
     actions = [Alternative(action=action, visits=those, own=own is not None and action == own.action,
-                         elsewhere=own is not None and not with_same_choices(those, own))
-             for action, those in by_action.items()]
+                           elsewhere=own is not None and not with_same_choices(those, own))
+               for action, those in by_action.items()]
     return sorted(actions, key=lambda a: (-a.mean_return, -len(a.visits), a.action))
 
 

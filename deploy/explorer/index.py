@@ -264,8 +264,8 @@ def choose(entries: Sequence[GroupEntry], choice: Choice) -> GroupPage:
     pages = max(1, -(-len(kept) // PAGE))
     page = min(max(choice.page, 1), pages)
     return GroupPage(entries=kept[(page - 1) * PAGE: page * PAGE], total=len(kept), page=page, pages=pages,
-                  kinds=sorted({entry.kind for entry in entries} - {""}),
-                  outcomes=sorted({entry.outcome for entry in entries}))
+                     kinds=sorted({entry.kind for entry in entries} - {""}),
+                     outcomes=sorted({entry.outcome for entry in entries}))
 
 
 def _fits(entry: GroupEntry, choice: Choice) -> bool:
@@ -344,7 +344,7 @@ def matrix(evaluations: Sequence[dict[str, Any]], entries: Iterable[GroupEntry],
     entries = list(entries)
     kind_by_task = {entry.task: entry.kind for entry in entries}
     lines = [TaskLine(task=task, kind=kind_by_task.get(task) or kind_of(task),
-                  cells=[column.by_task.get(task) for column in columns], changes=_changes(task, curve))
+                      cells=[column.by_task.get(task) for column in columns], changes=_changes(task, curve))
              for task in tasks]
     kinds = sorted({line.kind for line in lines} - {""})
     lines = [line for line in lines if kind in ("", line.kind)]

@@ -140,7 +140,7 @@ def _manifests(rows: Sequence[MetricsRow], journal: Journal | None,
                archived: Mapping[str, list[Archived]]) -> tuple[dict[int, Manifest], list[str]]:
     """Returns manifests by step (without a ledger, from the archive), and findings where two records of one differ."""
     recorded = [msgspec.convert({key: row[key] for key in Manifest.__struct_fields__}, Manifest)
-            for row in rows if "groups" in row]
+                for row in rows if "groups" in row]
     if not recorded and journal is None:
         steps: dict[int, list[str]] = defaultdict(list)
         for group in sorted(archived):

@@ -157,7 +157,7 @@ def _adapter_row(config: Config) -> str:
 def _scores(run: RunFolder, step: int) -> str:
     """Rows of the card: the evaluations of this very step."""
     evaluated = [row for row in read_evaluations(run.evaluations) if row["step"] == step
-             and (row["label"] == TRAINED or on_curve(row["label"]))]
+                 and (row["label"] == TRAINED or on_curve(row["label"]))]
     rows = [f"| score, T={row['temperature']:g} | {row['success_rate']:.1%} "
             f"[{row['success_low']:.1%}, {row['success_high']:.1%}] on {number_of(row['tasks'], 'task')} of "
             f"`{row['split']}` ({row.get('env', 'its environment')}) |" for row in evaluated]

@@ -127,7 +127,7 @@ def open_run(config: Config, *, games: str, resume: bool) -> tuple[RunFolder, st
     dump_config(config, folder.config_file)
     if identity is None:
         identity = Identity(run=f"{config.name}-{uuid.uuid4().hex[:8]}", games=games,
-                         model=origin(config.model.path), code=code_of(config))
+                            model=origin(config.model.path), code=code_of(config))
         write_whole(folder.identity_file, json.dumps(msgspec.structs.asdict(identity), indent=1) + "\n")
     return folder, identity.run
 

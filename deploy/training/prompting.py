@@ -73,8 +73,8 @@ class PromptingPlan:
             return {}
         model = self.config.model
         optional = {"weights": self.weights,
-                "chat_template": None if model.chat_template is None else str(model.chat_template),
-                "chat_template_kwargs": model.chat_template_kwargs, "system_prompt": model.system_prompt}
+                    "chat_template": None if model.chat_template is None else str(model.chat_template),
+                    "chat_template_kwargs": model.chat_template_kwargs, "system_prompt": model.system_prompt}
         return {"prompt_tokens": self.prompt_tokens, **{key: value for key, value in optional.items() if value}}
 
 

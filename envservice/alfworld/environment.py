@@ -56,7 +56,7 @@ class LevelGames:
             return self._games.tested(seen_rooms=split == "L0")
         train, valid = self.level_splits
         tested = (self._games.tested(seen_rooms=False) if split == "L2"
-                 else self._games.tasks(train if split == TRAIN else valid))
+                  else self._games.tasks(train if split == TRAIN else valid))
         return tuple(task for task in tested if (task_type(task) in self._unseen) == (split == "L2"))
 
     def tested(self, *, seen_rooms: bool) -> tuple[str, ...]:

@@ -64,7 +64,7 @@ def create_retrieval_app(retriever: IndexRetriever) -> FastAPI:
 
 def _hits(retriever: IndexRetriever, query: str, asked: Retrieve) -> list[dict[str, Any]]:
     hits = [({"id": hit.id, "contents": contents}, hit.score)
-             for hit, contents in retriever.hits(query, asked.topk or TOPK)]
+            for hit, contents in retriever.hits(query, asked.topk or TOPK)]
     if asked.return_scores:
         return [{"document": document, "score": score} for document, score in hits]
     return [document for document, _ in hits]

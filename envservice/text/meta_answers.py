@@ -60,7 +60,7 @@ def latest_answers(turns: Sequence[Turn], look: Callable[[str], str] = str) -> s
     """Returns the lines of the last answers in whole, each after its observation as `look` shows it."""
     latest = recent(turns, SHOWN_ANSWERS)
     answers = "\n".join(f"[Observation {step}: '{look(turn.observation)}', answer: '{turn.kept}']"
-                     for step, turn in enumerate(latest, start=len(turns) - len(latest) + 1))
+                        for step, turn in enumerate(latest, start=len(turns) - len(latest) + 1))
     return f"Your latest answers were:\n{answers}"
 
 

@@ -63,7 +63,7 @@ class ImitatingRank:
         section = self._config.learner
         store = self._meeting.join(rendezvous, section.collective_s)
         rank_group = RankGroup(self._rank, self._world, store, gpu=section.gpus > 0, collective_s=section.collective_s,
-                         node=self._node)
+                               node=self._node)
         learner = imitator(self._config, self._order.model, rank_group)
         states = self._states = States(learner, self._order)
         rows, beating = load_rows(self._order.work / ROWS), Beating(Heartbeat("learner-0", "learner"), self._beat)

@@ -27,7 +27,7 @@ async def agent(_task: str, llm: AgentSession, env: AgentWorld) -> None:
         for place, call in enumerate(answer.parsed.calls):
             now = await env.call(call.name, call.arguments)
             messages.append({"role": "tool", "name": call.name, "content": now.observation,
-                         "tool_call_id": answer.call_id(place)})
+                             "tool_call_id": answer.call_id(place)})
             if now.done:
                 return
         if not answer.parsed.calls:

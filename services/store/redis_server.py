@@ -47,7 +47,7 @@ _RETRY_S = 5.0
 LARGEST_BYTES = 4 * 1024**3
 """Most memory of a private Redis. A run that needs more keeps its episodes elsewhere (redis.bodies)."""
 RIGHTS = ("+@connection +@transaction +@keyspace +@string +@hash +@list +@sortedset +@stream -@admin -@dangerous "
-           "+eval +evalsha +script|load +info +time")
+          "+eval +evalsha +script|load +info +time")
 """Commands of our scripts and of the client. None of them configures Redis, writes a file or names another server.
 
 Nobody can log in as the default user, but that user keeps all rights: Redis 6.2 replays the scripts of its append-only

@@ -63,7 +63,7 @@ class Meters:
         for family in self.registry.collect():
             name = f"{family.name}_total" if family.type == "counter" else family.name
             meters[name] += [(sample.name, dict(sample.labels), sample.value if math.isfinite(sample.value) else None)
-                            for sample in family.samples]
+                             for sample in family.samples]
         return dict(meters)
 
 

@@ -232,7 +232,7 @@ def test_a_skipped_step_gets_groups_that_can_be_played(world, staleness):
     run.play()
     groups = run.store.ready("train")[:2]
     run.store.steps.begin(run.store.leases.acquire("learner", "toy-learner"),
-                         Manifest(step=2, incarnation=1, groups=groups, drops=[]))
+                          Manifest(step=2, incarnation=1, groups=groups, drops=[]))
     controller.tick()  # issues two groups that need the weights of step 2
     kept = []
     skip_step(run.store, controller.lease, 2, keep=lambda dropped: kept.extend(drop.group for drop in dropped))

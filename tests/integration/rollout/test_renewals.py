@@ -80,7 +80,7 @@ async def played(worker, store, *, within_s):
 
 @pytest.mark.asyncio
 async def test_claims_are_renewed_while_more_commits_wait_than_there_are_threads(store, redis_url, run_name,
-                                                                                monkeypatch):
+                                                                                 monkeypatch):
     monkeypatch.setattr("rollout.worker.RENEW_S", 0.2)
     store.state.publish_version(store.leases.acquire("learner", "test", ttl_s=600), Version(incarnation=1, step=1), "")
     issue(store, store.leases.acquire("controller", "test", ttl_s=600), "train/0", size=64, min_step=1)
@@ -92,7 +92,7 @@ async def test_claims_are_renewed_while_more_commits_wait_than_there_are_threads
 
 @pytest.mark.asyncio
 async def test_a_claim_that_ends_while_claims_are_renewed_is_not_called_lost(store, redis_url, run_name, tmp_path,
-                                                                              monkeypatch):
+                                                                             monkeypatch):
     """The commit is in the store, its answer on the way, and the worker renews all that it plays."""
     configure_logs(tmp_path, process="rollout-0", show=None)
     monkeypatch.setattr("rollout.worker.RENEW_S", 0.02)

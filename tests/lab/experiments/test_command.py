@@ -54,7 +54,7 @@ def test_mistakes_are_one_line(tmp_path: Path, capsys, monkeypatch, arguments: l
 def test_one_run_at_a_time_may_have_a_port_of_its_own(tmp_path: Path, capsys, monkeypatch):
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
     assert main(["credit", "--out", str(tmp_path / "out"), "--seeds", "1", "--arms", "gagpo",
-                     "--dry-run", "metrics.port=8100"]) == 0
+                 "--dry-run", "metrics.port=8100"]) == 0
     assert capsys.readouterr().out.split() == ["gagpo-seed0"]
 
 

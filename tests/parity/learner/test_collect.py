@@ -170,7 +170,7 @@ def test_no_group_hangs_during_an_outage_and_after_it_the_wait_is_counted_from_z
         away = 10 < now[0] < 10 + seconds
         silent = away and during is None
         made.store.state.beat("rollout-0", {"role": "rollout", "doing": during if away else "playing"},
-                        ttl_s=0.001 if silent else 10.0)
+                              ttl_s=0.001 if silent else 10.0)
         time.sleep(0.002 * silent)
         assert made.store.counts().dropped == 0
         if now[0] > 10 + seconds + 50:

