@@ -255,19 +255,12 @@ class Stepper:
 
         A conversation is never cut, so a run that has one may be longer.
         """
-        contents = rows.contents if self.grid else []
         consecutive = runs(rows.sequence, -(-len(rows) // self.section.minibatch_rows))
         minibatches: list[Minibatch] = []
         for indices, demonstrated in zip(consecutive, self._demonstrated(imitation, len(consecutive)), strict=True):
-            sequences = np.unique(rows.sequence[indices])
-            packs = split(rows.lengths[sequences], self.rank_group.world, self.section.token_budget, grid=self.grid,
-                          pair_cost=self.pair_cost)
-            if self.grid:
-                packs = share_prefixes(packs, [contents[i] for i in sequences], self.section.token_budget)
+            plan = self._share_prefixes(self.split(rows, np.unique(rows.sequence[indices])), rows)
             minibatches.append(Minibatch(
-                packs=[pack_rows(rows, sequences[part], self.rank_group.device, grid=self.grid)
-                       for part in packs[self.rank_group.rank]],
-                shares=[sequences[np.concatenate(parts)] for parts in packs],
+                packs=self._own_packs(plan, rows), shares=[np.concatenate(packs) for packs in plan],
                 mean=Mean(self.section.loss.aggregation, len(indices), int(rows.response_lengths[indices].sum())),
                 opens_step=not minibatches, power=power, demonstrated=demonstrated))
         return minibatches
@@ -278,14 +271,24 @@ class Stepper:
             return [DemonstratedPart(packs=[], num_tokens=0, share=0.0)] * count
         rows, parts = imitation.rows, list[DemonstratedPart]()
         for part in np.array_split(np.arange(len(rows)), count):
-            packs = split(rows.lengths[part], self.rank_group.world, self.section.token_budget, grid=self.grid,
-                          pair_cost=self.pair_cost)
             num_tokens = int(rows.response_lengths[part].sum())
             parts.append(DemonstratedPart(
-                packs=[pack_rows(rows, part[pack], self.rank_group.device,
-                                 grid=self.grid) for pack in packs[self.rank_group.rank]],
-                num_tokens=num_tokens, share=num_tokens / int(rows.response_lengths.sum())))
+                packs=self._own_packs(self.split(rows, part), rows), num_tokens=num_tokens,
+                share=num_tokens / int(rows.response_lengths.sum())))
         return parts
+
+    def split(self, rows: Rows, sequences: Ints) -> list[list[Ints]]:
+        """Returns the sequences of each pack [rank][pack], as learner/rows/packing.py splits them."""
+        plan = split(rows.lengths[sequences], self.rank_group.world, self.section.token_budget, grid=self.grid,
+                     pair_cost=self.pair_cost)
+        return [[sequences[pack] for pack in packs] for packs in plan]
+
+    def _share_prefixes(self, plan: list[list[Ints]], rows: Rows) -> list[list[Ints]]:
+        return share_prefixes(plan, rows.contents, self.section.token_budget) if self.grid else plan
+
+    def _own_packs(self, plan: list[list[Ints]], rows: Rows) -> list[Pack]:
+        """Returns this rank's packs of a plan."""
+        return [pack_rows(rows, pack, self.rank_group.device, grid=self.grid) for pack in plan[self.rank_group.rank]]
 
     def _packs_across(self, minibatches: list[Minibatch], rows: Rows) -> list[Pack]:
         """Returns this rank's sequences of these minibatches in as few packs as the token budget allows.
@@ -296,10 +299,8 @@ class Stepper:
         if len(minibatches) < 2:
             return [p for minibatch in minibatches for p in minibatch.packs]
         shares = [np.concatenate(parts) for parts in zip(*(minibatch.shares for minibatch in minibatches), strict=True)]
-        packs = cut(shares, rows.lengths, self.section.token_budget, grid=self.grid)
-        if self.grid:
-            packs = share_prefixes(packs, rows.contents, self.section.token_budget)
-        return [pack_rows(rows, part, self.rank_group.device, grid=self.grid) for part in packs[self.rank_group.rank]]
+        plan = cut(shares, rows.lengths, self.section.token_budget, grid=self.grid)
+        return self._own_packs(self._share_prefixes(plan, rows), rows)
 
     @torch.no_grad()
     def _compute_prior(self, every: list[Pack], later: list[Pack], rows: Rows,
@@ -395,7 +396,6 @@ class Stepper:
             "logprob_difference_mean": summed[-2] / max(summed[-1], 1.0),
             "logprob_difference_max": largest,
         }
-
 
     def _reverse_kl(self, packs: list[Pack], prior: PriorValues) -> float:
         """Returns the mean of log π - log π_teacher over the sampled tokens of all ranks; NaN without the teacher."""

@@ -25,7 +25,7 @@ from learner.cold_start.sft_data import TokenRow, drawn
 from learner.model.sharding import sync_gradients
 from learner.rank_group import RankGroup
 from learner.rows.demonstrated import rows_to_learn
-from learner.rows.packing import Pack, pack_rows, split
+from learner.rows.packing import Pack, pack_rows
 from learner.step import Stepper
 from learner.trainer import Learner
 from services.config.credit import CreditSection
@@ -90,8 +90,7 @@ def _update(stepper: Stepper, batch: Sequence[TokenRow], *, response_tokens: flo
     rows = rows_to_learn(batch, prompts=prompt_loss > 0)
     answers = np.array([row.prompt_tokens for row in batch])
     prompt_tokens = int(rows.response_lengths.sum() - (rows.lengths - answers).sum())
-    parts = split(rows.lengths, rank_group.world, stepper.section.token_budget, grid=stepper.grid,
-                  pair_cost=stepper.pair_cost)[rank_group.rank]
+    parts = stepper.split(rows, np.arange(len(rows)))[rank_group.rank]
     sums = torch.zeros(2, device=rank_group.device)
     for i, part in enumerate(parts):
         pack = pack_rows(rows, part, rank_group.device, grid=stepper.grid)
