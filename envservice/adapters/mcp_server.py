@@ -22,10 +22,7 @@ from envservice.adapters.openenv_server import MAX_MESSAGE, SCHEMA, TEXT, OpenEn
 from envservice.base import Environment
 from services.errors import described, utf8
 from services.files import NOT_JSON
-from services.process.signals import signal_of
-from services.telemetry.logs import get_logger
 
-log = get_logger("mcp")
 VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 """Versions of the protocol, in all of which our messages are the same. A client that asks for another gets the last."""
 TOOLS = [
@@ -64,10 +61,10 @@ class McpSession:
             number = message.get("id")
             if number is None or "method" not in message:  # a notification, or an answer to a request we never send
                 return None
-            told: dict[str, Any] = {"result": self._result(message["method"], message.get("params") or {})}
+            reply: dict[str, Any] = {"result": self._result(message["method"], message.get("params") or {})}
         except RpcError as error:
-            told = {"error": {"code": error.code, "message": utf8(str(error))}}
-        return msgspec.json.encode({"jsonrpc": "2.0", "id": number, **told}) + b"\n"
+            reply = {"error": {"code": error.code, "message": utf8(str(error))}}
+        return msgspec.json.encode({"jsonrpc": "2.0", "id": number, **reply}) + b"\n"
 
     def _result(self, method: object, params: object) -> dict[str, Any]:
         if not isinstance(params, dict):
@@ -94,10 +91,7 @@ class McpSession:
         except OpenEnvError as refused:
             return _content(str(refused), isError=True)
         except (Exception, SystemExit) as error:  # a game that leaves by `sys.exit` would end the server
-            if signal_of(error) is not None:
-                raise
-            log.exception("the engine failed", task=self._play.task)
-            self._play.session = None
+            self._play.fail(error)
             return _content(f"the engine failed: {described(error)}", isError=True)
         return _content(_shown(now), structuredContent=now)
 

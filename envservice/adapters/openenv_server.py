@@ -100,6 +100,13 @@ class OpenEnvPlay:
         """Returns the episode's id, its task and its number of steps."""
         return {"episode_id": self.episode_id, "step_count": self.steps, "task": self.task}
 
+    def fail(self, error: BaseException) -> None:
+        """Drops the session, whose engine raised `error`. Raises it again if it comes from a signal to this process."""
+        if signal_of(error) is not None:
+            raise error
+        log.exception("the engine failed", task=self.task)
+        self.session = None
+
     def leave(self, _: dict[str, Any]) -> dict[str, Any]:
         """Drops the session, which closes its game."""
         self.session = None
@@ -217,15 +224,12 @@ class OpenEnvServer:
         if not isinstance(verb, str) or verb not in verbs:
             return _error("UNKNOWN_TYPE", f"there is no {verb!r}; send {', '.join(verbs)} or close")
         try:
-            told = await asyncio.get_running_loop().run_in_executor(self._thread, self._inside, verbs[verb], data)
-            return msgspec.json.encode({"type": "state" if verb == "state" else "observation", "data": told}).decode()
+            reply = await asyncio.get_running_loop().run_in_executor(self._thread, self._inside, verbs[verb], data)
+            return msgspec.json.encode({"type": "state" if verb == "state" else "observation", "data": reply}).decode()
         except OpenEnvError as refused:
             return _error(refused.code, str(refused))
         except (Exception, SystemExit) as error:  # a game that leaves by `sys.exit` would end the server
-            if signal_of(error) is not None:
-                raise
-            log.exception("the engine failed", task=play.task)
-            play.session = None
+            play.fail(error)
             return _error("EXECUTION_ERROR", f"{type(error).__name__}: {error}")
 
     def _inside(self, verb: Callable[[dict[str, Any]], dict[str, Any]], data: dict[str, Any]) -> dict[str, Any]:
