@@ -217,7 +217,7 @@ def _demonstrated(config: Config, path: Path | None, *, seed: int, report: Repor
     shown = shown_to(config, template, seed=seed, report=report, passing=passing)
     passing(f"makes tokens of {number_of(len(shown.examples), 'answer')}")
     tokenizer = _tokenizer(config, path, shown.examples, spec, report)
-    max_tokens = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
+    max_tokens = config.rollout.row_tokens
     chat = chat_format(tokenizer, config.model, {*TAGS, *spec.stops}) if template.chat else None
     end = answer_end(tokenizer, chat, stops=spec.stops, ends=generation_ends(path) if path is not None else ())
     rows = encode(tokenizer, shown.examples, chat=chat, max_tokens=max_tokens, end=end)
@@ -272,7 +272,7 @@ def _here(config: Config, path: Path | None, tokenizer: Any, out: Path, lesson: 
     from learner.model.loading import plain_model
 
     disable_progress_bar()
-    positions = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
+    positions = config.rollout.row_tokens
     model = plain_model(path, "float32") if path is not None else scratch_model(
         config.model, tokenizer, max_positions=positions, seed=seed_for(config.seed, "weights"))
     parameters = sum(weight.numel() for weight in model.parameters())

@@ -84,7 +84,7 @@ def make_model(folder: Path) -> list[str]:
     template = make_template(CONFIG.env)
     tokenizer = train_tokenizer([text for task in tasks for text in _walk(environment.open(task), template)])
     rollout = CONFIG.rollout
-    positions = rollout.max_prompt_tokens + rollout.max_response_tokens
+    positions = rollout.row_tokens
     scratch_model(CONFIG.model, tokenizer, max_positions=positions, seed=0).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return tasks
@@ -176,7 +176,7 @@ def _generate(model: Path, rows: Sequence[Step]) -> float:
     from vllm.inputs import TokensPrompt
 
     rollout = CONFIG.rollout
-    length = rollout.max_prompt_tokens + rollout.max_response_tokens
+    length = rollout.row_tokens
     llm = LLM(
         model=str(model), skip_tokenizer_init=True, dtype="float32", enforce_eager=True, max_model_len=length,
         max_num_seqs=rollout.slots, enable_chunked_prefill=False, max_num_batched_tokens=4096, block_size=32,

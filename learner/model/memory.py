@@ -261,7 +261,7 @@ def training_of(config: Config, *, critic: bool, adapters: int = 0, teacher: int
     `adapters`, `teacher`: numbers of parameters.
     """
     learner, half = config.learner, config.model.dtype == "bfloat16"
-    row = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
+    row = config.rollout.row_tokens
     return Training(
         tokens=max(learner.token_budget, row), longest=row,
         shards=learner.ranks, ranks=learner.ranks, half=half, checkpointing=learner.checkpointing is True,

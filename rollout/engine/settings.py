@@ -93,7 +93,7 @@ def engine_arguments(
     `kv_bytes`: KV cache on each device. `load`: whether the weights of the folder are read. Without it they are random,
     for an engine whose first weights come by an update.
     """
-    length = config.max_prompt_tokens + config.max_response_tokens
+    length = config.row_tokens
     common = {
         "model": str(path),
         "skip_tokenizer_init": True,

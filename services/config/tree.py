@@ -329,6 +329,11 @@ class Config(Section):
         return bool(self.rollout.gpus and self.learner.gpus) and self.rollout.gpus + self.learner.gpus <= 1
 
     @property
+    def imitates(self) -> bool:
+        """Whether demonstrations are shown to the model, in a cold start or during RL."""
+        return self.sft.enabled or self.learner.imitation.weight > 0
+
+    @property
     def imitates_on_ranks(self) -> bool:
         """Whether a cold start trains where the learner trains. A new small model does so in one process, on a CPU."""
         return self.model.path is not None and (self.learner.gpus > 0 or self.learner.ranks > 1)

@@ -147,7 +147,7 @@ def _choices(config: Config) -> Iterator[UserError]:
     """Yields a UserError for choices that would do nothing in a run, and for settings with which rollout.exact could
     not keep its promise of the same bits."""
     learner, sft, autoscale = config.learner, config.sft, config.autoscale
-    if sft.file is not None and not (sft.enabled or learner.imitation.weight):
+    if sft.file is not None and not config.imitates:
         yield UserError(f"sft.file={sft.file} would not be read, because sft.enabled is false",
                         "set sft.enabled=true, or leave sft.file out")
     if sft.judgements and sft.file is not None:
@@ -191,10 +191,9 @@ def _environment(config: Config) -> None:
     check_settings(config.env)
     if config.agent.name is not None:
         find_agent(config.agent.name, starts=ray_address(config) is None)  # a cluster's machines have their own files
-    imitates = config.sft.enabled or config.learner.imitation.weight > 0
-    if imitates and config.sft.file is None:
+    if config.imitates and config.sft.file is None:
         find_teacher(config.env)
-    elif imitates and config.sft.file is not None:
+    elif config.imitates and config.sft.file is not None:
         read_trajectories(config.sft.file, chat=make_template(config.env).chat)
 
 

@@ -37,7 +37,7 @@ def check_teacher(config: Config) -> Iterator[UserError]:
     except UserError as error:
         yield UserError(f"{_KEY}: {error.what}", "name a complete Hugging Face folder")
         return
-    row = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
+    row = config.rollout.row_tokens
     longest = described_sizes(teacher).get("max_position_embeddings", row)
     if row > longest:
         yield UserError(f"prompt and response may take {row} tokens, and {_KEY}={teacher} has {longest} positions",
