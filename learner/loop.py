@@ -144,9 +144,9 @@ class TrainingLoop:
     def next_manifest(self) -> tuple[Manifest, bool]:
         """Returns the manifest of the next step, and whether an earlier process of the learner has committed it."""
         step = self.learner.step + 1
-        for known in self.store.steps.manifests(self.learner.step):
-            if known.step == step:
-                return known, True
+        for manifest in self.store.steps.manifests(self.learner.step):
+            if manifest.step == step:
+                return manifest, True
         groups = self._collector().collect(step)
         proposed = Manifest(step=step, incarnation=self.incarnation, groups=groups, drops=[])
         return self.store.steps.begin(self.lease, proposed), False

@@ -52,12 +52,12 @@ class BestOf:
 
 def repeats(row: Mapping[str, Any]) -> tuple[BestOf, ...]:
     """Returns the best of k of an evaluation that plays each game several times; () for another one, or an older."""
-    found: list[BestOf] = []
+    rows: list[BestOf] = []
     for key, title in (("pass_at", "pass@"), ("best_score", "best score of ")):
         means, lows, highs = (row.get(f"{key}{end}") or {} for end in ("", "_low", "_high"))
-        found += [BestOf(name=f"{title}{k}", mean=means[k], low=lows[k], high=highs[k])
+        rows += [BestOf(name=f"{title}{k}", mean=means[k], low=lows[k], high=highs[k])
                   for k in means if None not in (means[k], lows.get(k), highs.get(k))]
-    return tuple(found)
+    return tuple(rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

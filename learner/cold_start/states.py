@@ -99,8 +99,8 @@ class States:
     def load(self) -> Reached:
         """Loads the newest state of this order that is whole. Returns how far it is, Reached() without one."""
         rank_group = self._learner.rank_group
-        found = None if rank_group.rank else self._patiently(self._find)
-        reached, lines = rank_group.all_gather(found)[0]
+        state = None if rank_group.rank else self._patiently(self._find)
+        reached, lines = rank_group.all_gather(state)[0]
         if reached.updates:
             self._learner.load_part(self._named(reached.updates))
         self._newest, self._begun, self._since = reached.updates, (time.time(), lines), time.monotonic()
@@ -191,8 +191,8 @@ def folder_of(out: Path) -> Path:
 
 def kept(folder: Path) -> list[int]:
     """Returns the updates of all states in the folder, oldest first."""
-    found = (_FOLDER.fullmatch(path.name) for path in folder.glob("state-*"))
-    return sorted(int(match[1]) for match in found if match)
+    matches = (_FOLDER.fullmatch(path.name) for path in folder.glob("state-*"))
+    return sorted(int(match[1]) for match in matches if match)
 
 
 def _read(folder: Path) -> _Meta:

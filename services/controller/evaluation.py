@@ -121,16 +121,16 @@ def best_of_repeats(episodes: Sequence[Episode], samples: int) -> dict[str, dict
     measures = {"pass_at": (wins, (0.0, 1.0))}
     if seen := [score for values in scores.values() for score in values]:
         measures["best_score"] = (scores, (min(seen), max(seen)))
-    found: dict[str, dict[str, float]] = {}
+    columns: dict[str, dict[str, float]] = {}
     for name, (by_task, bounds) in measures.items():
         if samples < 2 or len(by_task) < len(wins) or any(len(values) != samples for values in by_task.values()):
             continue
-        found |= {name: {}, f"{name}_low": {}, f"{name}_high": {}}
+        columns |= {name: {}, f"{name}_low": {}, f"{name}_high": {}}
         for k in sorted({samples, *(1 << power for power in range(1, samples.bit_length()))}):
             ends = bootstrap_interval([best_of(by_task[task], k) for task in sorted(by_task)], bounds=bounds)
             for column, value in zip((name, f"{name}_low", f"{name}_high"), ends, strict=True):
-                found[column][str(k)] = value
-    return found
+                columns[column][str(k)] = value
+    return columns
 
 
 def summarise(request: EvalRequest, episodes: list[Episode], *, dropped: int,

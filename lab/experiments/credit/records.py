@@ -143,11 +143,11 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
 
 def read_records(out: Path) -> list[ExperimentRecord]:
     """Returns the records of all runs in `out`, sorted by name. Raises UserError for a broken file."""
-    found: list[ExperimentRecord] = []
+    records: list[ExperimentRecord] = []
     for path in sorted(out.glob("*-seed*.json")):
         try:
-            found.append(ExperimentRecord(**read_json(path, dict[str, Any])))
+            records.append(ExperimentRecord(**read_json(path, dict[str, Any])))
         except TypeError as error:
             raise UserError(f"{path} is not the record of a run ({error})",
                             "delete it, and the run is made again") from None
-    return found
+    return records
