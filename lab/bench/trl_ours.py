@@ -11,14 +11,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, closing, contextmanager
+from contextlib import AsyncExitStack, closing, contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from deploy.members.env_server import EnvServer
 from envservice.registry import open_environment
-from lab.bench.trl import STEP_S, STEPS, Taken
+from lab.bench.trl import STEP_S, Taken
 from services.config.file import dump_config
 from services.config.tree import Config
 from services.process.addresses import held_port
@@ -52,9 +52,10 @@ def take_steps(config: Config, model: Path, end: Connection) -> None:
 def _take_steps(loop: Loop, env_url: str, end: Connection) -> None:
     with closing(loop), _worker(loop, env_url):
         end.send("ready")
-        for _ in range(STEPS):
-            end.recv()
-            end.send(loop.step())
+        with suppress(EOFError):  # the bench has ended
+            while True:
+                end.recv()
+                end.send(loop.step())
 
 
 class Loop:

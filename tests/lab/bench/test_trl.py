@@ -3,7 +3,7 @@
 import pytest
 
 from envservice.registry import open_environment
-from lab.bench.trl import Measured, Taken, _less, _more, settings
+from lab.bench.trl import Measured, Taken, figures, settings
 from lab.bench.trl_theirs import OVER, TrlGame, reward
 
 ENV = settings().env
@@ -53,11 +53,17 @@ def test_the_last_answer_of_an_episode_counts(wins: bool):
     assert reward([said(str(number if wins else other))], [game]) == [float(wins)]
 
 
-def test_a_ratio_above_1_is_better_for_ours():
-    def steps(seconds: float) -> list[Measured]:
-        return [Measured(cpu_s=seconds, taken=Taken(seconds={"step": seconds}, sampled=100, success=0.5))]
+def test_steps_that_took_as_long_are_compared_and_a_ratio_above_1_is_better_for_ours():
+    def step(seconds: float, success: float) -> Measured:
+        parts = {"step": seconds, "sampling": seconds / 2, "training": seconds / 2}
+        return Measured(cpu_s=seconds, taken=Taken(seconds=parts, sampled=100, success=success))
 
-    less = _less("step", "s", steps(10.0), steps(30.0), lambda one: one.taken.seconds["step"])
-    more = _more("tokens", "tokens/s", steps(10.0), steps(30.0), lambda one: one.taken.sampled / one.cpu_s)
-    assert (less.value, less.reference, less.ratio) == (10.0, 30.0, 3.0)
-    assert (more.value, more.ratio) == (10.0, pytest.approx(3.0))
+    rounds = [(step(90.0, 0.0), [step(50.0, 0.0), step(40.0, 0.5)]),
+              (step(30.0, 0.25), [step(10.0, 0.5), step(10.0, 1.0)])]
+    by_name = {figure.name: figure for figure in figures(rounds, ours_gb=8.0, theirs_gb=6.0)}
+    seconds, tokens = by_name["step"], by_name["sampled tokens"]
+    assert (seconds.value, seconds.reference, seconds.ratio) == (10.0, 30.0, 3.0)  # the first of each is left out
+    assert (tokens.value, tokens.reference, tokens.ratio) == (10.0, pytest.approx(100 / 30), pytest.approx(3.0))
+    assert (by_name["steps in the same time"].value, by_name["peak memory"].ratio) == (4, 0.75)
+    assert [(one.value, one.reference) for name, one in by_name.items() if name.startswith("success")] == [
+        (0.25, 0.0), (0.75, 0.25)]
