@@ -16,10 +16,10 @@ from learner.checkpoints.mirrored import mirrored_step
 from learner.model.memory import SharedDevice
 from services.config.tree import Config
 from services.errors import DeadlineExceeded
+from services.files import check_seen
 from services.process.environment import wait_politely
 from services.process.packages import check_one_installation
 from services.process.rendezvous import Rendezvous
-from services.process.shared_storage import check_seen
 from services.records import Version
 from services.store.gpu_lease import GpuLease
 from services.store.lease import LeaseKeeper

@@ -19,7 +19,7 @@ from services.store.lease import Lease
 from services.store.store import Store, Supply, is_complete
 from services.telemetry.heartbeat import NO_SERVERS, Heartbeat, all_do
 from services.telemetry.logs import get_logger
-from services.telemetry.tickets import reason_class
+from services.telemetry.names import reason_class
 
 POLL_S = 0.1
 SILENT_S = 60.0

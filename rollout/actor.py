@@ -14,9 +14,9 @@ from ray.exceptions import RayError
 
 from rollout.gpu_turns import GpuTurns
 from services.config.tree import Config
+from services.files import check_seen
 from services.process.packages import check_one_installation
 from services.process.rendezvous import use_interface
-from services.process.shared_storage import check_seen
 from services.records import Version
 from services.store.gpu_lease import GpuLease
 from services.telemetry.heartbeat import BEAT_S, NO_SERVERS, Beating, Heartbeat

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import codecs
 import errno
+import fcntl
 import os
 import re
+import socket
 import stat
 from collections.abc import Generator
 from contextlib import contextmanager
+from io import IOBase
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 import msgspec
 
-from services.errors import UserError
+from services.errors import Fault, UserError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """Errors of a full disk. That of a write names no file."""
@@ -148,6 +151,32 @@ def open_as_folder(folder: Path) -> None:
     for path in folder.iterdir():
         if path.is_file() and not path.is_symlink():
             path.chmod(_mode(folder))
+
+
+def lock_alone(handle: IOBase | int, path: Path, *, taken: UserError, elsewhere: str) -> None:
+    """Locks an open file until it is closed or the process ends. `path` stands for it in errors.
+
+    Raises `taken` if another process holds it, and UserError with the fix `elsewhere` if the storage has no locks.
+    """
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise taken from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be locked ({error.strerror})", elsewhere) from None
+
+
+def check_seen(*folders: Path,
+               fix: str = "set runs_dir, and model.path if it is set, to storage that every node sees") -> None:
+    """Raises Fault that names the first folder that does not exist on this node.
+
+    Models, checkpoints and exports pass through folders, so every node with an actor must see them. A missing folder
+    may be a wrong config, or one node that has not mounted its storage, while others work. The actor cannot know which,
+    so it fails, and the supervisor ends the run only if no node can start it.
+    """
+    for folder in folders:
+        if not folder.is_dir():
+            raise Fault(f"{folder} is not there on {socket.gethostname()}; {fix}")
 
 
 def _mode(folder: Path) -> int:

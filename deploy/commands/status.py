@@ -43,7 +43,7 @@ from deploy.runs.policies import find_run
 from deploy.runs.stage import ENDED_WELL, read_stage
 from deploy.runs.step_times import MeanStep, as_line, step_times
 from services.amounts import number_of, rounded, span
-from services.controller.watched import STATES
+from services.controller.member import STATES
 from services.process.packages import program
 from services.telemetry.evaluation_labels import on_curve, title_of
 from services.telemetry.heartbeat import BEAT_S, Beat

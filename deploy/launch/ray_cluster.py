@@ -26,8 +26,7 @@ from deploy.members.private_ray import dead_part, unwatch, watch
 from services.config.tree import Config
 from services.errors import DeadlineExceeded, UserError, described
 from services.process.environment import variable
-from services.process.guard import end_all, processes_in
-from services.process.held_folder import HeldFolder, short_root
+from services.process.guard import HeldFolder, end_all, processes_in, short_root
 from services.telemetry.logs import get_logger
 
 log = get_logger("ray")

@@ -17,15 +17,15 @@ import msgspec
 from deploy.launch.topology import Topology
 from deploy.members.ray_actor import Actor
 from deploy.runs.folder import RunFolder
+from deploy.runs.live_status import scrape
 from deploy.runs.wanted import NOTHING_WANTED, numbers, read_wanted, write_wanted
 from services.controller.autoscale import EnvironmentLoad, RolloutLoad, environment_servers, rollout_workers
-from services.controller.fleet import Fleet
+from services.controller.supervise import Fleet
 from services.files import Damaged
 from services.last_value import LastValue
 from services.process.threads import DaemonThread
 from services.store.lease import Lease
 from services.telemetry.names import Snapshot
-from services.telemetry.scrape import scraped
 
 QUEUE, REQUEST = "gagpo_rollout_queue_seconds", "gagpo_env_request_seconds"
 ANSWER_S = 5.0
@@ -78,7 +78,7 @@ class LoadMeter:
         if self._reading is None or self._reading.done():
             urls = self._parts.urls()
             with DaemonThread("environment-load") as reader:  # it ends with this read, and nobody waits for it
-                self._reading = reader.submit(lambda: {url: scraped(url, seconds=ANSWER_S) for url in urls})
+                self._reading = reader.submit(lambda: {url: scrape(url, seconds=ANSWER_S) for url in urls})
         return snapshots
 
     def take(self) -> tuple[RolloutLoad, EnvironmentLoad]:

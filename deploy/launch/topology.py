@@ -40,8 +40,7 @@ from rollout.engine.weights_file import weights_file
 from services.config.redis import redis_url
 from services.config.secrets import env_token
 from services.config.tree import Config
-from services.controller.fleet import Fleet
-from services.controller.supervise import Supervisor
+from services.controller.supervise import Fleet, Supervisor
 from services.patience import until_answered
 from services.process.addresses import held_port, is_local, servers_behind
 from services.records import Version

@@ -21,9 +21,9 @@ from deploy.members.env_server import POLL_S, answers
 from deploy.runs.folder import targets_folder
 from services.config.secrets import ENV_TOKEN_VARIABLE, token_from
 from services.errors import DeadlineExceeded, Fault, UserError
+from services.files import lock_alone
 from services.process.addresses import likely_port
 from services.process.child_processes import ending_with_parent, wait_or_kill
-from services.process.sole_lock import lock_alone
 
 HOST = "127.0.0.1"
 SHIPPED = Path(__file__).parents[1] / "prometheus"

@@ -27,7 +27,7 @@ from learner.credit.state_keys import KEYS
 from services.amounts import rounded
 from services.config.credit import CreditSection
 from services.config.tree import Config
-from services.telemetry.metric_keys import METRIC_TEXTS
+from services.telemetry.metrics_file import METRIC_TEXTS
 from services.telemetry.names import CATALOGUE, Bound
 
 COMMANDS_INTRODUCTION = """Every command of `gagpo`, as `gagpo COMMAND --help` shows it.
@@ -274,7 +274,7 @@ Counters start at 0 in each process, as Prometheus expects. A gauge that has not
 Rollout workers, the learner and the controller add the label `worker`."""
 
 KEYS_INTRODUCTION = """A run's folder has a line of metrics.jsonl for each learner step, with these keys and `format`, \
-as services/telemetry/metric_keys.py lists them. A number that does not exist or is not finite is null. \
+as services/telemetry/metrics_file.py lists them. A number that does not exist or is not finite is null. \
 [My run does not learn](../operate/does-not-learn.md) says which to look at first."""
 
 

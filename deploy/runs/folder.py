@@ -23,10 +23,9 @@ from learner.checkpoints.mirrored import MIRROR
 from services.config.file import as_yaml, dump_config, flatten
 from services.config.tree import Config
 from services.errors import UserError
-from services.files import Damaged, follow_folder, is_draft, read_json, write_whole
+from services.files import Damaged, follow_folder, is_draft, lock_alone, read_json, write_whole
 from services.process.own_code import file_of
 from services.process.packages import program
-from services.process.sole_lock import lock_alone
 
 FORMAT = 1
 LOCK = ".lock"

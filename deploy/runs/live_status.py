@@ -21,8 +21,7 @@ from services.config.secrets import env_token
 from services.errors import UserError
 from services.files import NOT_JSON, Damaged, read_json
 from services.telemetry.heartbeat import Beat
-from services.telemetry.names import Role
-from services.telemetry.scrape import scraped
+from services.telemetry.names import Role, Snapshot
 
 ANSWER_S = 10.0
 COUNTED: Mapping[Role, tuple[str, dict[str, str], str]] = {
@@ -149,7 +148,7 @@ def _get(url: str) -> tuple[int | None, bytes]:
 def _server(url: str, token: str | None) -> Beat:
     """Returns an environment server's metrics as a heartbeat. The start of its current activity is unknown."""
     headers = {"authorization": f"Bearer {token}"} if token else {}
-    at, metrics = time.time(), scraped(url, seconds=ANSWER_S, headers=headers)
+    at, metrics = time.time(), scrape(url, seconds=ANSWER_S, headers=headers)
     beat = Beat(role="environment", doing="does not answer", since=0.0, progress=0.0, metrics=metrics, at=at)
     live, limit = value(beat, "gagpo_env_sessions"), value(beat, "gagpo_env_sessions_limit")
     if live is None or limit is None:
@@ -178,3 +177,23 @@ def value(beat: Beat, name: str, **labels: str) -> float | None:
 
 def _values(beat: Beat, name: str) -> Iterator[float]:
     return (number for _, _, number in beat.metrics.get(name, []) if number is not None)
+
+
+def scrape(server: str, *, seconds: float, headers: Mapping[str, str] | None = None) -> Snapshot:
+    """Returns the metrics that the server at a URL exposes for Prometheus, or {} if it sends none within `seconds`:
+    it is unavailable, refuses, or is another program."""
+    import httpx
+    from prometheus_client.parser import text_string_to_metric_families
+
+    from services.http.bounded import get
+
+    meters: Snapshot = {}
+    try:
+        reply = get(f"{server}/metrics", seconds=seconds, headers=headers).raise_for_status()
+        for family in text_string_to_metric_families(reply.content.decode()):
+            for sample in family.samples:
+                name = family.name if family.type == "histogram" else sample.name
+                meters.setdefault(name, []).append((sample.name, dict(sample.labels), sample.value))
+    except (httpx.HTTPError, ValueError):  # ValueError: these are no metrics
+        return {}
+    return meters

@@ -21,7 +21,7 @@ from services.config.redis import RedisSection, redis_url
 from services.config.secrets import env_token, masked
 from services.config.tree import Config
 from services.errors import StoreFault, UserError
-from services.process.held_folder import HeldFolder
+from services.process.guard import HeldFolder
 
 if TYPE_CHECKING:
     from deploy.console.plain import StatusLines

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec
 
-from services.controller.watched import State
+from services.controller.member import State
 
 Beats = Callable[[], Mapping[str, Any]]
 States = Callable[[], Mapping[tuple[str, State], int]]

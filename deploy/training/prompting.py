@@ -29,8 +29,7 @@ from rollout.prompting.trials import PlayedTrial, TaskPlayer
 from services.config.secrets import endpoint_key
 from services.config.tree import Config
 from services.errors import EnvFault, UserError
-from services.files import NOT_JSON, open_plain, read_bounded
-from services.process.sole_lock import lock_alone
+from services.files import NOT_JSON, lock_alone, open_plain, read_bounded
 from services.process.threads import DaemonThread
 from services.statistics import success_interval
 from services.telemetry.metrics_file import FILE_BYTES, FORMAT, append_row, keep_row
@@ -283,7 +282,7 @@ async def asked_sampler(config: Config, policy: PlayablePolicy) -> AsyncIterator
     from deploy.launch.checks.preflight import check_policy
     from rollout.engine.engine import Engine
     from rollout.prompt_renderer import load_text
-    from rollout.prompting.sampler import SampledModel
+    from rollout.prompting.model import SampledModel
     from services.chat import check_chat
     from services.records import Version
 

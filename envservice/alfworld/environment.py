@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from envservice.alfworld import engine as own
-from envservice.alfworld.game import Game, load_game
-from envservice.alfworld.goal import TASK_TYPES
+from envservice.alfworld.game import TASK_TYPES, Game, load_game
 from envservice.alfworld.tasks import FETCH, VARIABLE, Games, GeneratedGames, OfficialGames, task_type
 from envservice.alfworld.textworld_engine import TextworldSession, require_textworld
 from envservice.base import Replay, Session
@@ -84,14 +83,14 @@ class AlfworldEnvironment:
         *,
         engine: Literal["own", "textworld"] = "own",
         task_types: Collection[str] = TASK_TYPES,
-        tells_state: bool = False,
+        exact_state: bool = False,
     ) -> None:
         """Raises UserError if the engine is `textworld` and it is not installed."""
         self.name = games.name
         self.engine = engine
         self.version = own.VERSION if engine == "own" else require_textworld()
         self._games = games
-        self._tells_state = tells_state
+        self._exact_state = exact_state
         self._types = frozenset(task_types)
         self._lists: dict[str, list[str]] = {}
         self._origins: dict[str, bytes] = {}  # splits overlap, and to read thousands of files takes seconds
@@ -133,7 +132,7 @@ class AlfworldEnvironment:
     def open(self, task: str) -> Session:
         if self.engine == "textworld":
             return TextworldSession(json.loads(self._games.content(task)))
-        return own.OwnSession(self._parsed(task), tells_state=self._tells_state)
+        return own.OwnSession(self._parsed(task), exact_state=self._exact_state)
 
     def content(self, task: str) -> bytes:
         """Reads the game file. Raises as `open` does."""
@@ -186,4 +185,4 @@ def _environment(games: Games, env: EnvSection) -> AlfworldEnvironment:
     if env.alfworld.level != "all":
         games = LevelGames(games, env.alfworld.level, env.alfworld.unseen_types)
     return AlfworldEnvironment(games, engine=env.alfworld.engine, task_types=env.alfworld.task_types,
-                               tells_state=env.alfworld.exact_state)
+                               exact_state=env.alfworld.exact_state)

@@ -6,9 +6,8 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from envservice.alfworld.memory import THING, GameMemory, kind_of
+from envservice.alfworld.memory import THING, GameMemory, kind_of, parse_task
 from envservice.alfworld.prompts import task_of
-from envservice.alfworld.searcher import parse_task
 from envservice.base import Outcome
 from envservice.spec import LostEpisode, LostTurn
 

@@ -11,12 +11,28 @@ from collections.abc import Sequence
 
 from envservice.base import Outcome, Turn
 
+_TASKS = (
+    ("two", re.compile(r"(?:put|find) two (?P<obj>\w+)(?: in| and put them in) (?P<target>\w+)")),
+    ("look", re.compile(r"(?:look at|examine the) (?P<obj>\w+) (?:under|with) the (?P<target>\w+)")),
+    ("clean", re.compile(r"(?:put a clean|clean some) (?P<obj>\w+) (?:in|and put it in) (?P<target>\w+)")),
+    ("heat", re.compile(r"(?:put a hot|heat some) (?P<obj>\w+) (?:in|and put it in) (?P<target>\w+)")),
+    ("cool", re.compile(r"(?:put a cool|cool some) (?P<obj>\w+) (?:in|and put it in) (?P<target>\w+)")),
+    ("pick", re.compile(r"put (?:a|some) (?P<obj>\w+) (?:in|on) (?P<target>\w+)")),
+)
 _LISTING = re.compile(r"(?:On the (\w+ \d+)|The (\w+ \d+) is open\. In it), you see ([^.]*)\.")
 THING = re.compile(r"\ban? (\w+ \d+)")
 """An object or a receptacle in a listing."""
 _TAKEN = re.compile(r"You pick up the (\w+ \d+) from the (\w+ \d+)\.")
 _MOVED = re.compile(r"You move the (\w+ \d+) to the (\w+ \d+)\.")
 _TREATED = re.compile(r"You (clean|heat|cool) the (\w+ \d+) using the \w+ \d+\.")
+
+
+def parse_task(sentence: str) -> tuple[str, str, str]:
+    """Reads type, object kind and target kind (for look, the lamp). Raises ValueError for an unknown sentence."""
+    for kind, form in _TASKS:
+        if match := form.match(sentence):
+            return kind, match["obj"], match["target"]
+    raise ValueError(f"not a task of ALFWorld: {sentence!r}")
 
 
 def kind_of(name: str) -> str:

@@ -9,9 +9,14 @@ from pathlib import Path
 from envservice.alfworld.environment import AlfworldEnvironment, data_folder, holding, open_environment
 from envservice.alfworld.game import OldGame, UnknownGame, load_game
 from envservice.alfworld.lost_episodes import explain
-from envservice.alfworld.memory_prompt import AlfworldMemoryChatTemplate, AlfworldMemoryTemplate
-from envservice.alfworld.meta_prompt import AlfworldCompactMetaTemplate, AlfworldMetaTemplate
-from envservice.alfworld.prompts import AlfworldCompactTemplate, AlfworldFullTemplate
+from envservice.alfworld.prompts import (
+    AlfworldCompactMetaTemplate,
+    AlfworldCompactTemplate,
+    AlfworldFullTemplate,
+    AlfworldMemoryChatTemplate,
+    AlfworldMemoryTemplate,
+    AlfworldMetaTemplate,
+)
 from envservice.alfworld.tasks import FETCH, VARIABLE
 from envservice.alfworld.teacher import TEACHER
 from envservice.base import Environment

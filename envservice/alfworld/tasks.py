@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Protocol
 
 from envservice.alfworld import generator
-from envservice.alfworld.goal import TASK_TYPES, TaskType
+from envservice.alfworld.game import TASK_TYPES, TaskType
 from services.errors import EnvFault, UserError
 
 _TYPE_OF_FOLDER: dict[str, TaskType] = {

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Any
 
-from envservice.alfworld.text import NOTHING_HAPPENS
+from envservice.alfworld.engine import NOTHING_HAPPENS
 from envservice.base import Outcome
 from services.errors import UserError
 

@@ -11,9 +11,8 @@ from types import TracebackType
 
 from envservice.base import Outcome, Replay, Session
 from envservice.scienceworld import installation
-from envservice.scienceworld.simulator import Simulator
+from envservice.scienceworld.simulator import JavaError, Simulator
 from envservice.scienceworld.tasks import ELECTRICAL, LEVELS, SPLITS, Place, place_of, split_tasks
-from envservice.scienceworld.wire import JavaError
 from services.config.env import ScienceworldSection
 from services.errors import EnvFault, UserError
 

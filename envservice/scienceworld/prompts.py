@@ -1,16 +1,25 @@
-"""The two ScienceWorld prompts, answered with `<think>...</think><action>...</action>`.
+"""ScienceWorld's prompts, with the parsers of their answers.
 
-`full` has the fields and order of RLVMR's pipeline. `compact` says the same in few words.
+`full` has the fields and order of RLVMR's pipeline. `compact` says the same in few words. Their answers have the form
+`<think>...</think><action>...</action>`. `meta` and `compact-meta` are the same with RLVMR's tagged answers.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 
 from envservice.base import Outcome, ParsedAction, Turn, recent
-from envservice.text.response_format import read_lowered
+from envservice.text.response_format import (
+    TaggedAnswers,
+    instruction,
+    latest_answers,
+    plan_line,
+    plan_of,
+    read_lowered,
+)
 
 MEANINGS: dict[str, str] = {
     "open OBJ": "open a container or a door",
@@ -58,8 +67,8 @@ def look_of(observation: str, first: Outcome) -> str:
 
 
 def situation(first: Outcome, turns: Sequence[Turn], now: Outcome, *, history: int,
-              said: Sequence[str] = ()) -> list[str]:
-    """Returns the parts of a full prompt up to the actions and objects. `said`: parts after the past turns."""
+              answers: Sequence[str] = ()) -> list[str]:
+    """Returns the parts of a full prompt up to the actions and objects. `answers`: parts after the past turns."""
     parts = [_ROLE, f"Your task is to: {task_of(first)}"]
     shown = recent(turns, history)
     if shown:
@@ -69,7 +78,7 @@ def situation(first: Outcome, turns: Sequence[Turn], now: Outcome, *, history: i
         parts.append(
             f"Prior to this step, you have already taken {len(turns)} step(s). Below are the most recent "
             f"{len(shown)} observations and the corresponding actions you took: {past}")
-    parts += said
+    parts += answers
     if shown:
         parts.append(f"You are now at step {len(turns) + 1}.")
     return [*parts, f"Your current observation is: {look_of(now.observation, first)}", *_offers(now)]
@@ -103,11 +112,11 @@ _ROLE = (
     "You are an expert agent operating in the ScienceWorld environment, which is a text-based virtual environment "
     "centered around accomplishing tasks from the elementary science curriculum.")
 _KINDS = json.dumps([{"action": action, "description": meaning} for action, meaning in MEANINGS.items()])
-CHOOSE = "Then give one action, in the form of one of the above, within <action> </action> tags."
+_CHOOSE = "Then give one action, in the form of one of the above, within <action> </action> tags."
 _INSTRUCTION = (
     "It is your turn to act.\n"
     "First reason step by step about the current situation; this reasoning MUST be enclosed within <think> </think> "
-    f"tags.\n{CHOOSE}")
+    f"tags.\n{_CHOOSE}")
 
 
 class ScienceworldCompactTemplate:
@@ -147,3 +156,36 @@ def _one_line(text: str) -> str:
     for before, line in pairwise(lines):
         joined += (" " if before.endswith(":") else "; ") + line
     return joined
+
+
+class _TaggedAnswers(TaggedAnswers):
+    explores = ("go to ", "teleport to ", "look ")
+
+    def goal(self, first: Outcome) -> str:
+        """Returns the first sentence of the task. The others say how to reach it."""
+        return task_of(first).partition(".")[0]
+
+
+class ScienceworldMetaTemplate(_TaggedAnswers, ScienceworldFullTemplate):
+    """The full prompt with the latest answers, the plan, and an instruction that asks for one tag."""
+
+    name = "meta"
+
+    def render(self, first: Outcome, turns: Sequence[Turn], now: Outcome) -> str:
+        """Renders the prompt. The first turn shows neither history nor plan."""
+        answers = [latest_answers(turns, partial(look_of, first=first))] if turns else []
+        plan = [plan_line(turns), ""] if turns else []
+        parts = situation(first, turns, now, history=self.history, answers=answers)
+        return "\n".join([*parts, "", *plan, _META_INSTRUCTION])
+
+
+class ScienceworldCompactMetaTemplate(_TaggedAnswers, ScienceworldCompactTemplate):
+    """The compact prompt with a fifth line, the plan, and tagged answers."""
+
+    name = "compact-meta"
+
+    def render(self, first: Outcome, turns: Sequence[Turn], now: Outcome) -> str:
+        return f"{super().render(first, turns, now)}Plan: {plan_of(turns) or '-'}\n"
+
+
+_META_INSTRUCTION = instruction(failed=UNKNOWN, choose=_CHOOSE)

@@ -2,17 +2,126 @@
 
 It ends with this process in every case. It exits when its stdin closes, which is a pipe from this process, and the
 kernel closes that even after a SIGKILL. It has its own process group, so that a Ctrl-C lets this process drain first.
+
+The JVM speaks Py4J's text protocol, of which JavaConnection is a client. The py4j package's own client has no deadline
+for a call and frees Java objects from threads of its own. A command is one line per part, ended by `e`. Its answer is
+one line: `!y`, a letter for the type and the value, or `!x` for an exception. Without the token that the JVM printed at
+its start, anybody on this machine could call any code in it.
 """
 
 from __future__ import annotations
 
 import json
 import select
+import socket
 import subprocess
 import weakref
+from dataclasses import dataclass
 
 from envservice.scienceworld.installation import Program
-from envservice.scienceworld.wire import JavaConnection, JavaError, Ref, Value
+
+Value = str | int | float | bool | None
+
+
+class JavaError(Exception):
+    """The JVM has ended, missed a deadline, or threw an exception."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """An object that lives in the JVM until it is released."""
+
+    id: str
+
+
+class JavaConnection:
+    """One connection to a Py4J gateway. Calls raise JavaError, after which the connection cannot be used."""
+
+    def __init__(self, port: int, token: str, *, deadline_s: float) -> None:
+        self.port = port
+        try:
+            self._socket = socket.create_connection(("127.0.0.1", port), timeout=deadline_s)
+        except OSError as error:
+            raise JavaError(f"no gateway on port {port}: {error}") from error
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._lines = self._socket.makefile("rb")
+        self._ask("A", token)
+
+    def close(self) -> None:
+        """Closes the connection. The objects stay."""
+        self._lines.close()
+        self._socket.close()
+
+    def new(self, java_class: str, *arguments: Value | Ref) -> Ref:
+        """Makes an object by its constructor."""
+        return self._ref(self._ask("i", java_class, *map(_written, arguments)))
+
+    def release(self, ref: Ref) -> None:
+        """Lets the JVM forget an object. Otherwise the JVM keeps it until it ends."""
+        self._ask("m", "d", ref.id)
+
+    def call(self, target: Ref | str, method: str, *arguments: Value | Ref) -> Value | Ref:
+        """Calls a method of an object, or of a class given by its name."""
+        owner = target.id if isinstance(target, Ref) else f"z:{target}"
+        return self._ask("c", owner, method, *map(_written, arguments))
+
+    def _ask(self, *parts: str) -> Value | Ref:
+        try:
+            end = [] if parts[0] == "A" else ["e"]
+            self._socket.sendall("\n".join([*parts, *end, ""]).encode(errors="replace"))
+            line = self._lines.readline().decode()
+        except (OSError, UnicodeDecodeError) as error:
+            raise JavaError(f"{parts[:3]}: {type(error).__name__} {error}") from error
+        if not line.startswith("!y"):
+            raise JavaError(f"{parts[:3]}: {line.strip()[:200] or 'the JVM has ended'}")
+        return _read(line[2:].rstrip("\n"))
+
+    @staticmethod
+    def _ref(value: Value | Ref) -> Ref:
+        if not isinstance(value, Ref):
+            raise JavaError(f"an object was expected, not {value!r}")
+        return value
+
+
+def _written(value: Value | Ref) -> str:
+    match value:
+        case Ref():
+            return f"r{value.id}"
+        case bool():
+            return f"b{str(value).lower()}"
+        case int():
+            return f"i{value}"
+        case str():
+            return "s" + value.replace("\\", "\\\\").replace("\r", "\\r").replace("\n", "\\n")
+    raise ValueError(f"no way to send {value!r}")
+
+
+_ESCAPES = {"n": "\n", "r": "\r", "\\": "\\"}
+
+
+def _read(text: str) -> Value | Ref:
+    kind, rest = text[:1], text[1:]
+    match kind:
+        case "s":
+            return _unescaped(rest)
+        case "i" | "L":
+            return int(rest)
+        case "d":
+            return float(rest)
+        case "b":
+            return rest == "true"
+        case "n" | "v":
+            return None
+    return Ref(rest)
+
+
+def _unescaped(text: str) -> str:
+    out: list[str] = []
+    letters = iter(text)
+    for letter in letters:
+        out.append(_ESCAPES.get(following := next(letters, ""), following) if letter == "\\" else letter)
+    return "".join(out)
+
 
 HEAP_MIB = 192
 MEMORY_BYTES = 320 * 1024**2
@@ -58,7 +167,7 @@ class Simulator:
             raise
 
     def runs(self) -> bool:
-        """Whether the JVM still runs."""
+        """Returns whether the JVM still runs."""
         return self._process.poll() is None
 
     def load(self, task: str, variation: int, simplifications: str, *, gold: bool = False) -> None:
@@ -83,7 +192,7 @@ class Simulator:
         return round(100 * float(str(self.ask("getScore"))))
 
     def completed(self) -> bool:
-        """Says whether the task is won or failed."""
+        """Returns whether the task is won or failed."""
         return self.ask("getCompleted") is True
 
     def moves(self) -> int:
@@ -125,7 +234,7 @@ def _connect(process: subprocess.Popen[bytes], call_s: float) -> JavaConnection:
     assert process.stdout is not None
     with process.stdout as lines:
         if not select.select([lines], [], [], START_S)[0]:
-            raise JavaError(f"the JVM said nothing within {START_S:.0f} s")
+            raise JavaError(f"the JVM printed nothing within {START_S:.0f} s")
         port, token = lines.readline().strip(), lines.readline().strip().decode()
         if not (port.isdigit() and token):
             raise JavaError("the JVM ended at its start")

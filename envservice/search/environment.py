@@ -9,7 +9,7 @@ from typing import cast
 
 from envservice.base import Outcome, RecordedSession, Replay
 from envservice.data_digest import with_data
-from envservice.search import protocol
+from envservice.search import prompts
 from envservice.search.questions import SPLITS, Question, Questions, Split
 from envservice.search.retrieval import BackgroundRetriever, Retriever
 from services.errors import UserError
@@ -37,7 +37,7 @@ class SearchSession:
 
     def foresee(self, action: str) -> None:
         """Begins the search of an action, so that a server's games search at the same time."""
-        query = None if self._ends(action) else protocol.query_of(action)
+        query = None if self._ends(action) else prompts.query_of(action)
         if query and isinstance(self._retriever, BackgroundRetriever):
             self._begun = {query: self._retriever.begin(query, self._topk)}
 
@@ -46,21 +46,21 @@ class SearchSession:
         begun, self._begun = self._begun, {}
         if self._ends(action):
             self._actions.append(action)
-            answer = protocol.last_answer("".join(self._actions))
-            won = answer is not None and protocol.matches(answer, self._question.golden_answers)
+            answer = prompts.last_answer("".join(self._actions))
+            won = answer is not None and prompts.matches(answer, self._question.golden_answers)
             return self._outcome("", done=True, won=won)
-        query = protocol.query_of(action)
+        query = prompts.query_of(action)
         documents: Sequence[str] = []
         if query:
             documents = begun[query].result() if query in begun else self._retriever.search(query, self._topk)
         self._actions.append(action)
-        return self._outcome(protocol.information(documents))
+        return self._outcome(prompts.information(documents))
 
     def recall(self, action: str, outcome: Outcome) -> None:  # noqa: ARG002 - no later outcome depends on what was found
         self._actions.append(action)
 
     def _ends(self, action: str) -> bool:
-        return protocol.answers(action) or len(self._actions) + 1 == self._turns
+        return prompts.answers(action) or len(self._actions) + 1 == self._turns
 
     def _outcome(self, observation: str, *, done: bool = False, won: bool = False) -> Outcome:
         return Outcome(

@@ -16,8 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import httpx
 
-from envservice.bm25.build import build, open_or_build
-from envservice.bm25.index import Hit
+from envservice.bm25.index import Hit, build, open_or_build
 from services.errors import EnvFault, Unavailable
 from services.files import JSON_BYTES
 from services.http.bounded import PLAIN, UNLIMITED, whole_within

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from envservice.base import Environment, Outcome
 from envservice.data_digest import digest_of
-from envservice.search.prompts import SearchCompactTemplate, SearchFullTemplate, found_in
+from envservice.search.prompts import SearchCompactTemplate, SearchFullTemplate, result_of
 from envservice.spec import EnvironmentSpec, Teacher
 from services.config.tree import EnvSection, SftSection
 from services.errors import EnvFault, UserError
@@ -46,7 +46,7 @@ class SearchDemonstrator:
         self._asked: list[str] = []
 
     def act(self, now: Outcome) -> str:
-        self._read += found_in(now.observation)
+        self._read += result_of(now.observation)
         name = self._name
         for pattern in self._steps:
             match = re.search(pattern.replace("{name}", re.escape(name)), self._read)
@@ -105,7 +105,7 @@ def open_environment(env: EnvSection) -> Environment:
 
 def _embedded(data: Path) -> tuple[Retriever, str]:
     """Returns the index of the folder's documents, and the digest of their file."""
-    from envservice.bm25.build import IN_MEMORY, cache_folder
+    from envservice.bm25.index import IN_MEMORY, cache_folder
     from envservice.search.questions import read_documents
     from envservice.search.retrieval import IndexRetriever
 

@@ -68,10 +68,10 @@ class ParsedAnswer:
     """An answer in parts."""
 
     content: str
-    """The text around the calls; without calls, the whole text as it is."""
+    """The text around the calls. Without calls, the entire text as it is."""
     calls: list[ToolCall]
-    whole: bool
-    """False if a call is broken; then it is part of the content."""
+    complete: bool
+    """False if a call is broken. Then it is part of the content."""
 
 
 class _Tagged(msgspec.Struct, frozen=True):
@@ -89,7 +89,8 @@ class _WholeAnswer(msgspec.Struct, frozen=True):
 
 
 def parse_calls(text: str, tools: Sequence[Tool] = ()) -> ParsedAnswer:
-    """Takes the tool calls out of an answer. `tools` were offered: their schemas tell texts from numbers.
+    """Takes the tool calls out of an answer. `tools` are those that were offered: their schemas distinguish texts from
+    numbers.
 
     An answer without tags is a call only if tools were offered.
     """
@@ -98,14 +99,14 @@ def parse_calls(text: str, tools: Sequence[Tool] = ()) -> ParsedAnswer:
     tagged = closed(spoken, CALL_END)
     try:
         if begins:
-            return ParsedAnswer(content=(thought + content).strip(), calls=_mistral(written), whole=True)
+            return ParsedAnswer(content=(thought + content).strip(), calls=_mistral(written), complete=True)
         calls = [_tagged(body.strip(), tools) for body in _CALLS.findall(tagged)]
     except NOT_JSON:
-        return ParsedAnswer(content=text, calls=[], whole=False)
+        return ParsedAnswer(content=text, calls=[], complete=False)
     if not calls and tools and (call := _whole_answer(spoken)) is not None:
-        return ParsedAnswer(content=thought, calls=[call], whole=True)
+        return ParsedAnswer(content=thought, calls=[call], complete=True)
     rest = _CALLS.sub("", tagged) + spoken[len(tagged):]
-    return ParsedAnswer(content=(thought + rest).strip() if calls else text, calls=calls, whole=CALL not in rest)
+    return ParsedAnswer(content=(thought + rest).strip() if calls else text, calls=calls, complete=CALL not in rest)
 
 
 def given_arguments(arguments: object) -> object:
@@ -129,8 +130,8 @@ def _thought(text: str) -> tuple[str, str]:
 
 
 def _mistral(written: str) -> list[ToolCall]:
-    """Reads what follows the first [TOOL_CALLS]. Raises DecodeError if that is not calls alone, or if an id is not as
-    the models' templates demand it: they would refuse the whole conversation."""
+    """Reads what follows the first [TOOL_CALLS]. Raises DecodeError if that is not calls alone, or if an id has another
+    form than the models' templates demand: they would refuse the entire conversation."""
     if written.lstrip().startswith("["):
         calls = msgspec.json.decode(written.strip(), type=list[ToolCall])
     else:
@@ -174,22 +175,22 @@ def _of_type(schema: Schema, kind: str) -> bool:
     return schema.get("type") == kind or kind in _listed(schema, "type")
 
 
-def _choices(schema: object, whole: Schema, seen: frozenset[str] = frozenset()) -> Iterator[Schema]:
-    """Yields a schema and those in it that say more of the same value: an optional text is a choice of two, and
-    pydantic refers to an enumeration, which stands elsewhere in the `whole`.
+def _choices(schema: object, root: Schema, seen: frozenset[str] = frozenset()) -> Iterator[Schema]:
+    """Yields a schema and those in it that describe the same value: an optional text is a choice of two, and pydantic
+    refers to an enumeration, which is defined elsewhere in `root`.
     """
     if not isinstance(schema, Mapping):
         return
     this = cast("Schema", schema)
     yield this
     for one in (one for key in ("anyOf", "oneOf", "allOf") for one in _listed(this, key)):
-        yield from _choices(one, whole, seen)
+        yield from _choices(one, root, seen)
     place = this.get("$ref")
     if isinstance(place, str) and place.startswith("#/") and place not in seen:
-        part = whole
+        part = root
         for name in place[2:].split("/"):
             part = _part(part, name)
-        yield from _choices(part, whole, seen | {place})
+        yield from _choices(part, root, seen | {place})
 
 
 def _part(schema: Schema, name: str) -> Schema:

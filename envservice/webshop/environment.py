@@ -8,8 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from envservice.base import Replay, Session
-from envservice.bm25.build import IN_MEMORY, build, cache_folder, open_or_build
-from envservice.bm25.index import Index
+from envservice.bm25.index import IN_MEMORY, Index, build, cache_folder, open_or_build
 from envservice.data_digest import with_data
 from envservice.webshop import catalogue, files, splits
 from envservice.webshop.goals import SEED, Goals, ShoppingGoal

@@ -14,8 +14,7 @@ from collections.abc import Callable, Sequence
 
 from envservice.alfworld.engine import OwnSession
 from envservice.alfworld.environment import open_environment
-from envservice.alfworld.game import load_game
-from envservice.alfworld.goal import TASK_TYPES
+from envservice.alfworld.game import TASK_TYPES, load_game
 from envservice.alfworld.tasks import task_type
 from envservice.alfworld.textworld_engine import TextworldSession
 from envservice.base import Outcome, Session

@@ -19,8 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from envservice.bm25.build import build
-from envservice.bm25.index import Index, open_index
+from envservice.bm25.index import Index, build, open_index
 from envservice.webshop.catalogue import make_stock
 from envservice.webshop.environment import HITS, WebshopEnvironment
 from envservice.webshop.session import WebshopSession

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 
-from services.process.death_signal import end_with_parent
+from services.process.child_processes import end_with_parent
 
 
 @contextmanager

@@ -17,12 +17,11 @@ import ray
 from learner.cold_start.sft import Order, SftProgress
 from learner.cold_start.sft_data import PROGRESS, ROWS, load_rows
 from services.config.tree import Config
-from services.files import write_whole
+from services.files import check_seen, write_whole
 from services.patience import while_folder_away
 from services.process.environment import wait_politely
 from services.process.packages import check_one_installation
 from services.process.rendezvous import Rendezvous
-from services.process.shared_storage import check_seen
 from services.telemetry.heartbeat import Beating, Heartbeat
 from services.telemetry.logs import life_of
 

@@ -43,8 +43,9 @@ from services.tokenizer import token_bytes
 
 STATE_HEADER = "x-gagpo-state"
 """Names the state that a call is made in."""
-Episode = tuple[AgentSession, AgentWorld | None]
-Finder = Callable[[Request], Episode]
+OpenEpisode = tuple[AgentSession, AgentWorld | None]
+"""The two sides of an episode that is being played. None: it has no environment."""
+Finder = Callable[[Request], OpenEpisode]
 
 
 COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
@@ -62,7 +63,7 @@ LOOK_S = 0.25
 class Episodes(Protocol):
     """The episodes that are being played, by their keys."""
 
-    def get(self, key: str, /) -> Episode | None: ...
+    def get(self, key: str, /) -> OpenEpisode | None: ...
 
 
 class Action(WireModel):
@@ -105,7 +106,7 @@ def request_key(request: Request) -> str:
 
 
 def _finder(episodes: Episodes) -> Finder:
-    def episode_of(request: Request) -> Episode:
+    def episode_of(request: Request) -> OpenEpisode:
         episode = episodes.get(request_key(request))
         if episode is None:
             raise Refused(401, "no episode has this key: it is over, or the key is another's", "authentication_error")
@@ -163,8 +164,8 @@ def _model_routes(app: FastAPI, episode_of: Finder) -> None:
     async def chat(asked: ChatRequest, request: Request) -> JSONResponse | StreamingResponse:
         llm, _ = episode_of(request)
         answer = await _ask(request, llm, asked)
-        whole = reply(answer, asked, partial(token_bytes, llm.text.tokenizer))
-        return _stream(chunks(whole, asked)) if asked.stream else JSONResponse(whole)
+        completion = reply(answer, asked, partial(token_bytes, llm.text.tokenizer))
+        return _stream(chunks(completion, asked)) if asked.stream else JSONResponse(completion)
 
     @app.post(RESPONSES, response_model=None)
     async def respond(asked: ResponsesRequest, request: Request) -> JSONResponse | StreamingResponse:
@@ -269,7 +270,7 @@ def _world_routes(app: FastAPI, episode_of: Finder) -> None:
         return {"steps": len(llm.steps), "total": llm.total_reward}
 
 
-def _world(episode: Episode) -> AgentWorld:
+def _world(episode: OpenEpisode) -> AgentWorld:
     if episode[1] is None:
         raise Refused(404, "this episode has no environment")
     return episode[1]

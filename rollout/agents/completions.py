@@ -182,10 +182,10 @@ def reply(answer: ChatAnswer, request: ChatRequest, bytes_of: Callable[[int], by
             "model": request.model, "choices": [choice], "usage": _usage(answer)}
 
 
-def chunks(whole: dict[str, Any], request: ChatRequest) -> Iterator[str]:
-    """Yields a chat completion as server-sent events. The whole answer is known, so it is sent in one piece."""
-    head = {key: whole[key] for key in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
-    choice = whole["choices"][0]
+def chunks(completion: dict[str, Any], request: ChatRequest) -> Iterator[str]:
+    """Yields a chat completion as server-sent events. The entire answer exists already, so it is sent in one piece."""
+    head = {key: completion[key] for key in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
+    choice = completion["choices"][0]
     delta = dict(choice["message"])
     if delta.get("tool_calls"):
         delta["tool_calls"] = [{**call, "index": i} for i, call in enumerate(delta["tool_calls"])]
@@ -193,7 +193,7 @@ def chunks(whole: dict[str, Any], request: ChatRequest) -> Iterator[str]:
         {"choices": [{"index": 0, "delta": delta, "finish_reason": None, "logprobs": choice["logprobs"]}]},
         {"choices": [{"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}]}]
     if (request.stream_options or {}).get("include_usage"):
-        parts.append({"choices": [], "usage": whole["usage"]})
+        parts.append({"choices": [], "usage": completion["usage"]})
     for part in parts:
         yield f"data: {msgspec.json.encode(head | part).decode()}\n\n"
     yield "data: [DONE]\n\n"

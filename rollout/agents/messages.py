@@ -24,10 +24,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
+from envservice.text.response_format import Thought, split_thought
 from rollout.agents.completions import SAMPLING, ChatRequest, calls_of, function_tool
 from rollout.agents.refusals import CONSTRAINED, ENTIRE, RENDERED, TEXT_ALONE, FieldRules, ListOf, Refused
 from rollout.agents.session import ChatAnswer
-from rollout.agents.thoughts import Thought, split_thought
 
 RULES = FieldRules(
     ignored=frozenset((*SAMPLING, "metadata", "service_tier", "speed", "inference_geo", "diagnostics", "cache_control",

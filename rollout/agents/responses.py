@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapter
 
+from envservice.text.response_format import Thought, split_thought
 from rollout.agents.completions import (
     SAMPLING,
     ChatRequest,
@@ -31,7 +32,6 @@ from rollout.agents.completions import (
 )
 from rollout.agents.refusals import CONSTRAINED, RENDERED, TEXT_ALONE, FieldRules, ListOf, Refused
 from rollout.agents.session import ChatAnswer, StoredAnswers
-from rollout.agents.thoughts import Thought, split_thought
 from services.chat import Message
 
 ENCRYPTED = "reasoning.encrypted_content"

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, SupportsFloat, cast
 
 from envservice.client.client import EnvClient
 from envservice.client.results import Result
 from envservice.text.tool_calls import Tool
-from rollout.agents.endpoint import Endpoint
 from rollout.agents.program import AgentProgram
 from rollout.agents.session import AgentSession, EpisodeOver
 from rollout.agents.world import AgentWorld
@@ -27,6 +28,26 @@ from services.records import Episode, EpisodeEnd, PlayedTurn, Ticket, choices_di
 
 if TYPE_CHECKING:
     from rollout.engine.engine import Engine
+
+
+class Endpoint:
+    """The address of an endpoint, and the episodes that it serves now, by their keys."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        """`http://127.0.0.1:PORT`; clients of OpenAI's API take `/v1` behind it."""
+        self.episodes: dict[str, tuple[AgentSession, AgentWorld | None]] = {}
+
+    @contextmanager
+    def serving(self, llm: AgentSession, world: AgentWorld | None) -> Iterator[None]:
+        """Gives the episode a key, and serves requests with that key until the block ends."""
+        llm.base_url, llm.api_key = f"{self.url}/v1", secrets.token_urlsafe(24)
+        self.episodes[llm.api_key] = llm, world
+        try:
+            yield
+        finally:
+            del self.episodes[llm.api_key]
+
 
 CANCEL_S = 10.0
 """How long an agent has to end once it is cancelled. After it the episode has failed, whatever the agent still does."""

@@ -3,6 +3,10 @@
 A step is one call: its prompt and its answer as token ids, exactly as the engine read and sampled them. No step is made
 from text that an agent sends back. So if an agent edits its history, that changes the prompt of the next call, but no
 recorded step.
+
+A call continues an earlier one if its prompt begins with exactly the tokens of that call, prompt and answer. Tokens
+alone decide. A history that was edited, or that became other tokens on its way through text, continues nothing: its
+call starts a row of its own, and is counted as a break.
 """
 
 from __future__ import annotations
@@ -16,11 +20,11 @@ from typing import TYPE_CHECKING, Any, SupportsFloat, cast
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from envservice.base import Outcome
+from envservice.text.response_format import split_thought
 from envservice.text.tool_calls import ParsedAnswer, call_id, parse_calls
-from rollout.agents.linked_steps import continued, without
-from rollout.agents.thoughts import split_thought
 from rollout.engine.sample import cut_at
 from rollout.prompt_renderer import PromptRenderer
 from services.chat import THINK_END, Message
@@ -150,14 +154,14 @@ class AgentSession:
         if self._opening is None:
             self._opening = self.text.chat.opening()  # whatever env.prompt is: agents always chat
         text = self._opening + content
-        parsed = parse_calls(text, tools) if tools and calls else ParsedAnswer(content=text, calls=[], whole=True)
+        parsed = parse_calls(text, tools) if tools and calls else ParsedAnswer(content=text, calls=[], complete=True)
         answer = ChatAnswer(text=text, parsed=parsed, prompt_tokens=len(prompt), sample=sample, stop=stopped)
         read = np.array(prompt, dtype=np.int32)
-        follows = continued(self.steps, read)
+        follows = continued_step(self.steps, read)
         self.steps.append(Step(
             observation=state or seen.observation, prompt_ids=read, response_ids=sample.ids,
             logprobs=sample.logprobs, spans=sample.spans, action=text, admissible=True, reward=0.0,
-            valid=answer.parsed.whole and sample.finished == "stop",
+            valid=answer.parsed.complete and sample.finished == "stop",
             choices="" if state else choices_digest(seen.admissible_actions), state=state or seen.state,
             cut=sample.finished == "length",
             follows=follows, broke=follows is None and any(message["role"] == "assistant" for message in messages)))
@@ -225,7 +229,8 @@ class AgentSession:
     def forget(self, answer: ChatAnswer) -> None:
         """Takes back a call whose answer never reached the agent: it chose nothing."""
         self._given_up += 1
-        self.steps = without(self.steps, [step.response_ids is answer.sample.ids for step in self.steps].index(True))
+        index = next(i for i, step in enumerate(self.steps) if step.response_ids is answer.sample.ids)
+        self.steps = without_step(self.steps, index)
 
     def earn(self, reward: SupportsFloat) -> None:
         """Gives the newest step a reward, in the environment's units. Numbers of numpy and torch count as their values.
@@ -258,8 +263,8 @@ class AgentSession:
 
 
 def latest_state(messages: Sequence[Message]) -> str:
-    """Returns the state of a call that names none: what the agent was told last, by a user or a tool, without regard to
-    white space.
+    """Returns the state of a call that names none: the latest message of a user or a tool, without regard to white
+    space.
 
     The conversation itself would be alone in its group after the first answer, since hardly two answers are the same.
     """
@@ -270,3 +275,17 @@ def latest_state(messages: Sequence[Message]) -> str:
 def _content(message: Message) -> str:
     content = message.get("content")
     return content if isinstance(content, str) else "" if content is None else msgspec.json.encode(content).decode()
+
+
+def continued_step(steps: Sequence[Step], prompt: npt.NDArray[np.int32]) -> int | None:
+    """Returns the index of the newest step that a prompt continues, or None."""
+    return next((index for index in reversed(range(len(steps))) if steps[index].is_continued_by(prompt)), None)
+
+
+def without_step(steps: Sequence[Step], gone: int) -> list[Step]:
+    """Returns the steps without the one at index `gone`. A step that continued it continues nothing."""
+    def follows(step: Step) -> int | None:
+        return None if step.follows in (None, gone) else step.follows - (step.follows > gone)
+
+    return [msgspec.structs.replace(step, follows=follows(step), broke=step.broke or step.follows == gone)
+            for index, step in enumerate(steps) if index != gone]

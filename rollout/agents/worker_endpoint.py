@@ -1,4 +1,9 @@
-"""The endpoint of agents in a run. It runs in the event loop of the rollout worker, which holds the episodes."""
+"""The endpoint of agents in a run. It runs in the event loop of the rollout worker, which holds the episodes.
+
+A blocking client in an async function of an agent waits for an answer that cannot come, because this loop would give
+it. The worker is then killed for its silence after `supervision.silence_seconds`, again and again. So a thread watches
+the loop, and logs the agent's line that blocks it.
+"""
 
 from __future__ import annotations
 
@@ -6,31 +11,38 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import AsyncIterator, Iterator
+import sys
+import threading
+import time
+import traceback
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from starlette.types import ASGIApp
 
 from envservice.registry import find_spec
 from rollout.agents.app import create_app
-from rollout.agents.blocked_loop import telling_if_blocked
-from rollout.agents.endpoint import Endpoint
-from rollout.agents.runner import AgentRunner, find_agent
+from rollout.agents.runner import AgentRunner, Endpoint, find_agent
 from services.chat import check_chat
 from services.config.tree import Config
 from services.http.server import STOP_S, Server, bind, server_config
 from services.process.addresses import host_port
 from services.process.forks import forks_apart
+from services.process.threads import watched
 from services.telemetry.logs import get_logger
 
 HOST = "127.0.0.1"
 AGENT_THREADS = 4
 """Threads that each episode may hold at once: one in which its agent blocks, and others for tools and long prompts."""
 OWN_THREADS = 32
-"""Threads beside them for the worker's own calls."""
+"""Further threads for the worker's own calls."""
+BLOCKED_S = 10.0
+"""Seconds after which a blocked loop is logged. Claims are lost after 30."""
+PAUSE_S, LOOK_S = 1.0, 0.1
 log = get_logger("agents")
 
 
@@ -39,14 +51,14 @@ async def agent_runner(config: Config, shared: dict[str, Any], model: Path) -> A
     """Yields the runner of a worker whose config names an agent, and serves the agent's endpoint meanwhile.
 
     `shared`: the arguments that EpisodeRunner takes. Raises UserError if the model's tokenizer has no chat template,
-    and EnvFault if a server that lists the environment's tools is away: the worker is then started again.
+    and EnvFault if a server that lists the environment's tools is unavailable: the worker is then started again.
     """
     assert config.agent.name is not None
     check_chat(shared["text"].chat, model)
     _make_room_for(config.rollout.slots)
     tools = await asyncio.to_thread(find_spec(config.env.name).tools)  # may ask a server
     async with endpoint() as served:
-        with telling_if_blocked(log.error):
+        with logging_blocks(log.error):
             yield AgentRunner(**shared, settings=config.agent, agent=find_agent(config.agent.name), endpoint=served,
                               tools=tools)
 
@@ -94,3 +106,42 @@ async def listening(app: ASGIApp, listener: socket.socket, *, local_only: bool) 
             server.should_exit = True
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(running, 3 * STOP_S)
+
+
+@contextmanager
+def logging_blocks(report: Callable[[str], object], *, blocked_s: float = BLOCKED_S) -> Iterator[None]:
+    """Watches this thread's event loop from another thread until the block ends. `report` takes one line each time
+    that the loop has been blocked for `blocked_s` seconds."""
+    loop, thread = asyncio.get_running_loop(), threading.get_ident()
+    depth: int | None = None
+
+    def measure() -> None:
+        nonlocal depth
+        depth = len(traceback.extract_stack()) - 1
+
+    def watch(ended: threading.Event) -> None:
+        while not ended.wait(PAUSE_S):
+            ran, since, reported = threading.Event(), time.monotonic(), False
+            loop.call_soon_threadsafe(ran.set)
+            while not ran.wait(LOOK_S) and not ended.is_set():
+                if not reported and time.monotonic() - since > blocked_s:
+                    reported = True
+                    newest = sys._current_frames().get(thread)  # pyright: ignore[reportPrivateUsage]
+                    report(_blocked_line(newest, depth, blocked_s))
+
+    loop.call_soon(measure)
+    with watched(watch, name="blocked loop"):
+        yield
+
+
+def _blocked_line(frame: FrameType | None, depth: int | None, blocked_s: float) -> str:
+    """Returns the line to log, which names the outermost line of the agent's own code.
+
+    `frame`: the newest of the loop's thread. `depth`: number of frames below those that the loop runs, since uvloop has
+    no frame of its own that would show where they begin. None: the loop has not run yet.
+    """
+    frames = [] if frame is None or depth is None else traceback.extract_stack(frame)[depth:]
+    own = [one for one in frames if not one.filename.endswith("rollout/agents/runner.py")]
+    where = f", in {own[0].name} ({own[0].filename}:{own[0].lineno})" if own else ""
+    return (f"the event loop has not run for {blocked_s:g} s{where}: it answers the agents' calls, too, so a client "
+            "that blocks waits for ever; await an async client, or call it by asyncio.to_thread")

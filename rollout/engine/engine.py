@@ -33,14 +33,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from rollout.engine.client import VllmClient
+from rollout.engine.process import VllmClient
 from rollout.engine.sample import Sample, sample_of
 from rollout.engine.settings import engine_arguments, engine_environment, gpu_bytes, kv_bytes, prepare_environment
 from rollout.engine.weights_file import loaded_from_file
 from services.config.tree import RolloutSection
 from services.errors import EngineFault, WrongWeights
-from services.process.guard import ProcessGuard, end_all
-from services.process.held_folder import HeldFolder, short_root
+from services.process.guard import HeldFolder, ProcessGuard, end_all, short_root
 from services.records import Version
 from services.telemetry.logs import get_logger
 from services.weights.canary import ANSWER, PROMPTS, Canary, CanaryCheck, Played

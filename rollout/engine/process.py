@@ -1,14 +1,15 @@
-"""The process that runs vLLM for one Engine (engine.py): `python -m rollout.engine.process FD`, with a socket FD to it.
+"""The process that runs vLLM for one Engine (engine.py), and the worker's calls to it. The worker imports no vLLM.
 
-It imports vLLM once, on CPUs also for vLLM's EngineCore, which is a fork of it. A fork of the worker would copy the
-worker's threads, and a new process would import everything again: ten seconds of a core, and as much memory.
+The process is `python -m rollout.engine.process FD`, with a socket FD to the worker. It imports vLLM once, on CPUs also
+for vLLM's EngineCore, which is a fork of it. A fork of the worker would copy the worker's threads, and a new process
+would import everything again: ten seconds of a core, and as much memory.
 
 It reads the arguments of the engine, answers [0, 0.0] when the engine is ready, and then serves calls:
 
     [number, method, arguments]     the worker calls, and is answered [number, result, error]
     [number, "cancel", {}]          the worker waits no more for this answer
     [0, "shutdown", {}]             the worker needs the engine no more
-    [0, share]                      tells the worker after engine steps how many of the KV blocks requests hold
+    [0, share]                      reports to the worker after engine steps how many of the KV blocks requests hold
 
 It ends when the worker or vLLM's EngineCore has ended.
 """
@@ -19,36 +20,168 @@ import asyncio
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from rollout.engine.stream import Stream
-from services.process.death_signal import end_with_parent
+import msgspec
+
+from services.process.child_processes import end_with_parent, wait_or_kill
 from services.tokenizer import load_tokenizer
 
+END_S = 20.0
+"""Seconds that the process has to end by itself."""
 LOOK_S = 0.5
-"""Between two looks whether EngineCore lives. vLLM ends requests then, and lets its other calls wait."""
-TELL_S = 0.05
-"""Between two reports of the share of KV blocks, unless none are in use any more."""
+"""Seconds between two checks that EngineCore lives. After its end vLLM ends requests, and lets its other calls wait."""
+REPORT_S = 0.05
+"""Least seconds between two reports of the share of KV blocks, unless none are in use any more."""
 SHUTDOWN = "shutdown"
 CANCEL = "cancel"
+_HEAD = 4
+"""Bytes of the length of a message, big-endian."""
+
+
+class Stream:
+    """One end of a pair of connected sockets."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def over(cls, end: socket.socket) -> Stream:
+        """Returns a stream that owns the socket, in the running loop."""
+        return cls(*await asyncio.open_connection(sock=end))
+
+    async def read(self) -> list[Any] | None:
+        """Returns the next message; None if the other side has ended."""
+        try:
+            size = int.from_bytes(await self._reader.readexactly(_HEAD), "big")
+            return msgspec.msgpack.decode(await self._reader.readexactly(size))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return None
+
+    def send(self, message: list[Any]) -> None:
+        """Sends a message. It is lost if the other side has ended. `read` returns None then."""
+        body = msgspec.msgpack.encode(message)
+        self._writer.write(len(body).to_bytes(_HEAD, "big") + body)
+
+    def close(self) -> None:
+        """Closes the socket."""
+        self._writer.close()
+
+
+class VllmEnded(Exception):
+    """The vLLM process has ended."""
+
+
+class VllmClient:
+    """The worker's side: a vLLM process and the calls to it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], stream: Stream, stepped: Callable[[float], object]) -> None:
+        """`stepped` is called with the share of KV blocks in use while the engine works. Use `start` instead."""
+        self.ended = asyncio.Event()
+        """Set once the process has ended."""
+        self._process = process
+        self._stream = stream
+        self._stepped = stepped
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._number = 0
+        self._reading = asyncio.create_task(self._read())
+
+    @classmethod
+    async def start(cls, arguments: Mapping[str, Any], *, environ: Mapping[str, str], output: int,
+                    stepped: Callable[[float], object]) -> VllmClient:
+        """Starts the process and waits until its engine is ready. It prints into the file descriptor `output`.
+
+        `arguments`: the fields of vLLM's AsyncEngineArgs. Raises VllmEnded.
+        """
+        process, end = _start_process(environ, output)
+        made = cls(process, await Stream.over(end), stepped)
+        ready = made._expect(0)
+        made._stream.send([dict(arguments)])
+        try:
+            await ready
+        except BaseException:
+            process.terminate()  # it reads our messages only once it has loaded
+            await made.close()
+            raise
+        return made
+
+    async def call(self, method: str, /, **values: Any) -> Any:
+        """Calls a method of vLLM's AsyncLLM, or `generate` of VllmProcess. A cancelled call is cancelled there too.
+
+        Raises RuntimeError with its error, and VllmEnded.
+        """
+        self._number += 1
+        number, answer = self._number, self._expect(self._number)
+        self._stream.send([number, method, values])
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            self._calls.pop(number, None)  # a call that is cancelled there may never be answered
+            self._stream.send([number, CANCEL, {}])
+            raise
+
+    async def close(self) -> None:
+        """Ends the process."""
+        self._stream.send([0, SHUTDOWN, {}])
+        await asyncio.to_thread(wait_or_kill, self._process, END_S)
+        await self._reading
+        self._stream.close()
+
+    def _expect(self, number: int) -> asyncio.Future[Any]:
+        answer = asyncio.get_running_loop().create_future()
+        if self.ended.is_set():
+            answer.set_exception(VllmEnded())
+        else:
+            self._calls[number] = answer
+        return answer
+
+    async def _read(self) -> None:
+        while (message := await self._stream.read()) is not None:
+            if message[0] == 0:
+                self._stepped(message[1])
+            answer = self._calls.pop(message[0], None)
+            if answer is None or answer.done():
+                continue
+            if message[0] and message[2]:
+                answer.set_exception(RuntimeError(message[2]))
+            else:
+                answer.set_result(message[1])
+        self.ended.set()
+        while self._calls:
+            _, answer = self._calls.popitem()
+            if not answer.done():
+                answer.set_exception(VllmEnded())
+
+
+def _start_process(environ: Mapping[str, str], output: int) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Starts the process. Returns it with the worker's end of the socket to it."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        return subprocess.Popen(
+            [sys.executable, "-m", "rollout.engine.process", str(theirs.fileno())], env=dict(environ),
+            stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=[theirs.fileno()],
+            start_new_session=True), ours  # a Ctrl-C in the terminal ends the worker, and the worker ends it
 
 
 class VllmProcess:
-    """Serves the calls of one worker."""
+    """The process's side: serves the calls of one worker."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self._llm: Any = None
         self._model = ""
         self._calls: dict[int, asyncio.Task[None]] = {}
-        self._told = 0.0
+        self._reported = 0.0
 
     async def run(self) -> None:
-        """Works until the worker says that it is enough, or has ended."""
+        """Works until the worker sends SHUTDOWN or has ended."""
         arguments = await self._stream.read()
         if arguments is None:
             return
@@ -73,8 +206,6 @@ class VllmProcess:
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        from rollout.engine.stats import kv_listener
-
         config = AsyncEngineArgs(**arguments, trust_remote_code=False).create_engine_config()
         if config.device_config.device_type == "cpu":
             # The fork has this process's imports, and shares their memory. vLLM would spawn on CPUs, because its users
@@ -86,12 +217,12 @@ class VllmProcess:
 
     def _stepped(self, share: float) -> None:
         now = time.monotonic()
-        if not share or now - self._told > TELL_S:
-            self._told = now
+        if not share or now - self._reported > REPORT_S:
+            self._reported = now
             self._stream.send([0, share])
 
     async def _end_with_core(self) -> None:
-        while not self._llm.errored:  # noqa: ASYNC110 - vLLM tells nobody
+        while not self._llm.errored:  # noqa: ASYNC110 - vLLM has no event for it
             await asyncio.sleep(LOOK_S)
         os._exit(1)
 
@@ -99,7 +230,7 @@ class VllmProcess:
         try:
             call = self._generate if method == "generate" else getattr(self._llm, method)
             self._stream.send([number, await call(**values), ""])
-        except Exception as error:  # the worker judges it
+        except Exception as error:  # the worker decides what it means
             self._stream.send([number, None, repr(error)])
 
     async def _generate(self, *, prompt_ids: list[int], request_id: str, stop: list[str],
@@ -132,13 +263,38 @@ class VllmProcess:
             "spans": [(span.version, span.start, span.end) for span in final.weight_versions]}
 
 
+def kv_listener(report: Callable[[float], object]) -> Any:
+    """Returns an entry for `stat_loggers` that calls `report` with the share of KV blocks that requests hold.
+
+    vLLM's own statistics have a hundred metrics and cost some microseconds per token. The entry is a subclass of vLLM's
+    Prometheus logger, because vLLM adds that logger to any list without one.
+    """
+    from vllm.v1.metrics.loggers import PrometheusStatLogger
+
+    class KvListener(PrometheusStatLogger):
+        def __init__(self, *_: Any, **__: Any) -> None:
+            pass
+
+        def record(self, scheduler_stats: Any, *_: Any, **__: Any) -> None:
+            if scheduler_stats is not None:
+                report(scheduler_stats.kv_cache_usage)
+
+        def record_sleep_state(self, *_: Any, **__: Any) -> None:
+            pass
+
+        def log_engine_initialized(self) -> None:
+            pass
+
+    return KvListener
+
+
 async def _serve(end: socket.socket) -> None:
     await VllmProcess(await Stream.over(end)).run()
 
 
 def main(descriptor: int) -> None:
     """Serves the worker at the other end of the socket."""
-    # It finds the place of the title beside the first variable, which must not have been set again by then: the order
+    # It finds the place of the title next to the first variable, which must not have been set again by then: the order
     # of a worker's variables differs from start to start, and sometimes EngineCore had no name.
     import setproctitle
 

@@ -1,13 +1,19 @@
-"""The model that a prompting baseline asks: an endpoint (endpoint.py) or our own sampler (sampler.py)."""
+"""The model that a prompting baseline asks: an endpoint (endpoint.py), or our own sampler without a run around it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from rollout.prompt_renderer import PromptRenderer
 from services.chat import Message
+from services.config.rollout import RolloutSection
+
+if TYPE_CHECKING:
+    from rollout.engine.engine import Engine
 
 
 class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,3 +34,32 @@ class AskedModel(Protocol):
     async def ask(self, messages: Sequence[Message], *, seed: int) -> ModelAnswer:
         """Returns the next message. Raises ContextFull, UserError if the request is refused, or EngineFault."""
         ...
+
+
+@dataclass(slots=True, kw_only=True)
+class SampledModel:
+    """A model in this process's engine, that of rollout workers."""
+
+    engine: Engine
+    text: PromptRenderer
+    limits: RolloutSection
+    temperature: float
+    _asked: int = field(default=0, init=False)
+    _opening: str = field(default="", init=False)
+
+    def __post_init__(self) -> None:
+        assert self.text.chat is not None
+        self._opening = self.text.chat.opening()  # whatever env.prompt is: methods always chat
+
+    async def ask(self, messages: Sequence[Message], *, seed: int) -> ModelAnswer:
+        """Raises ContextFull for a prompt above rollout.max_prompt_tokens, and EngineFault."""
+        assert self.text.chat is not None
+        prompt = self.text.encode(self.text.chat.text(messages))
+        if len(prompt) > self.limits.max_prompt_tokens:
+            raise ContextFull(f"the prompt has {len(prompt)} tokens")
+        self._asked += 1
+        sample = await self.engine.sample(
+            prompt, temperature=self.temperature, seed=seed, max_tokens=self.limits.max_response_tokens,
+            stop_token_ids=self.text.stop_ids, request_id=f"asked/{self._asked}")
+        return ModelAnswer(text=self._opening + self.text.decode(sample.ids.tolist()), prompt_tokens=len(prompt),
+                           answer_tokens=len(sample.ids))

@@ -6,7 +6,7 @@
     evaluate                            a version that is due, then its episodes      the version pointer, ready groups
                                         and its weights on disk
     issue                               issued - dropped < (trained steps + 1 + staleness) x groups_per_step, and
-                                        groups to replace others from staleness 1 on (demand.py)
+                                        groups to replace others from staleness 1 on (tickets.py)
     watch                               any progress: a store count, a turn           the clock
 
 All loops run in one thread. Every call has a deadline, in the store or in the member. All state that must survive this
@@ -22,12 +22,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from services.config.tree import Config
-from services.controller.demand import Demand, demand_of
 from services.controller.evaluation import Evaluation, summarise
 from services.controller.member import Member
 from services.controller.supervise import Supervisor
 from services.controller.telemetry import Telemetry
-from services.controller.tickets import EvalRequest, TrainTickets, typed
+from services.controller.tickets import Demand, EvalRequest, TrainTickets, demand_of, typed
 from services.errors import Fault
 from services.records import Drop, Episode, Version
 from services.store.lease import Lease

@@ -12,7 +12,7 @@ from services.statistics import best_of, bootstrap_interval, success_interval
 from services.store.lease import Lease
 from services.store.store import Store, is_complete
 from services.telemetry.logs import get_logger
-from services.telemetry.tickets import reason_class
+from services.telemetry.names import reason_class
 
 log = get_logger("controller")
 

@@ -8,7 +8,7 @@ The supervisor does not depend on Ray or subprocesses: deploy/members/ wraps eac
   for 1, 2, 4, ... seconds, up to supervision.longest_pause_seconds. From its third death on, the member is *sick*. The
   other members go on without it.
 - A member that has no place on the cluster waits for one. After PLACE_S it reports what the cluster lacks. One member
-  of each role asks before the others (precedence.py).
+  of each role asks before the others (member.py).
 - Four things end the run: a user's mistake; a member that failed twice with the same message before any of its role
   was ever ready, once all of them have died or lack a place; a role without a ready member that found no place within
   supervision.place_seconds; and a crash loop: the only member of its role that works has died LOOP_DEATHS times with
@@ -24,11 +24,10 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from services.config.tree import SupervisionSection
-from services.controller.member import End, Member
-from services.controller.watched import STATES, WINDOW_S, State, Watched, gives_way, is_first
+from services.controller.member import STATES, WINDOW_S, End, Member, State, Watched, gives_way, is_first
 from services.errors import Fault, GagpoError, UserError, described
 from services.telemetry.heartbeat import NO_SERVERS, all_do
 
@@ -40,7 +39,7 @@ LOOP_S = 1800.0
 STALE_BEATS = 2
 """Heartbeats after a start that do not count: they may be the last ones of the member's former process, read late."""
 LONGEST_GAP_S = 5.0
-"""Most seconds of silence that are counted between two reads. A supervisor that was blocked cannot hear heartbeats."""
+"""Most seconds of silence that count between two reads. A supervisor that was blocked has read no heartbeats."""
 PLACE_S = 20.0
 """Seconds after which a member reports that it waits for a place. Some seconds are normal on a busy cluster."""
 Beats = Callable[[], Mapping[str, Mapping[str, Any]]]
@@ -240,7 +239,7 @@ class Supervisor:
 
     def _refuse_a_crash_loop(self, watched: Watched, end: End) -> None:
         """Raises Fault if the member dies again and again in the same way, and nothing of the run goes on meanwhile."""
-        state, now, member = (_words(end), self._milestone()), self._clock(), watched.member
+        state, now, member = (_message(end), self._milestone()), self._clock(), watched.member
         apart = end.killed and not any(now - death <= WINDOW_S for death in watched.deaths)  # kills by chance
         if watched.loop != state or apart:
             watched.loop, watched.loops, watched.looped_at = state, 0, now
@@ -255,8 +254,8 @@ class Supervisor:
         member = watched.member
         if member.role in self._worked or end.killed:
             return
-        words = _words(end)
-        again, watched.words = words in watched.words, watched.words | {words}
+        message = _message(end)
+        again, watched.messages = message in watched.messages, watched.messages | {message}
         if again and not any(w.member.role == member.role and w.may_work for w in self._watched):
             raise Fault(f"{member.name} cannot start, it failed twice in the same way: {end.reason}")
 
@@ -313,6 +312,45 @@ class Supervisor:
             self._report(f"could not stop {member.name}: {error}")
 
 
-def _words(end: End) -> str:
+def _message(end: End) -> str:
     """Returns the reason of an end without numbers: process ids and addresses differ from start to start."""
     return re.sub(r"[0-9]+", "#", end.reason)
+
+
+Kind = TypeVar("Kind", bound=Member)
+
+
+class Fleet(Generic[Kind]):
+    """Members with the numbers 0, 1, 2, ... `make(number)` creates the member with that number.
+
+    A draining member keeps its number, because it keeps its name, its port and its heartbeats until it is gone.
+    """
+
+    def __init__(self, supervisor: Supervisor, make: Callable[[int], Kind]) -> None:
+        self._supervisor = supervisor
+        self._make = make
+        self._active: dict[int, Kind] = {}
+        self._draining: dict[int, Kind] = {}
+
+    @property
+    def wanted(self) -> int:
+        """Number of members that are not draining."""
+        return len(self._active)
+
+    @property
+    def members(self) -> list[Kind]:
+        """Members that are not draining, in the order of their numbers."""
+        return [self._active[index] for index in sorted(self._active)]
+
+    def want(self, count: int) -> None:
+        """Adds members, or drains those with the highest numbers, until `count` are not draining."""
+        self._draining = {index: one for index, one in self._draining.items() if self._supervisor.watches(one)}
+        while len(self._active) < count:
+            taken = {*self._active, *self._draining}
+            index = next(i for i in range(count + len(self._draining)) if i not in taken)
+            self._active[index] = self._make(index)
+            self._supervisor.add(self._active[index])
+        while len(self._active) > count:
+            index = max(self._active)
+            self._draining[index] = self._active.pop(index)
+            self._supervisor.retire(self._draining[index])

@@ -6,12 +6,11 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from services.config.tree import Config
-from services.controller.demand import demand_of
 from services.controller.supervise import Supervisor
+from services.controller.tickets import demand_of
 from services.store.store import Store
 from services.telemetry.heartbeat import Heartbeat
-from services.telemetry.names import CATALOGUE
-from services.telemetry.tickets import reason_class
+from services.telemetry.names import CATALOGUE, reason_class
 
 
 class Telemetry:

@@ -1,4 +1,19 @@
-"""Chooses the task of each group and makes its tickets. All are pure functions of the run's seed and group index."""
+"""Which groups are issued: how many and for which learner step each one is, its task and its tickets.
+
+At staleness 0 all groups of a step need the weights of the step before, so they are issued once these exist, and those
+that dynamic sampling replaces after them. From staleness 1 on, groups of the next step are played while the learner
+trains. Without more, the samplers would be done with them early and pause, and play the replaced ones while the learner
+waits. So as many more groups are issued for each step as the last steps have replaced.
+
+    in the queue, oldest first    next step        the step after it    ... staleness + 1 steps
+                                  G + spare        G + spare            G: groups_per_step
+
+A step that replaces fewer groups than expected leaves some over. They are the oldest of the next step, which drops them
+if they have become too old: by their place in the queue, never by what happened in them. `spare` is therefore the least
+number of the last steps, so that few are played in vain.
+
+Tasks and tickets are pure functions of the run's seed and the group's index.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +24,64 @@ from dataclasses import dataclass
 import msgspec
 
 from services.config.tree import Config
-from services.records import Ticket, Version
+from services.records import Drop, Ticket, Version
 from services.seeds import seed_for
+from services.store.store import Counts, Store
+from services.telemetry.names import reason_class
+
+LAST_STEPS = 4
+"""Number of steps whose replaced groups are counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """The groups that the coming learner steps take. A group's *place* is its index less the groups dropped so far."""
+
+    config: Config
+    trained: int
+    """Number of groups trained on."""
+    spare: int = 0
+    """Number of groups that each step is expected to replace."""
+    replaced: int = 0
+    """Number of groups of the next step that are replaced already."""
+
+    @property
+    def limit(self) -> int:
+        """How many groups, without dropped ones, may be issued: never more than the run will train, but for spare
+        ones."""
+        steps = min(1 + self.config.learner.staleness, self.config.steps - self._steps)
+        return self.trained + (self._next + (steps - 1) * self._each if steps > 0 else 0)
+
+    def consumed_at(self, place: int) -> int:
+        """Returns the step of the version that the learner will hold when it takes the group at a place."""
+        beyond = place - self.trained - self._next
+        return self._steps + (1 + beyond // self._each if beyond >= 0 else 0)
+
+    @property
+    def _steps(self) -> int:
+        return self.trained // self.config.learner.groups_per_step
+
+    @property
+    def _next(self) -> int:
+        """Number of groups in the queue that the next step takes or replaces."""
+        return self.config.learner.groups_per_step + max(0, self.spare - self.replaced)
+
+    @property
+    def _each(self) -> int:
+        return self.config.learner.groups_per_step + self.spare
+
+
+def demand_of(store: Store, config: Config, counts: Counts) -> Demand:
+    """Returns the present demand of a run. `counts`: the store's."""
+    if not (config.learner.staleness and config.learner.dynamic_sampling):
+        return Demand(config=config, trained=counts.trained)
+    manifests = store.steps.manifests(max(0, counts.last_step - LAST_STEPS))
+    spare = min((_replaced(manifest.drops) for manifest in manifests), default=0)
+    return Demand(config=config, trained=counts.trained, spare=spare, replaced=_replaced(store.drops()))
+
+
+def _replaced(drops: Sequence[Drop]) -> int:
+    return sum(reason_class(drop.reason) == "uniform_reward" for drop in drops)
 
 
 def train_group(index: int) -> str:
@@ -61,16 +132,17 @@ class TrainTickets:
 
     def group(self, index: int, *, consumed_at: int, avoid: frozenset[str] = frozenset(),
               correction: str = "") -> list[Ticket]:
-        """Returns the tickets of group `index`. `consumed_at`: step of the version that the learner will hold when it
-        takes the group (demand.py). `correction`: instructions for its prompts, which all members share, so that they
-        play one policy.
+        """Returns the tickets of group `index`.
+
+        `consumed_at`: step of the version that the learner will hold when it takes the group (Demand.consumed_at).
+        `correction`: instructions for its prompts, which all members share, so that they play one policy.
 
         min_step is that step minus the allowed staleness. At staleness 0, a group is sampled only from the weights that
         it will train. If the group's task is quarantined (in `avoid`), the group plays the next task that is not. If
         all tasks are, it plays its own.
         """
         learner = self.config.learner
-        following = (self.tasks[index + i] for i in range(2 * len(self.tasks)))  # has one whole pass, so every task
+        following = (self.tasks[index + i] for i in range(2 * len(self.tasks)))  # has one entire pass, so every task
         task = next((task for task in following if task not in avoid), self.tasks[index])
         group = train_group(index)
         return [

@@ -1,14 +1,18 @@
-"""Child processes: they end with their parent, even if it is killed, and when asked to. Light."""
+"""Child processes: they end with their parent, even if it is killed, and when asked to. Light.
+
+This file also runs as a script of its own, which becomes another program. It then imports the standard library alone.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 
-from services.errors import DeadlineExceeded
-from services.process import death_signal
+_PR_SET_PDEATHSIG = 1
 
 
 def ending_with_parent(command: Sequence[str | os.PathLike[str]]) -> list[str]:
@@ -21,7 +25,14 @@ def ending_with_parent(command: Sequence[str | os.PathLike[str]]) -> list[str]:
     words = [os.fspath(word) for word in command]
     if sys.platform != "linux":
         return words
-    return [sys.executable, "-I", "-S", death_signal.__file__, str(os.getpid()), *words]
+    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *words]
+
+
+def end_with_parent(number: signal.Signals) -> None:
+    """Makes the kernel send a signal to this process when the thread that started it ends. It outlives execvp. Linux
+    only: elsewhere it does nothing."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
 def wait_or_kill(process: subprocess.Popen[bytes] | subprocess.Popen[str], grace_s: float) -> None:
@@ -36,4 +47,19 @@ def wait_or_kill(process: subprocess.Popen[bytes] | subprocess.Popen[str], grace
         try:
             process.wait(grace_s)
         except subprocess.TimeoutExpired:
+            from services.errors import DeadlineExceeded
+
             raise DeadlineExceeded(f"process {process.pid} has not ended {grace_s:g} s after SIGKILL") from None
+
+
+def main(parent: int, command: list[str]) -> None:
+    """Becomes `command`, which SIGTERM ends with its parent. Exits if the parent has ended already."""
+    end_with_parent(signal.SIGTERM)
+    if os.getppid() != parent:
+        sys.exit(1)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and what is executed would inherit that
+    os.execvp(command[0], command)  # noqa: S606 - no shell is wanted
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2:])

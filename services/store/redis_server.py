@@ -27,7 +27,7 @@ from services.errors import GagpoError, StoreFault, UserError
 from services.files import open_plain, read_bounded, write_whole
 from services.process.addresses import host_port, likely_port
 from services.process.child_processes import ending_with_parent, wait_or_kill
-from services.process.held_folder import HeldFolder, short_root
+from services.process.guard import HeldFolder, short_root
 from services.process.packages import import_folder
 from services.store.connection import OLDEST
 from services.telemetry.logs import get_logger

@@ -24,8 +24,12 @@ ENGINE_BUCKETS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05,
 LENGTH_BUCKETS = (1, 2, 5, 10, 15, 20, 30, 40, 50, 75, 100)
 SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 PHASES = ("wait", "credit", "pack", "forward_backward", "optimizer", "evaluation", "publish", "checkpoint")
-DROP_REASONS = ("env", "agent", "engine", "store", "episode", "worker_lost", "weights_gone", "over_age",
-                "uniform_reward", "other")
+_CLASSES = {
+    "env: ": "env", "agent: ": "agent", "engine: ": "engine", "store: ": "store", "episode: ": "episode",
+    "worker": "worker_lost", "nobody has the weights": "weights_gone", "over-age": "over_age",
+    "uniform reward": "uniform_reward"}
+"""Beginning of a drop's reason -> its class."""
+DROP_REASONS = (*_CLASSES.values(), "other")
 
 HEALTH_RULES = ("cut answers", "invalid actions", "inadmissible actions", "no success", "nothing to learn",
                 "flat groups", "states", "no gradient", "entropy", "length", "success")
@@ -179,3 +183,8 @@ LEARNER = (
 )
 CATALOGUE: Mapping[str, Declared] = {
     one.name: one for one in (*ENVIRONMENT, *ROLLOUT, *LEARNER, *STORE, *CONTROLLER)}
+
+
+def reason_class(reason: str) -> str:
+    """Returns the class of a drop's reason, one of DROP_REASONS."""
+    return next((name for start, name in _CLASSES.items() if reason.startswith(start)), "other")

@@ -10,7 +10,7 @@ from deploy.reference.pages import FOLDER, docstrings, pages, sections
 from learner.credit.registry import ESTIMATORS, option_tables
 from services.config.credit import CreditSection
 from services.config.keys import config_keys
-from services.telemetry.metric_keys import METRIC_KEYS
+from services.telemetry.metrics_file import METRIC_KEYS
 from services.telemetry.names import CATALOGUE
 
 PAGES = pages()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from deploy.runs.folder import RunFolder
 from deploy.runs.live_status import look, value
-from services.controller.watched import STATES
+from services.controller.member import STATES
 from services.files import read_json
 from services.telemetry.heartbeat import Beat
 from services.telemetry.metrics_file import read_rows

@@ -28,9 +28,8 @@ from services.config.file import dump_config
 from services.config.redis import child_secrets
 from services.config.tree import Config
 from services.errors import GagpoError, UserError
-from services.files import Damaged
+from services.files import Damaged, lock_alone
 from services.patience import while_folder_away
-from services.process.sole_lock import lock_alone
 
 
 @contextlib.contextmanager

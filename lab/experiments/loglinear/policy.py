@@ -22,9 +22,9 @@ from itertools import product
 import numpy as np
 import numpy.typing as npt
 
-from envservice.alfworld.memory import kind_of
+from envservice.alfworld.memory import kind_of, parse_task
 from envservice.alfworld.prompts import choices, task_of
-from envservice.alfworld.searcher import Searcher, parse_task
+from envservice.alfworld.teacher import Searcher
 from envservice.base import Outcome, Session
 
 Floats = npt.NDArray[np.float64]

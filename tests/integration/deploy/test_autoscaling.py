@@ -25,9 +25,8 @@ from lab.bench.simulated import InThread, SimulatedRun, TimedStore, simulated_wo
 from rollout.worker import RolloutWorker
 from services.config.file import dump_config
 from services.config.rollout import RolloutSection
-from services.controller.fleet import Fleet
 from services.controller.member import End
-from services.controller.supervise import Supervisor
+from services.controller.supervise import Fleet, Supervisor
 from services.process.addresses import held_port
 from services.store.lease import Lease
 from services.store.redis_server import private_redis

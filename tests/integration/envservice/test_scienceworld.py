@@ -24,7 +24,7 @@ from services.errors import UserError
 
 GAGPO = Path(sys.executable).with_name("gagpo")
 GOLD: dict[str, list[str]] = json.loads(Path(__file__).with_name("scienceworld_gold.json").read_text())
-"""Gold paths, written by `python -m envservice.scienceworld.gold --split train --out FILE`."""
+"""Gold paths, written by `python -m lab.scienceworld gold --split train --out FILE`."""
 AT_ONCE = 3
 
 

@@ -14,7 +14,7 @@ from rollout.agents.worker_endpoint import endpoint
 from rollout.engine.engine import Engine
 from rollout.prompt_renderer import PromptRenderer
 from rollout.prompting.endpoint import EndpointModel, endpoint_client
-from rollout.prompting.sampler import SampledModel
+from rollout.prompting.model import SampledModel
 from services.config.file import default_config
 from services.config.tree import RolloutSection
 from services.errors import UserError

@@ -20,9 +20,8 @@ from pathlib import Path
 import pytest
 
 from envservice.alfworld.engine import OwnSession
-from envservice.alfworld.game import parse_game
+from envservice.alfworld.game import TASK_TYPES, parse_game
 from envservice.alfworld.generator import generate
-from envservice.alfworld.goal import TASK_TYPES
 from envservice.alfworld.tasks import OfficialGames, task_type
 from envservice.alfworld.textworld_engine import TextworldSession
 

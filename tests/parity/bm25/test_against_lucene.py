@@ -10,7 +10,7 @@ import pytest
 from record_lucene import OURS, Corpus, K, Ranking, goals, invented, mixed, rank, read, terms
 
 from envservice.bm25 import analysis
-from envservice.bm25.build import build
+from envservice.bm25.index import build
 
 
 def ours(corpus: Corpus, k: int = K) -> list[Ranking]:

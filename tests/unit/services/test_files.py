@@ -1,12 +1,15 @@
 """Files are written whole or not at all, and read within bounds."""
 
+from __future__ import annotations
+
 import os
 from pathlib import Path
 
 import pytest
 
 from services import files
-from services.files import Damaged, read_bounded, read_json, write_whole
+from services.errors import Fault
+from services.files import Damaged, check_seen, read_bounded, read_json, write_whole
 
 pytestmark = pytest.mark.attack
 
@@ -48,3 +51,12 @@ def test_a_document_of_another_form_is_damaged(tmp_path: Path, text: str):
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(Damaged, match=r"a.json is damaged \(.+\)"):
         read_json(tmp_path / "a.json", dict[str, int])
+
+
+def test_folders_that_are_there_pass(tmp_path: Path):
+    check_seen(tmp_path, tmp_path)
+
+
+def test_the_missing_one_is_named_with_what_to_do(tmp_path: Path):
+    with pytest.raises(Fault, match=r"absent is not there on .*; set runs_dir"):
+        check_seen(tmp_path, tmp_path / "absent")

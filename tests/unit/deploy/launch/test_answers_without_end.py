@@ -12,8 +12,8 @@ from deploy.launch import reach
 from deploy.members.env_server import answers
 from deploy.runs import live_status
 from deploy.runs.configs import load_config
+from deploy.runs.live_status import scrape
 from services.errors import Unanswered
-from services.telemetry.scrape import scraped
 
 MIB = 1 << 20
 ALL_MIB = 100
@@ -67,7 +67,7 @@ def health(url: str) -> object:
 @pytest.mark.attack
 @pytest.mark.parametrize(("ask", "found"), [
     (versions, None), (health, None), (lambda url: answers(f"{url}/healthz"), False),
-    (partial(scraped, seconds=5.0), {}), (lambda url: live_status._get(f"{url}/metrics"), (None, b""))],
+    (partial(scrape, seconds=5.0), {}), (lambda url: live_status._get(f"{url}/metrics"), (None, b""))],
     ids=["versions", "health", "start", "metrics", "status"])
 def test_no_answer_fills_the_drivers_memory(server: ThreadingHTTPServer, ask: Callable[[str], object], found: object):
     assert ask(f"http://127.0.0.1:{server.server_port}") == found

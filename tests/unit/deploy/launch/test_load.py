@@ -12,10 +12,10 @@ from ports import likely_port
 from waiting import wait_until
 
 from deploy.launch.scaling import LoadMeter
+from deploy.runs.live_status import scrape
 from services.config.rollout import SupervisionSection
 from services.config.tree import Config
 from services.controller.supervise import Supervisor
-from services.telemetry.scrape import scraped
 
 METRICS = "# TYPE gagpo_env_sessions gauge\ngagpo_env_sessions 3.0\n"
 
@@ -75,6 +75,6 @@ def test_a_server_that_could_not_be_read_once_has_not_refused_all_its_sessions_a
 def test_a_server_that_refuses_or_is_away_has_no_load_and_ends_no_run(server: HTTPServer):
     """A server with all connections taken answers 503 with a text, and that is when more servers are needed."""
     server.answers = [(200, METRICS), (503, "all connections are taken"), (200, "<html>a proxy of somebody</html>")]
-    url, scrape = f"http://127.0.0.1:{server.server_port}", partial(scraped, seconds=5.0)
-    assert scrape(url) == {"gagpo_env_sessions": [("gagpo_env_sessions", {}, 3.0)]}
-    assert [scrape(url), scrape(url), scrape(f"http://127.0.0.1:{likely_port()}")] == [{}, {}, {}]
+    url, read = f"http://127.0.0.1:{server.server_port}", partial(scrape, seconds=5.0)
+    assert read(url) == {"gagpo_env_sessions": [("gagpo_env_sessions", {}, 3.0)]}
+    assert [read(url), read(url), read(f"http://127.0.0.1:{likely_port()}")] == [{}, {}, {}]

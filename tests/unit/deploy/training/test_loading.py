@@ -1,7 +1,7 @@
 """While samplers load, no message speaks of games."""
 
 from deploy.training.loading import Loading
-from services.controller.watched import State
+from services.controller.member import State
 
 
 def test_the_view_speaks_of_games_once_every_worker_is_ready():

@@ -8,11 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from envservice.alfworld import rules
-from envservice.alfworld.engine import OwnSession
-from envservice.alfworld.game import UnknownGame, load_game, parse_game
+from envservice.alfworld.engine import OwnSession, WorldState, apply_command
+from envservice.alfworld.game import TASK_TYPES, UnknownGame, UnknownGoal, load_game, parse_game, parse_goal
 from envservice.alfworld.generator import generate
-from envservice.alfworld.goal import TASK_TYPES, UnknownGoal, parse_goal
 
 BY_TYPE = {kind: generate("train", index) for index, kind in enumerate(TASK_TYPES)}
 
@@ -96,9 +94,9 @@ def test_an_object_in_two_receptacles_is_taken_from_one():
     first, second = [r for r in game.receptacles if not game.has("openable", r)][:2]
     item = next(iter(game.traits["pickupable"]))
     contents = {**dict.fromkeys(game.contents, ()), first: (item,), second: (item,)}
-    state = rules.WorldState(replace(game, contents=contents))
-    rules.apply(state, ("go", first, ""))
-    rules.apply(state, ("take", item, first))
+    state = WorldState(replace(game, contents=contents))
+    apply_command(state, ("go", first, ""))
+    apply_command(state, ("take", item, first))
     assert state.contents[first] == ()
     assert state.contents[second] == (item,)
 
@@ -171,14 +169,14 @@ def test_a_file_and_its_parsed_form_give_the_same_game():
 def test_the_exact_state_tells_what_the_texts_do_not_and_only_if_it_is_asked_for():
     """Going there and back is the first state again; opening something is another one, and so is a taken object."""
     data = BY_TYPE["pick"]
-    session = OwnSession(parse_game(data), tells_state=True)
+    session = OwnSession(parse_game(data), exact_state=True)
     start = session.reset()
     there = next(action for action in start.admissible_actions if action.startswith("go to "))
     other = next(action for action in start.admissible_actions if action.startswith("go to ") and action != there)
     seen = [session.step(action).state for action in (there, other, there)]
     assert seen[0] == seen[2] != seen[1]
     assert len({start.state, *seen}) == 3
-    states = [OwnSession(parse_game(data), tells_state=True).reset().state for _ in range(2)]
+    states = [OwnSession(parse_game(data), exact_state=True).reset().state for _ in range(2)]
     assert states == [start.state] * 2
     walked = [session.reset().state, *(session.step(action).state for action in data["walkthrough"])]
     assert len(set(walked)) == len(walked)

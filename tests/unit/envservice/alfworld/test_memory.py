@@ -1,8 +1,7 @@
 """The knowledge of a reader of the texts, and the prompt that shows it."""
 
 from envservice.alfworld.memory import GameMemory, recall
-from envservice.alfworld.memory_prompt import AlfworldMemoryChatTemplate, AlfworldMemoryTemplate
-from envservice.alfworld.prompts import AlfworldCompactTemplate
+from envservice.alfworld.prompts import AlfworldCompactTemplate, AlfworldMemoryChatTemplate, AlfworldMemoryTemplate
 from envservice.base import Outcome, Turn
 
 START = [f"go to {name}" for name in ("cabinet 1", "cabinet 2", "countertop 1", "fridge 1", "microwave 1")]

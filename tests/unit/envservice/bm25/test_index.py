@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envservice.bm25 import analysis, build
-from envservice.bm25.build import LENGTHS, cache_folder, encode, open_or_build
-from envservice.bm25.index import Hit, open_index
+from envservice.bm25 import analysis
+from envservice.bm25 import index as bm25_index
+from envservice.bm25.index import LENGTHS, Hit, build, cache_folder, encode, open_index, open_or_build
 
 WORDS = st.sampled_from(["red", "reds", "the", "shoe", "shoes", "size", "8", "blue", "box's", "3.5"])
 TEXTS = st.lists(WORDS, max_size=60).map(" ".join)
@@ -41,7 +41,7 @@ def by_definition(documents: list[tuple[str, str]], query: str, k: int) -> list[
 
 def test_scores_worked_by_hand():
     """N = 3 documents with terms, of lengths 2, 4, 2; `red` is in two of them, `hat` in two."""
-    index = build.build(SHOES)
+    index = build(SHOES)
     idf = math.log(1 + (3 - 2 + 0.5) / (2 + 0.5))  # ln 1.6
     mean = 8 / 3
     once = idf * 1 / (1 + 0.9 * (0.6 + 0.4 * 2 / mean))
@@ -53,7 +53,7 @@ def test_scores_worked_by_hand():
 
 
 def test_only_documents_with_a_term_are_found():
-    index = build.build(SHOES)
+    index = build(SHOES)
     assert [hit.id for hit in index.search("hat", 10)] == ["c", "b"]
     assert index.search("of the", 10) == []
     assert index.search("", 10) == []
@@ -62,7 +62,7 @@ def test_only_documents_with_a_term_are_found():
 
 
 def test_equal_scores_go_by_id():
-    index = build.build([(name, "same text") for name in ("b10", "b9", "a", "ä", "B")])
+    index = build([(name, "same text") for name in ("b10", "b9", "a", "ä", "B")])
     assert [hit.id for hit in index.search("text", 4)] == ["B", "a", "b10", "b9"]
 
 
@@ -71,11 +71,11 @@ def test_equal_scores_go_by_id():
 def test_ranks_as_the_formula_says(texts: list[str], query: str, k: int, block: int):
     """Whatever the texts, and however many blocks the build takes."""
     documents = [(f"{n * 7 % 100:02d}", text) for n, text in enumerate(texts)]
-    whole, build.BLOCK = build.BLOCK, block
+    default, bm25_index.BLOCK = bm25_index.BLOCK, block
     try:
-        hits = build.build(documents).search(query, k)
+        hits = build(documents).search(query, k)
     finally:
-        build.BLOCK = whole
+        bm25_index.BLOCK = default
     expected = by_definition(documents, query, k)
     assert [hit.id for hit in hits] == [hit.id for hit in expected]
     assert [hit.score for hit in hits] == pytest.approx([hit.score for hit in expected], abs=1e-5)
@@ -91,10 +91,10 @@ def test_lengths_are_exact_below_forty_and_then_have_four_bits():
 
 def test_an_index_in_a_folder_is_the_same_and_is_replaced_whole(tmp_path: Path):
     folder = tmp_path / "deep" / "index"
-    built = build.build(SHOES, folder)
-    expected = build.build(SHOES).search("red hat", 5)
+    built = build(SHOES, folder)
+    expected = build(SHOES).search("red hat", 5)
     assert open_index(folder).search("red hat", 5) == built.search("red hat", 5) == expected
-    build.build([("z", "hat")], folder)
+    build([("z", "hat")], folder)
     assert [hit.id for hit in open_index(folder).search("red hat", 5)] == ["z"]
     assert [hit.id for hit in built.search("hat", 5)] == ["c", "b"], "an index in use outlives its folder"
     assert [path.name for path in folder.parent.iterdir()] == ["index"]
@@ -102,9 +102,9 @@ def test_an_index_in_a_folder_is_the_same_and_is_replaced_whole(tmp_path: Path):
 
 def test_a_failed_build_leaves_the_old_index(tmp_path: Path):
     folder = tmp_path / "index"
-    build.build(SHOES, folder)
+    build(SHOES, folder)
     with pytest.raises(ValueError, match="two documents have the id 'a'"):
-        build.build([*SHOES, ("a", "again")], folder)
+        build([*SHOES, ("a", "again")], folder)
     assert len(open_index(folder)) == 4
     assert [path.name for path in tmp_path.iterdir()] == ["index"]
 
@@ -126,7 +126,7 @@ def test_a_stale_index_is_rebuilt_and_a_fresh_one_is_not(tmp_path: Path):
 OPEN = """
 import sys
 from pathlib import Path
-from envservice.bm25.build import open_or_build
+from envservice.bm25.index import open_or_build
 folder, log = map(Path, sys.argv[1:])
 def documents():
     with log.open("a") as file:
@@ -161,7 +161,7 @@ def test_leaving_frequent_terms_out_changes_nothing():
     words = np.array([f"word{letter}" for letter in "abcdefghij"])
     rows = draw.random((400, 10)) < chance
     documents = [(f"{n:03d}", " ".join(words[row])) for n, row in enumerate(rows)]
-    index = build.build(documents)
+    index = build(documents)
     for query in ("worda wordb wordc wordj", "worda wordf wordg wordh wordi", "worde wordi wordj worda wordd", "worda"):
         for k in (1, 5, 40):
             assert [hit.id for hit in index.search(query, k)] == [hit.id for hit in by_definition(documents, query, k)]

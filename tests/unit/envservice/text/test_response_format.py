@@ -1,10 +1,12 @@
 """The format of answers with a thought, apart from the action, which tests/unit/envservice/alfworld covers."""
 
+from __future__ import annotations
+
 import pytest
 
-from envservice.search.protocol import project, query_of
-from envservice.text.meta_answers import read_meta
-from envservice.text.response_format import without_thought
+from envservice.base import Turn
+from envservice.search.prompts import parse_action, query_of
+from envservice.text.response_format import latest_answers, plan_of, read_meta, tagged, without_thought
 from envservice.text.tool_calls import parse_calls
 
 
@@ -30,7 +32,7 @@ STUCK = 100_000
 @pytest.mark.parametrize(("parse", "text", "nothing"), [
     (read_meta, "<planning>" * STUCK, ""), (read_meta, "<action>" * STUCK, ""),
     (read_meta, f"<planning>{'<' * 8 * STUCK}</planning><action></action>", ""),
-    (project, "<search>" * STUCK, ""), (query_of, f"<answer>{'<search>' * STUCK}</answer>", ""),
+    (parse_action, "<search>" * STUCK, ""), (query_of, f"<answer>{'<search>' * STUCK}</answer>", ""),
     (parse_calls, "<tool_call>" * STUCK, []),
     (parse_calls, f"<tool_call><function=f>{'<parameter=a>' * STUCK}</function></tool_call>", []),
 ], ids=["block", "action", "markup", "search", "query", "call", "parameter"])
@@ -38,3 +40,55 @@ def test_an_answer_that_repeats_a_tag_is_read_at_once(parse, text, nothing):
     """Parsers run in the worker's event loop, which renews its claims and sends its heartbeats."""
     found = parse(text)
     assert getattr(found, "action", getattr(found, "calls", found)) == nothing
+
+
+PLAN = "<planning>step 1: find a mug</planning><action>look</action>"
+
+
+def turn(answer, *, action="look", admissible=True):
+    return Turn(observation="seen", action=action, admissible=admissible, kept=answer)
+
+
+@pytest.mark.parametrize(("text", "action", "valid", "tag"), [
+    (PLAN, "look", True, "planning"),
+    ("<Explore>desks</Explore> <ACTION> Go to desk 1 </ACTION>", "Go to desk 1", True, "explore"),
+    ("<reflection>wrong</reflection><action>look</action> and more", "look", True, "reflection"),
+    ("<think>a</think><action>look</action>", "look", False, ""),
+    ("<monitor> </monitor><action>look</action>", "look", False, ""),
+    ("<action>look</action><monitor>late</monitor>", "look", False, ""),
+    ("<planning>a</planning><explore>b</explore><action>look</action>", "look", False, ""),
+    ("<planning>a</planning><action>look</action><action>help</action>", "", False, ""),
+    ("<planning>a <explore>b</explore></planning><action>look</action>", "look", False, ""),
+    ("<planning><b></b></planning><action>look</action>", "look", False, ""),
+    ("<planning>a<action>look</action>", "look", False, ""),
+    ("<planning>a</explore><action>look</action>", "look", False, ""),
+    ("<planning>\u4e00</planning><action>look</action>", "look", False, ""),
+    ("", "", False, "")])
+def test_an_answer_is_valid_with_one_action_after_one_tagged_block(text, action, valid, tag):
+    parsed = read_meta(text)
+    assert (parsed.action, parsed.valid, parsed.tag, parsed.kept) == (action, valid, tag, text)
+
+
+def test_the_latest_plan_that_is_not_empty_stays():
+    later = "<planning>step 1: heat it</planning><action>look</action>"
+    assert plan_of([]) == ""
+    assert plan_of([turn(PLAN), turn("<planning> </planning>")]) == "step 1: find a mug"
+    assert plan_of([turn(PLAN), turn(later), turn("<monitor>ok</monitor>")]) == "step 1: heat it"
+
+
+def test_the_latest_answers_are_three_at_most_and_keep_their_numbers():
+    assert latest_answers([turn(PLAN)] * 5, str.upper).splitlines() == [
+        "Your latest answers were:", *(f"[Observation {step}: 'SEEN', answer: '{PLAN}']" for step in (3, 4, 5))]
+
+
+def test_a_scripted_answer_explores_by_a_new_action_of_the_named_kinds():
+    answer = "<think>go on</think><action>look at sink</action>"
+    end = "<action>look at sink</action>"
+
+    def tag_after(*turns):
+        return tagged(answer, turns, goal="boil water", explores=("look ", "go to "))
+
+    assert tag_after() == f"<planning>go on, then boil water</planning>{end}"
+    assert tag_after(turn("")) == f"<explore>go on</explore>{end}"
+    assert tag_after(turn("", action="look at sink"), turn("")) == f"<monitor>go on</monitor>{end}"
+    assert tag_after(turn("", action="fly", admissible=False)) == f"<reflection>fly failed, go on</reflection>{end}"

@@ -4,7 +4,7 @@ import numpy as np
 
 from learner.metrics.observer import metrics_row
 from services.records import Episode, Manifest, Step, Ticket, Version, VersionSpan
-from services.telemetry.metric_keys import METRIC_TEXTS
+from services.telemetry.metrics_file import METRIC_TEXTS
 
 VERSION = Version(incarnation=1, step=2)
 

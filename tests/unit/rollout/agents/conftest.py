@@ -12,8 +12,7 @@ from scripted_engine import ScriptedEngine
 from envservice.client.client import EnvClient
 from envservice.server.app import Settings, create_app
 from envservice.text.plain_prompts import PLAIN
-from rollout.agents.endpoint import Endpoint
-from rollout.agents.runner import AgentRunner
+from rollout.agents.runner import AgentRunner, Endpoint
 from rollout.limits import Limits
 from rollout.prompt_renderer import PromptRenderer
 from services.config.env import EnvSection

@@ -1,18 +1,28 @@
 """Agents that do not end as they should."""
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import dataclasses
 import sys
 
+import numpy as np
 import pytest
+import torch
+from counter import counter_spec
+from ports import likely_port
 
-from envservice.client.client import EpisodeHandle
+from envservice.client.client import EnvClient, EpisodeHandle
+from envservice.server.app import Settings, create_app
 from envservice.wire.schemas import MAX_ACTION
 from rollout.agents import runner as runners
 from rollout.agents.session import EpisodeOver
+from services.config.env import EnvSection
 from services.config.tree import AgentSection
 from services.errors import AgentFault, EnvFault
+from services.http.server import bind, serving_in_thread
+from services.records import decode_episode, encode_episode
 
 
 async def test_an_agent_that_catches_its_cancellation_is_left_to_itself(
@@ -270,3 +280,175 @@ async def test_a_call_that_the_agent_did_not_wait_for_is_no_step(counting, ticke
         answers[1].set()
         await calls[1]
     assert len(episode.steps) == 1
+
+
+AWAY_S = 3.0
+"""How long each wait lasts. The agents have a second less."""
+HASTY = AgentSection(name="x:y", seconds=AWAY_S - 1)
+ASKED = [{"role": "user", "content": "x"}]
+
+
+@pytest.fixture
+def server():
+    """Starts an environment server at the same port as before. The end of the stack that it returns ends the server."""
+    port = likely_port()
+
+    def start() -> contextlib.ExitStack:
+        app = create_app(counter_spec().open(EnvSection(name="counter:SPEC")), Settings())
+        stack = contextlib.ExitStack()
+        stack.enter_context(serving_in_thread(app, bind("127.0.0.1", port), local_only=True, name="counter"))
+        started.append(stack)
+        return stack
+
+    started: list[contextlib.ExitStack] = []
+    start.url = f"http://127.0.0.1:{port}"
+    yield start
+    for stack in started:
+        stack.close()
+
+
+async def test_an_agent_that_waits_for_servers_that_are_away_loses_no_time(counting, ticket, server):
+    """It failed, so an outage that env.outage_seconds allows used up its attempts."""
+    first = server()
+
+    async def acts(_task, llm, env):
+        await env.reset()
+        await llm.chat(ASKED)
+        await asyncio.to_thread(first.close)
+        asyncio.get_running_loop().call_later(AWAY_S, server)
+        await env.call("add", {"n": 5})
+
+    async with counting(["so"], acts) as (runner, _), EnvClient([server.url], timeout_s=20) as client:
+        episode = await dataclasses.replace(runner, env=client, settings=HASTY).play(ticket, 1)
+    assert (episode.won, episode.replays, episode.seconds > AWAY_S) == (True, 1, True)
+
+
+async def test_an_agent_that_asks_no_server_loses_time_also_while_all_are_away(counting, ticket, server):
+    """Nobody may ask them again: what was known of them last would give it time without end."""
+    first = server()
+
+    async def hangs(_task, llm, env):
+        await env.reset()
+        await asyncio.to_thread(first.close)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await env.call("add", {"n": 5})
+        await asyncio.sleep(60)
+
+    async with counting([], hangs) as (runner, _), EnvClient([server.url], timeout_s=20) as client:
+        with pytest.raises(AgentFault, match=r"did not end .* within 2 s \(agent.seconds\)"):
+            await dataclasses.replace(runner, env=client, settings=HASTY).play(ticket, 1)
+        assert client.away
+
+
+async def test_an_agent_loses_no_time_while_the_engine_is_paused(counting, ticket):
+    """As while a learner uses the GPU of both, which may take many minutes."""
+    async def waits(_task, llm, env):
+        llm.engine.paused = True
+        await asyncio.sleep(AWAY_S)
+        llm.engine.paused = False
+        await llm.chat(ASKED)
+
+    async with counting(["so"], waits) as (runner, _):
+        episode = await dataclasses.replace(runner, settings=HASTY).play(ticket, 1)
+    assert len(episode.steps) == 1
+
+
+SUM = [{"role": "user", "content": "7 plus 3"}]
+
+
+@pytest.fixture
+def stored(counting, ticket):
+    """`stored(does)` plays an agent that asks once and then does this; the episode as the learner reads it."""
+    async def made(does):
+        async def agent(_task, llm, env):
+            await env.reset()
+            await llm.chat(SUM)
+            return await does(llm, env)
+
+        async with counting(["so", "lever"], agent) as (runner, _):
+            return decode_episode(encode_episode(await runner.play(ticket, 1)))
+
+    return made
+
+
+@pytest.mark.parametrize("half", [np.float32(0.5), np.float64(0.5), np.array(0.5), torch.tensor(0.5)])
+async def test_rewards_of_numpy_and_torch_are_numbers(stored, half):
+    """No episode of such an agent could be written: the mean of a list of scores is numpy's."""
+    async def earns(llm, _env):
+        llm.earn(half)
+        llm.won = np.bool_(True)
+
+    episode = await stored(earns)
+    assert (episode.steps[0].reward, episode.won) == (5.0, True)
+
+
+async def test_an_action_that_numpy_chose_is_a_text(stored):
+    async def explores(_llm, env):
+        await env.step(np.random.default_rng(0).choice(["look", "go"]))
+
+    assert (await stored(explores)).steps[0].action in ("look", "go")
+
+
+async def test_half_of_a_surrogate_pair_in_an_action_is_no_fault(stored):
+    """A policy writes such a one as an escape of JSON, which the agent decodes."""
+    async def decodes(_llm, env):
+        await env.step("caf\ud83d")
+
+    assert (await stored(decodes)).steps[0].action == "caf?"
+
+
+async def test_a_text_that_ends_the_answer_may_come_alone(stored):
+    """It was read as a list of characters, the first of which ended the answer."""
+    async def stops(llm, _env):
+        assert (await llm.chat(SUM, stop="er")).text == "lev"
+
+    await stored(stops)
+
+
+async def earns_a_text(llm, _env):
+    llm.earn("1.0")
+
+
+async def earns_too_much(llm, _env):
+    llm.earn(1e308)
+
+
+async def earns_too_much_in_all(llm, _env):
+    llm.earn(6e4)
+    llm.earn(6e4)
+
+
+async def says_no(llm, _env):
+    llm.won = "no"
+
+
+async def acts_by_number(_llm, env):
+    await env.step(3)
+
+
+async def acts_by_bytes(_llm, env):
+    await env.step(b"look")
+
+
+async def names_a_state(llm, _env):
+    await llm.chat(SUM, state=("room", 3))
+
+
+async def returns(_llm, _env):
+    return np.float32(1.0)
+
+
+@pytest.mark.parametrize(("does", "told"), [
+    (earns_a_text, "the reward is '1.0', and it should be a number"),
+    (earns_too_much, r"the reward is 1e\+308, and it should be a number of at most 1e\+06"),
+    (earns_too_much_in_all, r"brings the newest step to 1.2e\+06, and it should stay within 1e\+06"),
+    (says_no, "the agent set llm.won to 'no', and not to True or False"),
+    (acts_by_number, "the action is 3, and env.step takes a text"),
+    (acts_by_bytes, "the action is b'look', and env.step takes a text"),
+    (names_a_state, r"the state of a call is \('room', 3\), and it should be a text"),
+    (returns, "it returned 1.0, and what an agent returns is not read")])
+async def test_a_value_that_no_record_holds_is_a_fault_of_its_own_episode(stored, does, told):
+    """Some were written as they came, and the learner could not read the group."""
+    with pytest.raises(AgentFault, match=told):
+        await stored(does)

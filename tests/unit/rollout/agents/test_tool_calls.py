@@ -31,7 +31,7 @@ def test_a_call_without_arguments_has_an_empty_object(written):
 @pytest.mark.parametrize("written", ['""', "null", "[]", "{}"])
 def test_a_model_may_write_that_a_call_has_no_arguments(written):
     parsed = parse_calls(f'<tool_call>{{"name": "look", "arguments": {written}}}</tool_call>')
-    assert (parsed.calls, parsed.whole) == ([ToolCall("look", {})], True)
+    assert (parsed.calls, parsed.complete) == ([ToolCall("look", {})], True)
     broken = parse_calls('<tool_call>{"name": "look", "arguments": [1]}</tool_call>')
     assert (broken.calls, broken.whole) == ([], False)
 
@@ -39,7 +39,7 @@ def test_a_model_may_write_that_a_call_has_no_arguments(written):
 def test_calls_are_taken_out_of_an_answer():
     parsed = parse_calls(f"First I add.{CALL}{CALL}")
     assert parsed.calls == [ToolCall("add", {"a": 7, "b": 3})] * 2
-    assert (parsed.content, parsed.whole) == ("First I add.", True)
+    assert (parsed.content, parsed.complete) == ("First I add.", True)
 
 
 @pytest.mark.parametrize("text", [
@@ -49,7 +49,7 @@ def test_calls_are_taken_out_of_an_answer():
 def test_mistrals_calls_reach_to_the_end_of_the_answer(text):
     parsed = parse_calls(text)
     assert [(call.name, call.arguments) for call in parsed.calls] == [("add", {"a": 7}), ("end", {})]
-    assert (parsed.content, parsed.whole) == ("First.", True)
+    assert (parsed.content, parsed.complete) == ("First.", True)
 
 
 def test_the_id_that_a_model_gives_its_call_is_the_clients():
@@ -150,7 +150,7 @@ def test_tags_in_a_thought_are_no_calls(said):
     for thought in ("<think>I need <tool_call> tags.</think>", f"<think>\nShall I? {CALL} No.\n</think>"):
         parsed = parse_calls(thought + said, tools)
         assert parsed.calls == ([] if said == "add" else [ToolCall("add", {"a": 7, "b": 3})])
-        assert (parsed.content, parsed.whole) == (thought + (said if said == "add" else ""), True)
+        assert (parsed.content, parsed.complete) == (thought + (said if said == "add" else ""), True)
 
 
 def answer(text):

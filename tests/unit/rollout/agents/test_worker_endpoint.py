@@ -10,11 +10,12 @@ import time
 from pathlib import Path
 
 import pytest
+import uvloop
 from scripted_engine import ScriptedEngine
 
 from envservice.adapters.openenv import openenv_tools_spec
 from envservice.client.client import EnvClient
-from rollout.agents.worker_endpoint import agent_runner, endpoint
+from rollout.agents.worker_endpoint import agent_runner, endpoint, logging_blocks
 from rollout.limits import Limits
 from services.config.file import default_config
 from services.errors import EnvFault
@@ -66,3 +67,36 @@ async def test_a_worker_whose_tool_server_is_away_has_a_fault_and_is_started_aga
         with pytest.raises(EnvFault, match="ConnectionRefusedError"):
             async with agent_runner(config, shared_of(env, text), Path("model")):
                 pass
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_blocking_call_is_logged_once_with_its_place(counting, ticket, loop):
+    """As a client that blocks in an async function: it waits until it gives up, and the loop cannot answer it. Ray runs
+    workers on uvloop, which has no Python frames of its own."""
+    lines, done = [], []
+
+    async def blocks(_task, llm, _env):
+        await llm.chat([{"role": "user", "content": "x"}])
+        deadline = time.monotonic() + 60
+        while not lines and time.monotonic() < deadline:
+            time.sleep(0.05)  # noqa: ASYNC251 - this is the mistake
+        time.sleep(0.3)  # noqa: ASYNC251
+        done.append(1)
+
+    async def plays():
+        async with counting(["so"], blocks) as (runner, _):
+            with logging_blocks(lines.append, blocked_s=1.0):
+                await runner.play(ticket, 1)
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(plays())
+    assert (len(lines), done) == (1, [1])
+    assert "the event loop has not run for 1 s, in blocks (" in lines[0]
+    assert "test_worker_endpoint.py:" in lines[0]
+
+
+async def test_an_agent_that_awaits_is_not_logged():
+    lines = []
+    with logging_blocks(lines.append, blocked_s=5.0):
+        await asyncio.sleep(1.5)
+    assert lines == []

@@ -11,7 +11,7 @@ from supervised_world import World
 from deploy.members.endings import describe_actor_exit
 from services.controller.member import End
 from services.errors import Fault, GagpoError
-from services.process.shared_storage import check_seen
+from services.files import check_seen
 
 
 class OnNode(Scripted):

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import threading
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from scripted_member import Scripted
 from supervised_world import SETTINGS, World
 
+from services.config.tree import SupervisionSection
 from services.controller import supervise
-from services.controller.member import End
-from services.controller.supervise import Supervisor
-from services.controller.watched import SICK_AFTER
+from services.controller.member import SICK_AFTER, End
+from services.controller.supervise import LOOK_S, STALE_BEATS, Fleet, Supervisor
 from services.errors import EngineFault, Fault, UserError
 
 
@@ -241,3 +242,102 @@ def test_a_role_without_a_place_for_too_long_ends_the_run_unless_another_member_
     world.supervisor.remove(first)
     with pytest.raises(Fault, match=r"second needs 1 bundle of 1 GPU.* not changed for 500 s \(supervision.place_sec"):
         world.check(10)
+
+
+def test_late_heartbeats_of_a_former_process_do_not_make_the_next_one_ready():
+    now, beats = [0.0], dict[str, dict[str, Any]]()
+    supervisor = Supervisor(lambda _: None, SupervisionSection(), clock=lambda: now[0], beats=lambda: beats)
+    member = Scripted("worker", [], beat="rollout-0")
+
+    def hear(count: int) -> None:
+        for _ in range(count):
+            now[0] += LOOK_S
+            beats["rollout-0"] = {"at": now[0]}
+            supervisor.check()
+
+    supervisor.add(member)
+    hear(STALE_BEATS + 1)
+    assert not supervisor.waits
+    member.end = End("killed", killed=True)
+    supervisor.check()
+    supervisor.check()
+    hear(STALE_BEATS)
+    assert supervisor.waits
+    hear(1)
+    assert not supervisor.waits
+
+
+class Crew:
+    """A supervised fleet with a clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.events: list[str] = []
+        self.notes: list[str] = []
+        self.made: list[Scripted] = []
+        self.supervisor = Supervisor(self.notes.append, SupervisionSection(drain_seconds=60), clock=lambda: self.now)
+        self.fleet = Fleet(self.supervisor, self.make)
+
+    def make(self, index: int) -> Scripted:
+        self.made.append(Scripted(f"worker {index}", self.events))
+        return self.made[-1]
+
+    def want(self, count: int) -> list[str]:
+        """Wants `count` members. Returns the events since the last call."""
+        self.events.clear()
+        self.fleet.want(count)
+        self.supervisor.check()
+        return list(self.events)
+
+    def state(self, name: str) -> int:
+        return self.supervisor.states()["rollout", name]
+
+
+@pytest.fixture
+def crew() -> Crew:
+    return Crew()
+
+
+def test_members_beyond_the_number_finish_their_work_before_they_leave(crew: Crew):
+    assert crew.want(3) == ["start worker 0", "start worker 1", "start worker 2"]
+    assert crew.want(1) == ["drain worker 2", "drain worker 1"]
+    assert (crew.state("running"), crew.state("draining")) == (1, 2)
+    crew.made[2].end = End("")
+    assert crew.want(1) == ["stop worker 2"]
+    assert crew.state("draining") == 1
+    assert [one.name for one in crew.fleet.members] == ["worker 0"]
+
+
+def test_a_number_is_not_used_again_while_its_member_drains(crew: Crew):
+    crew.want(2)
+    crew.want(1)
+    assert crew.want(2) == ["start worker 2"]
+    crew.made[1].end = End("")
+    crew.want(2)
+    assert crew.want(3) == ["start worker 1"]
+
+
+def test_a_member_that_takes_too_long_to_leave_is_stopped(crew: Crew):
+    crew.want(2)
+    crew.want(1)
+    crew.now = 59.0
+    assert crew.want(1) == []
+    crew.now = 61.0
+    assert crew.want(1) == ["stop worker 1"]
+    assert crew.notes == ["worker 1 finishes its work and leaves", "worker 1 was stopped after 60 s"]
+
+
+def test_a_draining_member_that_dies_is_not_started_again(crew: Crew):
+    crew.want(2)
+    crew.want(1)
+    crew.made[1].end = End("killed", killed=True)
+    assert crew.want(1) == ["stop worker 1"]
+    crew.now = 500.0
+    assert crew.want(1) == []
+
+
+def test_a_member_that_is_not_ready_yet_has_nothing_to_finish(crew: Crew):
+    crew.want(1)
+    crew.fleet.want(2)
+    crew.made[1].answers = False
+    assert crew.want(1) == ["stop worker 1"]

@@ -3,8 +3,7 @@
 import pytest
 
 from services.config.tree import Config
-from services.controller.demand import Demand
-from services.controller.tickets import EvalRequest, TaskStream, TrainTickets
+from services.controller.tickets import Demand, EvalRequest, TaskStream, TrainTickets
 from services.records import Version
 
 

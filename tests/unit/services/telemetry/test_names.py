@@ -1,3 +1,5 @@
+
+
 from __future__ import annotations
 
 import re
@@ -5,7 +7,8 @@ from itertools import chain
 
 import pytest
 
-from services.telemetry.names import CATALOGUE
+from services.errors import AgentFault, EngineFault, EnvFault, StoreFault
+from services.telemetry.names import CATALOGUE, DROP_REASONS, reason_class
 
 UNITS = ("_seconds", "_bytes", "_ratio", "_steps", "_groups")
 MOST_SERIES = 450
@@ -34,3 +37,9 @@ def test_the_series_of_a_worker_are_bounded():
     roles = set(chain.from_iterable(one.roles for one in CATALOGUE.values()))
     for role in roles:
         assert sum(series(one) for one in CATALOGUE.values() if role in one.roles) < MOST_SERIES, role
+
+
+@pytest.mark.parametrize("boundary", [fault.boundary for fault in (EnvFault, AgentFault, EngineFault, StoreFault)])
+def test_a_drop_is_counted_under_the_boundary_that_failed(boundary: str):
+    assert reason_class(f"{boundary}: x") == boundary
+    assert boundary in DROP_REASONS

@@ -1,14 +1,22 @@
-"""Gold paths: the simulator's own solutions, which it finds by its knowledge of the world, not by reading."""
+"""ScienceWorld's demonstrations: gold paths, with looks around as noise.
+
+A gold path is the simulator's own solution, which it finds by its knowledge of the world, not by reading. It shows the
+actions that win, but not how a player could know them. Imitation teaches the grammar and the usual orders at most.
+"""
 
 from __future__ import annotations
 
+import random
 import threading
 from functools import lru_cache
 
+from envservice.base import Outcome
 from envservice.scienceworld.installation import find_program
-from envservice.scienceworld.simulator import SOLVE_S, SOLVER_HEAP_MIB, Simulator
+from envservice.scienceworld.simulator import SOLVE_S, SOLVER_HEAP_MIB, JavaError, Simulator
 from envservice.scienceworld.tasks import place_of
-from envservice.scienceworld.wire import JavaError
+from envservice.spec import Teacher
+from envservice.text.response_format import answer
+from services.config.tree import SftSection
 from services.errors import EnvFault
 
 IDLE_S = 30.0
@@ -41,7 +49,7 @@ class Solver:
             return path
 
     def runs(self) -> bool:
-        """Whether the JVM runs now."""
+        """Returns whether the JVM runs now."""
         return self._simulator is not None
 
     def end(self) -> None:
@@ -62,7 +70,7 @@ class Solver:
 
 
 SOLVER = Solver()
-"""Returns the solver of this process."""
+"""The solver of this process."""
 
 
 @lru_cache(maxsize=8192)
@@ -76,3 +84,39 @@ def gold_path(task: str, simplifications: str) -> tuple[str, ...]:
         return tuple(SOLVER.solve(place.name, place.variation, simplifications))
     except JavaError as error:
         raise EnvFault(f"no gold path for {task}: {error}") from error
+
+
+NOISE: dict[str, tuple[str, ...]] = {
+    "look around": ("This room is called", "This outside location is called"), "inventory": ("In your inventory",)}
+"""Actions that change nothing, with the first words of their answers. After any other action a gold path would fail."""
+_THOUGHT = "go on"
+"""The thought of every answer, because the simulator gives no reasons."""
+
+
+class ScienceworldDemonstrator:
+    """Plays the actions of a gold path in order. It repeats each one until it was taken."""
+
+    def __init__(self, first: Outcome, rng: random.Random, sft: SftSection) -> None:
+        del rng, sft  # its play has no chance
+        self._path = gold_path(str(first.info["task_id"]), str(first.info["simplifications"]))
+        self._next = -1
+
+    def act(self, now: Outcome) -> str:
+        if self._next < 0 or not self._was_noise(now):
+            self._next += 1
+        return answer(_THOUGHT, self._action())
+
+    def _action(self) -> str:
+        return self._path[self._next] if self._next < len(self._path) else "look around"
+
+    def _was_noise(self, now: Outcome) -> bool:
+        return any(now.observation.startswith(begins) for action, begins in NOISE.items() if action != self._action())
+
+
+def disturb(action: str, first: Outcome, now: Outcome, rng: random.Random) -> str:
+    """Returns a look that changes nothing, to be taken instead of `action`."""
+    del action, first, now
+    return rng.choice(list(NOISE))
+
+
+TEACHER = Teacher(player=ScienceworldDemonstrator, disturb=disturb)

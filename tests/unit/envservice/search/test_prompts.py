@@ -1,6 +1,6 @@
 import pytest
 
-from envservice.search.protocol import information, last_answer, matches, normalised, project
+from envservice.search.prompts import information, last_answer, matches, normalised, parse_action
 
 
 @pytest.mark.parametrize(("text", "action", "valid"), [
@@ -18,7 +18,7 @@ from envservice.search.protocol import information, last_answer, matches, normal
     ("", "", False),
 ])
 def test_an_answer_becomes_an_action_and_its_validity(text: str, action: str, valid: bool):
-    parsed = project(text)
+    parsed = parse_action(text)
     assert (parsed.action, parsed.valid) == (action, valid)
 
 
