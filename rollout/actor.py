@@ -43,7 +43,7 @@ UNPUBLISHED = Version(incarnation=-1, step=0)
 class RolloutHost:
     """One rollout worker in its own process: RolloutActor without Ray's decorator."""
 
-    def __init__(  # noqa: PLR0913 - a new process has to be told all of it
+    def __init__(  # noqa: PLR0913 - a new process needs all of it
         self, *, config_json: str, run: str, worker: str, store_url: str, env_urls: list[str], model_path: str,
         weights_actor_name: str, folder: str, env_token: str | None = None, shared_gpu: int = 0,
     ) -> None:
@@ -85,8 +85,7 @@ class RolloutHost:
 
         check_seen(self._model)
         env, rollout = self._config.env, self._config.rollout
-        engine = self._engine()
-        store = Store.of_run(self._config, self._store_url, self._run)
+        engine, store = self._engine(), Store.of_run(self._config, self._store_url, self._run)
         async with AsyncExitStack() as stack:
             gpu_turns = await self._gpu_turns(store, stack)
             stack.push_async_callback(engine.close)
@@ -110,7 +109,8 @@ class RolloutHost:
             if self._config.agent.name is not None:
                 from rollout.agents.worker_endpoint import agent_runner
 
-                runner = await stack.enter_async_context(agent_runner(self._config, shared, self._model))
+                runner = await stack.enter_async_context(agent_runner(
+                    self._config.agent, shared, self._model, env=env.name, slots=rollout.slots))
             await engine.while_alive(self._begun(RolloutWorker(
                 self._worker, store=store, engine=engine, runner=runner, weights=self._receiver(engine),
                 settings=rollout, gpu_turns=gpu_turns)).run())

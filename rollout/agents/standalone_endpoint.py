@@ -42,7 +42,7 @@ from rollout.engine.engine import Engine, Sample
 from rollout.prompt_renderer import PromptRenderer, load_text
 from services.chat import check_chat
 from services.config.secrets import env_token
-from services.config.tree import Config
+from services.config.tree import Config, EnvSection
 from services.errors import EngineFault, EnvFault, UnknownTask
 from services.http.server import bind, serving_in_thread
 from services.process.forks import forks_apart
@@ -93,7 +93,7 @@ class OpenEpisodes:
     _opened: int = 0
 
     def get(self, key: str) -> OpenEpisode | None:
-        """The episode of a key. A client without an episode gets one that nobody keeps."""
+        """Returns the episode of a key. A client without an episode gets one that is not kept."""
         episode = self._open.get(key)
         if episode is not None:
             episode.used = time.monotonic()
@@ -102,7 +102,7 @@ class OpenEpisodes:
         return (self.session(self._ticket("", None)), None) if self.admits(key) and not over else None
 
     def admits(self, key: str) -> bool:
-        """Whether a key is the server's token."""
+        """Returns whether a key is the server's token."""
         return self.token is None or hmac.compare_digest(key.encode(), self.token.encode())
 
     async def open(self, asked: Opening) -> str:
@@ -123,7 +123,7 @@ class OpenEpisodes:
         return key
 
     async def _begin(self, key: str, world: AgentWorld) -> None:
-        """Starts the environment of a new episode, which is forgotten if that fails."""
+        """Starts the environment of a new episode, which is dropped if that fails."""
         try:
             await world.begin()
         except BaseException as error:
@@ -136,7 +136,7 @@ class OpenEpisodes:
     async def close(self, key: str) -> Episode:
         """Ends an episode, records it, and returns it. Raises Refused for another key, and the fault that ended it.
 
-        If it cannot be written, Refused says so, and the episode stays open.
+        If it cannot be written, raises Refused, and the episode stays open.
         """
         ended = self._open.pop(key, None)
         if ended is None:
@@ -156,7 +156,7 @@ class OpenEpisodes:
         return episode
 
     async def expire(self) -> None:
-        """Forgets episodes that nobody has used for `idle_s` seconds."""
+        """Drops episodes that have not been used for `idle_s` seconds."""
         for key in list(self._open):
             one = self._open.get(key)  # while another one was freed, it may have been ended, or used again
             if one is not None and time.monotonic() - one.used > self.idle_s:
@@ -211,20 +211,20 @@ class ServedPolicy:
 
 
 async def serve_agents(served: ServedPolicy, ready: Callable[[str], object]) -> None:
-    """Serves until SIGTERM or SIGINT, and tells `ready` the URL. Raises UserError and EngineFault.
+    """Serves until SIGTERM or SIGINT, and calls `ready` with the URL. Raises UserError and EngineFault.
 
     Either signal raises SystemExit or KeyboardInterrupt as in other commands, before `ready` too: it ends the loading.
     """
     stop, loading = asyncio.Event(), _Loading()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, loading.hear, number, stop)
+        asyncio.get_running_loop().add_signal_handler(number, loading.handle, number, stop)
     try:
         await _serve(served, stop, lambda url: (loading.end(), ready(url)))
     except asyncio.CancelledError:
-        if loading.heard is None:
+        if loading.signal is None:
             raise
-    if loading.heard is not None:
-        raise KeyboardInterrupt if loading.heard == signal.SIGINT else SystemExit(128 + loading.heard)
+    if loading.signal is not None:
+        raise KeyboardInterrupt if loading.signal == signal.SIGINT else SystemExit(128 + loading.signal)
 
 
 class _Loading:
@@ -232,14 +232,14 @@ class _Loading:
 
     def __init__(self) -> None:
         self._task = asyncio.current_task()
-        self.heard: int | None = None
+        self.signal: int | None = None
         """The signal that ended the loading or the serving."""
 
     def end(self) -> None:
         self._task = None
 
-    def hear(self, number: int, stop: asyncio.Event) -> None:
-        self.heard = number
+    def handle(self, number: int, stop: asyncio.Event) -> None:
+        self.signal = number
         if self._task is not None:
             self._task.cancel()
         stop.set()
@@ -268,7 +268,7 @@ async def _serve(served: ServedPolicy, stop: asyncio.Event, ready: Callable[[str
 async def agents_url(served: ServedPolicy, text: PromptRenderer, engine: Any,
                      listener: socket.socket) -> AsyncIterator[str]:
     """Serves on the listener until the block ends, and yields the URL. `engine` has been started."""
-    async with _environment(served.config, served.with_env) as env:
+    async with _environment(served) as env:
         episodes = await _episodes(served, text, engine, env)
         app = create_app(episodes)
         add_routes(app, episodes)
@@ -287,7 +287,7 @@ async def _expire(episodes: OpenEpisodes) -> None:
 
 
 class _Watched:
-    """The engine, whose first fault ends the server. The end of its process does too, as nobody may ask it for long."""
+    """The engine, whose first fault ends the server. So does the end of its process, even between calls."""
 
     def __init__(self, engine: Engine, stop: asyncio.Event) -> None:
         self._engine, self._stop = engine, stop
@@ -319,28 +319,28 @@ async def _episodes(served: ServedPolicy, text: PromptRenderer, engine: Any, env
 
 
 @contextlib.asynccontextmanager
-async def _environment(config: Config, wanted: bool) -> AsyncIterator[EnvClient | None]:
-    """A client of the environment: of the servers in env.urls, or of one that lives in a thread."""
-    if not wanted:
+async def _environment(served: ServedPolicy) -> AsyncIterator[EnvClient | None]:
+    """Yields a client of the environment: of the servers in env.urls, or of one that runs in a thread."""
+    if not served.with_env:
         yield None
         return
+    env, lease_s = served.config.env, served.config.agent.seconds
     # Our own server gets a secret token, because other users of this machine can reach it too.
-    token = env_token(config.env) if config.env.urls else secrets.token_urlsafe(32)
-    with _server(config, token) as urls:
-        async with EnvClient(urls, token, timeout_s=config.env.call_seconds) as client:
+    token = env_token(env) if env.urls else secrets.token_urlsafe(32)
+    with _server(env, token, lease_s=lease_s) as urls:
+        async with EnvClient(urls, token, timeout_s=env.call_seconds) as client:
             yield client
 
 
 @contextlib.contextmanager
-def _server(config: Config, token: str | None) -> Iterator[list[str]]:
-    env = config.env
+def _server(env: EnvSection, token: str | None, *, lease_s: float) -> Iterator[list[str]]:
     if env.urls:
         yield list(env.urls)
         return
     spec = find_spec(env.name)
     made = open_environment(env)
     settings = Settings(max_sessions=session_limit(env, spec.session_bytes), record_bytes=sessions_bytes(env),
-                        threaded=spec.threaded(env), live_lease_s=config.agent.seconds, token=token)
+                        threaded=spec.threaded(env), live_lease_s=lease_s, token=token)
     with made if isinstance(made, contextlib.AbstractContextManager) else contextlib.nullcontext():
         listener = bind("127.0.0.1", 0)
         url, app = f"http://127.0.0.1:{listener.getsockname()[1]}", environment_app(made, settings)

@@ -28,7 +28,7 @@ from envservice.registry import find_spec
 from rollout.agents.app import create_app
 from rollout.agents.runner import AgentRunner, Endpoint, find_agent
 from services.chat import check_chat
-from services.config.tree import Config
+from services.config.tree import AgentSection
 from services.http.server import STOP_S, Server, bind, server_config
 from services.process.addresses import host_port
 from services.process.forks import forks_apart
@@ -47,26 +47,28 @@ log = get_logger("agents")
 
 
 @asynccontextmanager
-async def agent_runner(config: Config, shared: dict[str, Any], model: Path) -> AsyncIterator[AgentRunner]:
+async def agent_runner(settings: AgentSection, shared: dict[str, Any], model: Path, *, env: str,
+                       slots: int) -> AsyncIterator[AgentRunner]:
     """Yields the runner of a worker whose config names an agent, and serves the agent's endpoint meanwhile.
 
-    `shared`: the arguments that EpisodeRunner takes. Raises UserError if the model's tokenizer has no chat template,
-    and EnvFault if a server that lists the environment's tools is unavailable: the worker is then started again.
+    `shared`: the arguments that EpisodeRunner takes. `env`: name of the environment. `slots`: episodes that the worker
+    plays at once. Raises UserError if the model's tokenizer has no chat template, and EnvFault if a server that lists
+    the environment's tools is unavailable: the worker is then started again.
     """
-    assert config.agent.name is not None
+    assert settings.name is not None
     check_chat(shared["text"].chat, model)
-    _make_room_for(config.rollout.slots)
-    tools = await asyncio.to_thread(find_spec(config.env.name).tools)  # may ask a server
+    _make_room_for(slots)
+    tools = await asyncio.to_thread(find_spec(env).tools)  # may ask a server
     async with endpoint() as served:
         with logging_blocks(log.error):
-            yield AgentRunner(**shared, settings=config.agent, agent=find_agent(config.agent.name), endpoint=served,
+            yield AgentRunner(**shared, settings=settings, agent=find_agent(settings.name), endpoint=served,
                               tools=tools)
 
 
 def _make_room_for(slots: int) -> None:
     """Gives this event loop threads for so many agents that block, and for the worker's own calls.
 
-    All share the loop's executor, as `asyncio.to_thread` knows no other. The executor of before has few threads: if
+    All share the loop's executor, as `asyncio.to_thread` uses no other. The default one has few threads: if
     agents held them all, no new weights would come, and no long prompt that an agent waits for would be tokenized. A
     thread is made when none is idle. The executor lives as long as the loop: the worker's own end needs it, too.
     """

@@ -23,16 +23,17 @@ from services.errors import EnvFault
 AWAY = openenv_tools_spec("http://127.0.0.1:1", name="away")
 
 
-def shared_of(env, text):
-    return {"worker": "w", "engine": ScriptedEngine(text, []), "env": env, "env_engine": "none 1", "text": text,
-            "limits": Limits(prompt_tokens=64, response_tokens=8, reward_scale=1.0)}
+def runner_of(config, env, text):
+    shared = {"worker": "w", "engine": ScriptedEngine(text, []), "env": env, "env_engine": "none 1", "text": text,
+              "limits": Limits(prompt_tokens=64, response_tokens=8, reward_scale=1.0)}
+    return agent_runner(config.agent, shared, Path("model"), env=config.env.name, slots=config.rollout.slots)
 
 
 async def test_agents_that_wait_in_threads_leave_some_to_the_worker(text):
     """As blocking frameworks do: each waits for answers of this loop, which needs threads of its own to give them."""
     config = default_config(["agent.name=rollout.agents.conversation:agent", "rollout.slots=40"])
     answered = threading.Event()
-    async with EnvClient(["http://127.0.0.1:1"]) as env, agent_runner(config, shared_of(env, text), Path("model")):
+    async with EnvClient(["http://127.0.0.1:1"]) as env, runner_of(config, env, text):
         agents = [asyncio.create_task(asyncio.to_thread(answered.wait)) for _ in range(config.rollout.slots)]
         await asyncio.sleep(0)  # until each has asked for a thread
         try:
@@ -65,7 +66,7 @@ async def test_a_worker_whose_tool_server_is_away_has_a_fault_and_is_started_aga
     config = default_config(["agent.name=rollout.agents.conversation:agent", f"env.name={__name__}:AWAY"])
     async with EnvClient(["http://127.0.0.1:1"]) as env:
         with pytest.raises(EnvFault, match="ConnectionRefusedError"):
-            async with agent_runner(config, shared_of(env, text), Path("model")):
+            async with runner_of(config, env, text):
                 pass
 
 
