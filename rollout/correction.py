@@ -38,12 +38,12 @@ class Corrector:
     """The bounds of episodes. A summary has at most as many tokens as an answer."""
     keep: Keep
     _critiques: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]], init=False)
-    """Actions with the thought that found them bad, the oldest first."""
+    """Actions with the thought that judged them bad, the oldest first."""
 
     async def add(self, ticket: Ticket, steps: Sequence[Step], judged: Sequence[JudgedAction]) -> None:
         """Adds the critiques of one episode: the answers that rightly say "bad". Raises EngineFault and StoreFault."""
         self._critiques.extend(
-            (steps[question.turn].action, self.text.said(answer.response_ids)[0])
+            (steps[question.turn].action, self.text.split_answer(answer.response_ids)[0])
             for question in judged if not question.good for answer in question.answers if answer.reward)
         if len(self._critiques) >= CRITIQUES:
             taken = self._critiques[-CRITIQUES:]
@@ -61,5 +61,5 @@ class Corrector:
             prompt, temperature=ticket.temperature, seed=seed_for(ticket.seed, "correction"),
             max_tokens=self.limits.response_tokens, stop_token_ids=self.text.stop_ids,
             stop_texts=self.text.stop_texts, request_id=f"{ticket.id}/correction")
-        if summary := self.text.said(sample.ids)[1]:
+        if summary := self.text.split_answer(sample.ids)[1]:
             await self.keep(summary)

@@ -142,7 +142,7 @@ def score_of(last: Outcome) -> float | None:
 
 @contextlib.asynccontextmanager
 async def closing(game: EpisodeHandle):
-    """Closes the session in every case. A server that is away or full drops it when its lease ends."""
+    """Closes the session in every case. A server that is unavailable or full drops it when its lease ends."""
     try:
         yield
     finally:

@@ -64,11 +64,11 @@ def corrected(prompt: str, correction: str, *, chat: bool) -> str:
     return f"{lines}\n\nAvoid your usual mistakes: {correction}" if chat else f"{lines}\nAvoid: {correction}\n"
 
 
-def read_said(text: str, *, stops: Sequence[str]) -> tuple[str, str]:
-    """Returns the thought of an answer, and what it says after it without tags, each as one line."""
-    whole = text.partition(_end(stops))[0]
-    thought, closed, answer = whole.rpartition(THINK_END)
-    answer = _OPENING.sub("", answer if closed else whole)
+def split_answer(text: str, *, stops: Sequence[str]) -> tuple[str, str]:
+    """Returns the thought of an answer, and its text after the thought without tags, each as one line."""
+    text = text.partition(_end(stops))[0]
+    thought, closed, answer = text.rpartition(THINK_END)
+    answer = _OPENING.sub("", answer if closed else text)
     if THINK in answer:  # the answer was cut in its thought
         thought, answer = answer, ""
     return " ".join(thought.strip().removeprefix(THINK).split()), " ".join(answer.split())

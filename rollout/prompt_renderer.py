@@ -13,7 +13,7 @@ from envservice.base import Outcome, ParsedAction, PromptTemplate, Turn
 from envservice.registry import find_spec, make_template
 from envservice.text.response_format import ACTION_END
 from envservice.text.tool_calls import TAGS
-from rollout.judge_prompt import Verdict, corrected, mistakes_question, question, read_said, read_verdict
+from rollout.judge_prompt import Verdict, corrected, mistakes_question, question, read_verdict, split_answer
 from services.answer_end import answer_end, generation_ends
 from services.chat import ChatFormat, TokenUnknown, chat_format, check_chat
 from services.config.tree import EnvSection, ModelSection
@@ -93,7 +93,7 @@ class PromptRenderer:
         return self.encode(self.chat.prompt(text))
 
     def encode(self, text: str) -> list[int]:
-        """Returns the tokens of a whole prompt, in which control tokens of other people's text were cut. Raises
+        """Returns the tokens of a complete prompt, in which control tokens of other people's text were cut. Raises
         TokenUnknown.
 
         The sampler would end at a token without an embedding: at `<image_soft_token>` in a text for Gemma 3's smallest
@@ -110,18 +110,18 @@ class PromptRenderer:
         return self.template.parse(self.opening + self.decode(response_ids.tolist()))
 
     def ends(self, response_ids: np.ndarray) -> bool:
-        """Returns whether an answer has come to its end, and was not cut at its limit. `response_ids` [R]."""
+        """Returns whether an answer is complete, and was not cut at its limit. `response_ids` [R]."""
         if int(response_ids[-1]) in self.stop_ids:
             return True
         return bool(self.stop_texts) and any(tag in self.decode(response_ids.tolist()) for tag in self.stop_texts)
 
     def verdict(self, response_ids: np.ndarray) -> Verdict:
-        """Returns what an answer to `question` says. `response_ids` [R]."""
+        """Returns the verdict in an answer to `question`. `response_ids` [R]."""
         return read_verdict(self.opening + self.decode(response_ids.tolist()), stops=self.stops)
 
-    def said(self, response_ids: np.ndarray) -> tuple[str, str]:
-        """Returns the thought of an answer to a question, and what it says, each as one line. `response_ids` [R]."""
-        return read_said(self.opening + self.decode(response_ids.tolist()), stops=self.stops)
+    def split_answer(self, response_ids: np.ndarray) -> tuple[str, str]:
+        """Returns the thought of an answer to a question, and its text, each as one line. `response_ids` [R]."""
+        return split_answer(self.opening + self.decode(response_ids.tolist()), stops=self.stops)
 
     def decode(self, ids: list[int]) -> str:
         """Returns the text of an answer without special tokens; tags stay, even those that are special tokens."""

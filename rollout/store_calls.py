@@ -1,7 +1,8 @@
 """A worker's calls of the store, which is synchronous: in threads, and under a deadline.
 
-A commit may take minutes: its body is large, and `redis.bodies` may be away. So the ends of episodes have threads of
-their own. If they took all threads, no claim would be renewed, and other workers would play these episodes again.
+A commit may take minutes: its body is large, and `redis.bodies` may be unavailable. So the ends of episodes have
+threads of their own. If they took all threads, no claim would be renewed, and other workers would play these episodes
+again.
 """
 
 from __future__ import annotations

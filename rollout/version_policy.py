@@ -18,7 +18,7 @@ from itertools import takewhile
 from services.records import PlayedTurn, Ticket, Version
 
 RETRY_S = 5.0
-"""Pause between two attempts to get the current weights. Each may read a whole export."""
+"""Pause between two attempts to get the current weights. Each may read an entire export."""
 
 
 def may_start(ticket: Ticket, own: Version, pointer: Version) -> bool:

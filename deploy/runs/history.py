@@ -22,7 +22,7 @@ from services.telemetry.metrics_file import (
     cut_short,
     last_of_each_evaluation,
     last_of_each_step,
-    whole_row,
+    parse_row,
 )
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class GrowingRows:
         """
         with self._lock:
             self._read()
-            lost = self._lost + (whole_row(self._begun) is None and not cut_short(self._begun))
+            lost = self._lost + (parse_row(self._begun) is None and not cut_short(self._begun))
             lines = self._lines + bool(self._begun)
         return f"{lost} of {lines} lines of {self.path.name} are damaged and left out" if lost else ""
 
@@ -80,7 +80,7 @@ class GrowingRows:
     def _take(self, appended: bytes) -> None:
         *lines, self._begun = appended.split(b"\n")
         for line in lines:
-            if (row := whole_row(line)) is not None:
+            if (row := parse_row(line)) is not None:
                 self._rows.append(row)
             else:
                 self._lost += not cut_short(line)

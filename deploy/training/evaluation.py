@@ -152,7 +152,7 @@ def working_folder(config: Config, note: Callable[[str], object] = lambda _: Non
     try:
         place.mkdir(parents=True, exist_ok=True)
         held = HeldFolder("gagpo-eval-", place, mode=0o777 if config.shared else 0o700,
-                          leaving=partial(_erase_keys, ours=config.redis, note=note))
+                          before_removal=partial(_erase_keys, ours=config.redis, note=note))
     except OSError as error:
         raise UserError(f"no folder can be made and locked in {place} ({error.strerror})",
                         "set runs_dir to storage with flock that you may write to") from error

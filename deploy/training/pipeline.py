@@ -292,7 +292,7 @@ class TrainingRun:
         """Trains until the learner has taken its steps and exported the result."""
         for stale in (self.folder.trained_model, self.folder.more_model):  # results of a shorter run
             shutil.rmtree(stale, ignore_errors=True)
-        controller.goes_on(read_evaluations(self.folder.evaluations))
+        controller.resume(read_evaluations(self.folder.evaluations))
         if self.skip_step is not None:
             skipped = skip_step(parts.store, controller.lease, self.skip_step, keep=controller.hooks.dropped)
             self.progress.note(f"step {self.skip_step} skips {', '.join(drop.group for drop in skipped)}")

@@ -266,7 +266,7 @@ async def asked_endpoint(config: Config, url: str, name: str | None,
     """Yields a model behind an endpoint and its name: the only one served, if `name` is None. `tell`: see there."""
     async with endpoint_client(url, endpoint_key(config.prompting), config.prompting) as http:
         model = EndpointModel(http=http, model=name or "", settings=config.prompting,
-                              temperature=config.eval.temperature, tell=tell,
+                              temperature=config.eval.temperature, report=tell,
                               max_tokens=config.rollout.max_response_tokens)
         if name is None:
             await model.choose_model()

@@ -258,7 +258,7 @@ def feedback(state: WorldState, command: Command) -> str:
 
 
 def look(state: WorldState) -> str:
-    """Lists the receptacles here. If there is none, nothing is listed; only the reset lists the whole room."""
+    """Lists the receptacles here. If there is none, nothing is listed: only the reset lists the entire room."""
     game = state.game
     if not state.here:
         return _middle(game, ())

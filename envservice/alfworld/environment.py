@@ -34,7 +34,7 @@ LEVELS = ("L0", "L1", "L2")
 
 
 class LevelGames:
-    """A list of games with the splits of the levels beside its own."""
+    """A list of games with the splits of the levels in addition to its own."""
 
     def __init__(self, games: Games, level: str, unseen_types: Collection[str]) -> None:
         """`level`, one of LEVELS, is the split to report on."""

@@ -1,4 +1,4 @@
-"""One game of ALFWorld: the content of a `game.tw-pddl` file. All its sessions share it, and nobody changes it.
+"""One game of ALFWorld: the content of a `game.tw-pddl` file. All its sessions share it, and none changes it.
 
 Legend: o object id, r receptacle id, l location id; ids are the lower-case PDDL names. Text lists several objects or
 receptacles in the order of their ids.
@@ -140,7 +140,7 @@ _BINARY = {
     "receptacletype", "objecttype", "cancontain",
 }
 _INERT = {"checked", "examined", "moveable", "full", "isreceptacleobjectfull", "wasinreceptacle", "ison"}
-"""Predicates that influence no command, sentence or goal of the known games."""
+"""Predicates that influence no command, sentence or goal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,7 +246,7 @@ def _parse_problem(problem: str) -> tuple[list[Fact], AlfworldGoal]:
     section = text[init + 6 : goal]
     facts: list[Fact] = _FACT.findall(section)
     if section.count("(") != len(facts):
-        raise UnknownGame("the game's initial state holds what is not a fact of one or two arguments")
+        raise UnknownGame("the game's initial state holds something other than facts of one or two arguments")
     try:
         return facts, parse_goal(text[goal:])
     except UnknownGoal as error:
@@ -310,7 +310,7 @@ def _names(entities: set[str]) -> dict[str, str]:
     names: dict[str, str] = {}
     for entity in ids:
         kind = kinds[entity]
-        # An id without coordinates keeps its whole text and a space where the number would be.
+        # An id without coordinates keeps its entire text and a space where the number would be.
         names[entity] = f"{kind} {left[kind]}" if kind else f"{_unescape(entity)} "
         left[kind] -= 1
     return names

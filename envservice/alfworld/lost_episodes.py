@@ -1,4 +1,4 @@
-"""Why an episode was lost, from its texts: how far it came, and what was wrong with the actions that did nothing."""
+"""Why an episode was lost, from its texts: how far it came, and the mistakes in the actions that had no effect."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def explain(turns: Sequence[LostTurn], final: str) -> LostEpisode:
     for turn in (*turns, LostTurn(observation=final, action="", admissible=True)):
         memory.read(turn.observation)
         held.add(memory.held)
-        saw |= {name: True for name in saw if memory.known(name)}
+        saw |= {name: True for name in saw if memory.find(name)}
         if not turn.admissible:
             mistakes[_mistake(turn.action, memory, rooms)] += 1
     right = [thing for thing in held if kind_of(thing) == sought]
@@ -56,7 +56,7 @@ def _stage(kind: str, memory: GameMemory, held: Sequence[str], saw: Mapping[str,
 
 
 def _mistake(action: str, memory: GameMemory, rooms: set[str]) -> str:
-    """Returns what is wrong with an action that the game does not allow, in the words of the report."""
+    """Returns the mistake in an action that the game does not allow, in the words of the report."""
     if match := _GO.fullmatch(action):
         place = match[1]
         if place in rooms:

@@ -1,6 +1,7 @@
-"""The knowledge of a reader of ALFWorld's texts: where it saw which object, what it holds, and what it has treated.
+"""The facts in ALFWorld's texts: the task, places of objects, the object in hand, and treated objects.
 
-The scripted player decides by it, a prompt shows it, and the analysis of lost episodes tells by it how far they came.
+The scripted player decides by them, a prompt shows them, and the analysis of lost episodes sees in them how far they
+came.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class GameMemory:
             self.treated[thing] -= {"heat", "cool"} if verb != "clean" else set()
             self.treated[thing].add(verb)
 
-    def known(self, kind: str, *, outside: str = "") -> tuple[str, str] | None:
+    def find(self, kind: str, *, outside: str = "") -> tuple[str, str] | None:
         """Finds an object of this kind with its place, except in receptacle `outside`."""
         for place, things in self.contents.items():
             for thing in things:
@@ -85,7 +86,7 @@ class GameMemory:
 
 
 def recall(first: Outcome, turns: Sequence[Turn], now: Outcome) -> GameMemory:
-    """Returns what has been read from the first outcome to the latest one."""
+    """Returns the facts in all outcomes, from the first one to the latest."""
     memory = GameMemory(first)
     for turn in turns:
         memory.read(turn.observation)

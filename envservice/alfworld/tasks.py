@@ -1,6 +1,6 @@
 """The lists of games: official ones in a data folder, or generated ones. Task ids are the same on every machine.
 
-Official layout, as `alfworld-download` leaves it; nothing is written into it, and traj_data.json is not needed:
+Official layout, as `alfworld-download` makes it. Nothing is written into it, and traj_data.json is not needed:
 
     <data>/json_2.1.1/{train,valid_seen,valid_unseen}/<task>-<Obj>-<Movable|None>-<Recep>-<scene>/trial_*/game.tw-pddl
 
@@ -47,10 +47,10 @@ class Games(Protocol):
 
     name: str
     training_splits: tuple[str, str, str]
-    """Returns the splits to train on, to choose the best checkpoint by, and to report on. They share no game."""
+    """The splits to train on, to choose the best checkpoint by, and to report on. They share no game."""
 
     level_splits: tuple[str, str]
-    """The splits that levels of generalisation train on and choose by (levels.py). They share no game with `tested`."""
+    """The splits that levels of generalisation (LevelGames) train on and choose by, without games of `tested`."""
 
     def splits(self) -> list[str]: ...
 
@@ -84,7 +84,7 @@ def task_type(task: str) -> TaskType:
 
 
 def is_held_out(folder: str) -> bool:
-    """Says by its name alone whether a train game folder belongs to `heldout`, so all machines agree."""
+    """Returns by its name alone whether a train game folder belongs to `heldout`, so all machines agree."""
     return hashlib.blake2b(folder.encode(), digest_size=8).digest()[0] % _HELD_OUT_ONE_IN == 0
 
 
@@ -103,7 +103,7 @@ class OfficialGames:
     level_splits: tuple[str, str] = ("train_kept", "heldout")
 
     def __init__(self, data: Path, *, all_games: bool = False) -> None:
-        """`all_games`: train on the whole of train, as the papers do. Raises UserError if `data` holds no games."""
+        """`all_games`: train on all of train, as the papers do. Raises UserError if `data` holds no games."""
         self.training_splits: tuple[str, str, str] = ("train", "valid_seen", "valid_unseen") if all_games else \
             ("train_kept", "valid_seen", "heldout")
         self._root = data / "json_2.1.1"
@@ -116,7 +116,7 @@ class OfficialGames:
                 f"the ALFWorld games in {data} cannot be read ({error.strerror}: {error.filename})",
                 "make them readable for this user, or set ALFWORLD_DATA or env.data to another folder") from error
         self._lists: dict[str, tuple[str, ...]] = {}
-        self._known: set[str] = set()
+        self._listed: set[str] = set()
 
     def splits(self) -> list[str]:
         official = [split for split in _OFFICIAL if (self._root / split).is_dir()]
@@ -124,9 +124,9 @@ class OfficialGames:
 
     def tasks(self, split: str) -> tuple[str, ...]:
         if split not in self._lists:
-            listed = self._list(split)
-            self._known.update(listed)  # first: another thread that finds the list opens its games
-            self._lists[split] = listed
+            tasks = self._list(split)
+            self._listed.update(tasks)  # first: another thread that sees the list opens its games
+            self._lists[split] = tasks
         return self._lists[split]
 
     def tested(self, *, seen_rooms: bool) -> tuple[str, ...]:
@@ -152,7 +152,7 @@ class OfficialGames:
         split = rest.partition("/")[0]
         if name == self.name and split in self.splits():
             self.tasks(split)
-        if task not in self._known:  # only listed ids become paths, so no id leads out of the data folder
+        if task not in self._listed:  # only listed ids become paths, so no id leads out of the data folder
             raise KeyError(task)
         path = self._root / rest / _GAME_FILE
         try:
@@ -207,7 +207,7 @@ def _scan(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _solvable(path: Path) -> bool:
-    """Reads the flag at the file's end, where all official files have it; else reads the whole file."""
+    """Reads the flag at the file's end, where all official files have it, or else the entire file."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)

@@ -72,7 +72,7 @@ class Searcher:
 
     def _fetch(self, now: Outcome) -> SearcherMove:
         placed = self._target() if self.type in ("pick", "two") else ""
-        seen = self.memory.known(self.kind, outside=placed)
+        seen = self.memory.find(self.kind, outside=placed)
         if not seen:
             return SearcherMove(f"find {self.kind}", self._search(now, self.kind))
         thing, place = seen
@@ -90,7 +90,7 @@ class Searcher:
         return self._at(now, machines[0], f"{self.type} {held} with {machines[0]}")
 
     def _light(self, now: Outcome) -> SearcherMove:
-        lamp = self.memory.known(self.target)
+        lamp = self.memory.find(self.target)
         if not lamp:
             return SearcherMove(f"find {self.target}", self._search(now, self.target))
         return SearcherMove(f"use {self.target}", self._at(now, lamp[1], f"use {lamp[0]}"))

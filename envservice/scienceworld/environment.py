@@ -39,7 +39,7 @@ class SimulatorLease:
 
 
 class Pool:
-    """As many simulators as games were ever played at once. Operations are atomic, since leases end in any thread."""
+    """As many simulators as games were ever played at once. Operations are atomic, because leases end in any thread."""
 
     def __init__(self, start: Callable[[], Simulator]) -> None:
         self._start = start
@@ -66,7 +66,7 @@ class Pool:
             self._idle.append(simulator)
 
     def pids(self) -> list[int]:
-        """Counts the running processes, busy and idle."""
+        """Returns the ids of the running processes, busy and idle."""
         return sorted(simulator.pid for simulator in list(self._started) if simulator.runs())
 
     def close(self) -> None:
@@ -159,7 +159,7 @@ class ScienceworldSession:
         self._lease: SimulatorLease | None = None
 
     def reset(self) -> Outcome:
-        """Returns the task, followed by what a look around shows."""
+        """Returns the task, followed by the answer to `look around`."""
         self._steps, self._best = 0, 0
         try:
             if self._lease is None:

@@ -1,4 +1,4 @@
-"""Finds the simulator and its Java on this machine. It is light: the package `scienceworld` is never imported."""
+"""Finds the simulator and its Java on this machine. Light: the package `scienceworld` is never imported."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def find_jar() -> Path:
     """Finds the simulator's jar. Raises UserError if it is missing or has another version."""
     version, spec = installed("scienceworld"), find_spec("scienceworld")
     if version != VERSION or spec is None or spec.origin is None:
-        what = "is not installed" if version is None else f"{version} is installed, not {VERSION}"
-        raise UserError(f"the ScienceWorld simulator {what}", f"pip install scienceworld=={VERSION}")
+        problem = "is not installed" if version is None else f"{version} is installed, not {VERSION}"
+        raise UserError(f"the ScienceWorld simulator {problem}", f"pip install scienceworld=={VERSION}")
     return Path(spec.origin).with_name("scienceworld.jar")
 
 

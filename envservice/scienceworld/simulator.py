@@ -12,6 +12,7 @@ its start, anybody on this machine could call any code in it.
 from __future__ import annotations
 
 import json
+import re
 import select
 import socket
 import subprocess
@@ -47,14 +48,12 @@ class JavaConnection:
         self._lines = self._socket.makefile("rb")
         self._ask("A", token)
 
-    def close(self) -> None:
-        """Closes the connection. The objects stay."""
-        self._lines.close()
-        self._socket.close()
-
     def new(self, java_class: str, *arguments: Value | Ref) -> Ref:
         """Makes an object by its constructor."""
-        return self._ref(self._ask("i", java_class, *map(_written, arguments)))
+        value = self._ask("i", java_class, *map(_written, arguments))
+        if not isinstance(value, Ref):
+            raise JavaError(f"an object was expected, not {value!r}")
+        return value
 
     def release(self, ref: Ref) -> None:
         """Lets the JVM forget an object. Otherwise the JVM keeps it until it ends."""
@@ -75,12 +74,6 @@ class JavaConnection:
         if not line.startswith("!y"):
             raise JavaError(f"{parts[:3]}: {line.strip()[:200] or 'the JVM has ended'}")
         return _read(line[2:].rstrip("\n"))
-
-    @staticmethod
-    def _ref(value: Value | Ref) -> Ref:
-        if not isinstance(value, Ref):
-            raise JavaError(f"an object was expected, not {value!r}")
-        return value
 
 
 def _written(value: Value | Ref) -> str:
@@ -116,11 +109,7 @@ def _read(text: str) -> Value | Ref:
 
 
 def _unescaped(text: str) -> str:
-    out: list[str] = []
-    letters = iter(text)
-    for letter in letters:
-        out.append(_ESCAPES.get(following := next(letters, ""), following) if letter == "\\" else letter)
-    return "".join(out)
+    return re.sub(r"\\(.?)", lambda match: _ESCAPES.get(match[1], match[1]), text, flags=re.DOTALL)
 
 
 HEAP_MIB = 192
@@ -184,7 +173,7 @@ class Simulator:
         return str(self.ask("getTaskDescription"))
 
     def step(self, action: str) -> str:
-        """Takes any string as an action, and returns what happened."""
+        """Takes any string as an action, and returns the simulator's answer."""
         return str(self.ask("step", action)).strip()
 
     def score(self) -> int:

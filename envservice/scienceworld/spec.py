@@ -35,7 +35,7 @@ def describe(env: EnvSection) -> str:
 
 
 def check(environment: Environment, task: str) -> None:
-    """Checks nothing: a broken task cannot be found without a JVM."""
+    """Checks the id alone: without a JVM nothing else shows that a task is broken."""
     environment.task_digest(task)
 
 

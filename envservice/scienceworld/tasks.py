@@ -50,7 +50,7 @@ LEVELS: dict[Level, tuple[str, str, str]] = {
     "L1": ("levels_train", "levels_dev", "levels_test"),
     "L2": ("seen_train", "seen_dev", "unseen_test"),
 }
-"""Returns the splits to train on, to choose the best checkpoint by, and to report on."""
+"""The splits to train on, to choose the best checkpoint by, and to report on."""
 
 
 @dataclass(frozen=True, slots=True)

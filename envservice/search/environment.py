@@ -56,7 +56,7 @@ class SearchSession:
         self._actions.append(action)
         return self._outcome(prompts.information(documents))
 
-    def recall(self, action: str, outcome: Outcome) -> None:  # noqa: ARG002 - no later outcome depends on what was found
+    def recall(self, action: str, outcome: Outcome) -> None:  # noqa: ARG002 - no later outcome depends on results
         self._actions.append(action)
 
     def _ends(self, action: str) -> bool:

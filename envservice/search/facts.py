@@ -72,7 +72,7 @@ class World:
     towns: tuple[Town, ...]
 
     def documents(self) -> list[tuple[str, str]]:
-        """Yields (id, contents). The title is in quotes on a line of its own, as in Search-R1's corpus."""
+        """Returns (id, contents) pairs. The title is in quotes on a line of its own, as in Search-R1's corpus."""
         named = [(each.name, each.text) for each in (*self.people, *self.towns)]
         return [(f"doc{number:03d}", f'"{name}"\n{text}') for number, (name, text) in enumerate(named)]
 

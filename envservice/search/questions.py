@@ -1,7 +1,7 @@
 """Questions with their golden answers, in splits that share no question.
 
 A folder holds either `train.jsonl`, `valid.jsonl` and `heldout.jsonl`, or one `questions.jsonl` that is split by a hash
-of the question. A line is {"question": str, "golden_answers": str or [str, ...], "data_source": str}; Results are
+of the question. A line is {"question": str, "golden_answers": str or [str, ...], "data_source": str}. Results are
 reported by data_source, which may be left out.
 """
 
@@ -54,7 +54,7 @@ Questions = Mapping[Split, tuple[Question, ...]]
 
 
 def split_of(key: str) -> Split:
-    """Returns the split of a key by its hash: 3 of 16 keys are held out, one chooses checkpoints, the others train."""
+    """Returns the split of a key by its hash: of 16 keys 3 are `heldout`, one is `valid`, the others are `train`."""
     place = hashlib.blake2b(key.encode(), digest_size=1).digest()[0] % 16
     return "valid" if place == 0 else "heldout" if place <= 3 else "train"
 
@@ -72,8 +72,8 @@ def read_questions(folder: Path) -> Questions:
     single = folder / "questions.jsonl"
     files: dict[Split, Path] = {split: folder / f"{split}.jsonl" for split in SPLITS}
     if single.is_file():
-        if beside := [path.name for path in files.values() if path.is_file()]:
-            raise UserError(f"{folder} has questions.jsonl and {', '.join(beside)}", "keep one of the two forms")
+        if others := [path.name for path in files.values() if path.is_file()]:
+            raise UserError(f"{folder} has questions.jsonl and {', '.join(others)}", "keep one of the two forms")
         return by_hash(_read(single))
     if missing := [path.name for path in files.values() if not path.is_file()]:
         raise UserError(f"{folder} has neither questions.jsonl nor {', '.join(missing)}", "point env.data at questions")

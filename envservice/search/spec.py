@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from envservice.search.retrieval import Retriever
 
 
-# The scripted player of the invented world. It looks up the name in the question, then the place found there.
+# The scripted player of the invented world. It looks up the name in the question, then the place in the result.
 #
 # It knows how documents and questions are worded, and otherwise only what it has read in this episode.
 
 _BORN = r"{name} was an? .+?, born in (\S+) in \d+"
 _RIVER = r"{name} is a town in .+? It lies on the river (\S+),"
-# The question; a fact about the name in it; a fact about the place found there, if that place is not the answer.
+# The question; a fact about the name in it; a fact about the place in it, if that place is not the answer.
 _ROUTES: tuple[tuple[str, str, str | None], ...] = (
     (r"In which town was (.+) born\?", _BORN, None),
     (r"What was the trade of (.+)\?", r"{name} was an? (.+?), born in", None),

@@ -5,7 +5,7 @@ one of these forms:
 
     <tool_call>{"name": "add", "arguments": {"n": 5}}</tool_call>                   Hermes, Qwen2.5, Qwen3
     <tool_call><function=add><parameter=n>5</parameter></function></tool_call>      Qwen3.5, Nemotron 3
-    {"name": "add", "parameters": {"n": 5}}                                         Llama 3, as the whole answer
+    {"name": "add", "parameters": {"n": 5}}                                         Llama 3, as the entire answer
     [TOOL_CALLS][{"name": "add", "arguments": {"n": 5}}]                            Mistral, to the end of the answer
     [TOOL_CALLS]add[ARGS]{"n": 5}                                                   later Mistral, again for each call
 

@@ -1,4 +1,4 @@
-"""The errors of one element of a request, or of a whole request: `{type, message, field, status}`.
+"""The errors of one element of a request, or of an entire request: `{type, message, field, status}`.
 
     unauthorized        401  no token, or the wrong one
     not_found           404  no such route or split
@@ -12,7 +12,7 @@
     too_large           413  body, or number of elements
     malformed           422  `field` names the place
     env_fault           500  the engine broke; its session is gone
-    unavailable         503  a service behind the environment is away; nothing has happened, so ask again
+    unavailable         503  a service behind the environment is unavailable; nothing has happened, so ask again
     full                503  no room for another session; Retry-After says when to ask again
 """
 

@@ -7,7 +7,7 @@ calls of one conversation, whichever dialect they were made in:
     POST /v1/responses           OpenAI's Responses           responses.py
     POST /v1/messages            Anthropic's Messages         messages.py
 
-An episode is known by its key, which is the client's API key. Keys are random and live as long as their episode.
+An episode is identified by its key, which is the client's API key. Keys are random and live as long as their episode.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ NO_JSON = "the body is no JSON object"
 MAX_BODY = 4 * 1024 * 1024
 """The most bytes of one request's body."""
 LOOK_S = 0.25
-"""Seconds between two looks whether the client of a call is still there."""
+"""Seconds between two checks that the client of a call is still connected."""
 
 
 class Episodes(Protocol):
@@ -231,7 +231,7 @@ async def _ask(request: Request, llm: AgentSession, asked: ChatRequest) -> ChatA
 
 
 async def _answered(request: Request, call: Coroutine[Any, Any, ChatAnswer]) -> ChatAnswer:
-    """Returns the answer to a call. If its client leaves before, the sampler gives the call up. Raises Refused then."""
+    """Returns the answer to a call. If its client disconnects before, cancels the call and raises Refused."""
     asking = asyncio.create_task(call)
     try:
         while not (await asyncio.wait({asking}, timeout=LOOK_S))[0]:

@@ -36,7 +36,7 @@ async def agent(_task: str, llm: AgentSession, env: AgentWorld) -> None:
 
 
 def spoken(answer: ChatAnswer) -> Message:
-    """An answer as a message: its text as it was written, but Mistral's calls as calls.
+    """Returns an answer as a message: its text as it was written, but Mistral's calls as calls.
 
     Mistral's templates count messages, and take results of tools only after calls that they see.
     """
@@ -49,6 +49,6 @@ def spoken(answer: ChatAnswer) -> Message:
 
 
 def shown(now: Result) -> str:
-    """An outcome as a message: the observation, and the actions that are admissible if the environment lists them."""
+    """Returns an outcome as a message: the observation, and the admissible actions if the environment lists them."""
     listed = f"\nActions: {'; '.join(now.admissible_actions)}" if now.admissible_actions else ""
     return now.observation + listed

@@ -238,7 +238,7 @@ class MessagesRequest(CountRequest):
 
 
 def stream_events(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yields a message as the events of a stream. The entire answer is known, so each block has one delta."""
+    """Yields a message as the events of a stream. The entire answer exists already, so each block has one delta."""
     started = {**message, "content": [], "stop_reason": None, "stop_sequence": None,
                "usage": {**message["usage"], "output_tokens": 0}}
     yield {"type": "message_start", "message": started}

@@ -27,13 +27,13 @@ SCRIPTS = frozenset({".py", ".sh", ".js", ".mjs", ".ts", ".rb", ".pl"})
 CODE = ("-c", "-m")
 """Python's options after which no file is named."""
 LAST_BYTES = 400
-"""Number of bytes of a failed program's output that its error repeats."""
+"""Bytes of a failed program's output that its error repeats."""
 USERS_LOGIN = "ANTHROPIC_AUTH_TOKEN"
 """The variable of a user's own login, which clients of Anthropic would send next to the episode's key."""
 MARK = "GAGPO_PROGRAM"
-"""The variable by which the processes of one episode's program are known, in whatever session they are."""
-LEFT_S, LOOK_S = 5.0, 0.05
-"""How long what is left of a program is killed, as it may go on starting processes meanwhile."""
+"""The variable that marks the processes of one episode's program, in whatever session they are."""
+KILL_S, LOOK_S = 5.0, 0.05
+"""Seconds for which remaining processes are killed, since they may start others meanwhile, and the pause between."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class AgentProgram:
     episode.
 
     $GAGPO_TASK has the task, and $GAGPO_ENV_URL the environment's address (`/reset`, `/step`). The episode ends when
-    the program ends, and what the program has started ends with it. It does not get the run's passwords and tokens,
-    those of its object store, trackers and Ray included, because a model may decide what it does. Raises AgentFault
+    the program ends, and all processes that it has started end with it. It does not get the run's passwords and tokens,
+    those of its object store, trackers and Ray included, because a model may control it. Raises AgentFault
     with the end of its output if its status is not 0.
     """
 
@@ -67,7 +67,7 @@ class AgentProgram:
                        if not python or word in CODE or len(word) != 2 or word[0] != "-"), "")
         if Path(script).suffix in SCRIPTS and not script.startswith("-") and not Path(script).is_file():
             raise UserError(f"the agent {name} starts {script}, and there is no such file in {Path.cwd()}",
-                            "correct its name in AgentProgram, or give its whole path")
+                            "correct its name in AgentProgram, or give its full path")
 
     async def __call__(self, task: str, llm: AgentSession, env: AgentWorld) -> None:
         """Runs the program to its end. It is killed with the episode, and all that it has started with it."""
@@ -87,16 +87,16 @@ class AgentProgram:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
-                await asyncio.to_thread(_kill_left, mark.encode())
+                await asyncio.to_thread(_kill_remaining, mark.encode())
             if process.returncode:
                 printed.seek(max(0, printed.seek(0, os.SEEK_END) - LAST_BYTES))
                 output = printed.read().decode(errors="replace").strip()
                 raise AgentFault(f"{self.command[0]} ended with status {process.returncode}: {output}")
 
 
-def _kill_left(mark: bytes) -> None:
-    """Kills what has left the program's process group, as browsers and the shells of tools do. Linux only."""
-    until = time.monotonic() + LEFT_S
+def _kill_remaining(mark: bytes) -> None:
+    """Kills processes outside the program's process group, such as browsers and the shells of tools. Linux only."""
+    until = time.monotonic() + KILL_S
     while sys.platform == "linux" and time.monotonic() < until and (left := processes_with(mark.__eq__)):
         for process in left:
             with contextlib.suppress(ProcessLookupError):

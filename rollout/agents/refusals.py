@@ -1,4 +1,4 @@
-"""Refusals of a request, and what a dialect does with the fields that it does not read.
+"""Refusals of a request, and how a dialect treats the fields that it does not read.
 
 A field that changes an answer or its prompt is served, or it is refused by its name. It is never ignored in silence:
 the agent would train on other prompts and answers than it asked for.

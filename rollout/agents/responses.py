@@ -234,7 +234,7 @@ class ResponsesRequest(BaseModel):
 
 
 def stream_events(response: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yields a response as the events of a stream. The entire answer is known, so each item has one delta."""
+    """Yields a response as the events of a stream. The entire answer exists already, so each item has one delta."""
     for number, event in enumerate(_events(response)):
         yield {**event, "sequence_number": number}
 

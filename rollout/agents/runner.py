@@ -50,9 +50,9 @@ class Endpoint:
 
 
 CANCEL_S = 10.0
-"""How long an agent has to end once it is cancelled. After it the episode has failed, whatever the agent still does."""
+"""Seconds that an agent has to end once it is cancelled. After them the episode has failed, even if it still runs."""
 LOOK_S = 1.0
-"""Longest time between two looks whether the time of an agent runs."""
+"""Longest time between two checks of whether the time of an agent runs."""
 Agent = Callable[[str, AgentSession, AgentWorld], Awaitable[None]]
 """(task, llm, env) -> None. Its calls of `llm` become the episode's steps, and its return ends the episode."""
 
@@ -78,7 +78,7 @@ class AgentRunner:
                    keep: Callable[[int, PlayedTurn], object] | None = None) -> Episode:
         """Plays one episode of the agent. Raises AgentFault, EnvFault or EngineFault.
 
-        An agent may have a memory that no store knows, so an interrupted episode starts from the beginning: `played`
+        An agent may have a memory that no store holds, so an interrupted episode starts from the beginning: `played`
         and `keep` are not used.
         """
         del played, keep
@@ -98,11 +98,11 @@ class AgentRunner:
                               engine=self.env_engine)
 
     async def _run(self, ticket: Ticket, llm: AgentSession, world: AgentWorld) -> None:
-        """Runs the agent to its end. After a budget has ended the episode, an error of the agent is no fault.
-        One that does not end is: it may still wait for what its reward depends on."""
+        """Runs the agent to its end. After a budget has ended the episode, an error of the agent is no fault. That the
+        agent does not end is one: its reward may depend on work that it still waits for."""
         running = asyncio.ensure_future(self._called(ticket.task, llm, world))
         running.add_done_callback(lambda task: task.cancelled() or task.exception())  # else asyncio logs it
-        goes_on = ""
+        still_runs = ""
         try:
             ended = await self._ended_in_time(running, world)
         finally:
@@ -110,13 +110,13 @@ class AgentRunner:
             running.cancel()
             await asyncio.wait({running}, timeout=CANCEL_S)
             if not running.done():  # it caught its cancellation; nobody waits for it, and it gets no more calls
-                goes_on = ", and goes on although it was cancelled"
+                still_runs = ", and still runs although it was cancelled"
                 llm.over = EpisodeOver("turns", "the episode has ended")
         if llm.fault is not None:
             raise llm.fault
         if not ended:
             raise AgentFault(f"the agent did not end {ticket.task} within {self.settings.seconds:g} s (agent.seconds)"
-                             + goes_on + used_up)
+                             + still_runs + used_up)
         error = asyncio.CancelledError() if running.cancelled() else running.exception()
         if error is not None:
             llm.over = llm.over or llm.refused
@@ -127,8 +127,8 @@ class AgentRunner:
     async def _ended_in_time(self, running: asyncio.Future[None], world: AgentWorld) -> bool:
         """Waits for the agent, and returns whether it ended within agent.seconds of time of its own.
 
-        An outage has deadlines of its own, which may be longer, and so has a pause of the engine. `away` is what was
-        known last, so it counts only while the agent has a call that asks again.
+        An outage has deadlines of its own, which may be longer, and so has a pause of the engine. `away` is the state
+        at the last call, so it counts only while the agent has a call that asks again.
         """
         left = self.settings.seconds
         while left > 0:
@@ -168,8 +168,8 @@ def episode_of(llm: AgentSession, world: AgentWorld | None, *, worker: str, atte
 
 
 def _won(llm: AgentSession, last: Result | None) -> bool:
-    """Returns whether the episode was won. Raises AgentFault if the agent says neither yes nor no: a text such as "no"
-    would count as true."""
+    """Returns whether the episode was won. Raises AgentFault if `llm.won` is no boolean: a text such as "no" would
+    count as true."""
     if llm.won is None:
         return llm.total_reward > 0 if last is None else last.won
     if llm.won not in (True, False):  # booleans of numpy are equal to them, and a record has Python's
@@ -204,8 +204,8 @@ def find_agent(name: str, *, starts: bool = True) -> Agent:
 
 
 def _returns_awaitable(function: Callable[..., Any]) -> bool:
-    """Whether it is async, or its annotation says that what it returns can be awaited. One that says nothing may be
-    blocking, and would hold the loop that answers it."""
+    """Returns whether the function is async, or annotated to return an awaitable. Any other one may block, and would
+    hold the loop that answers it."""
     annotation = str(inspect.signature(function).return_annotation)  # a text, with `from __future__ import annotations`
     return inspect.iscoroutinefunction(function) or any(
         word in annotation for word in ("Awaitable", "Coroutine", "Future"))

@@ -46,9 +46,9 @@ class ExtremeReward(ValueError):
 
 
 class EpisodeOver(Exception):
-    """A budget of the episode is used up; `end` says which one. The episode keeps its true reward.
+    """A budget of the episode is used up; `end` is which one. The episode keeps its true reward.
 
-    `lifts`: whether the episode goes on if a later prompt is shorter.
+    `lifts`: whether the episode continues if a later prompt is shorter.
     """
 
     def __init__(self, end: EpisodeEnd, message: str, *, lifts: bool = False) -> None:
@@ -62,7 +62,7 @@ class ChatAnswer:
     """The answer of the model to one call."""
 
     text: str
-    """The whole answer as text, with the thought that the chat template opens."""
+    """The entire answer as text, with the thought that the chat template opens."""
     parsed: ParsedAnswer
     prompt_tokens: int
     sample: Sample
@@ -114,8 +114,8 @@ class AgentSession:
     """The budget that ended the episode, also if the agent caught the exception. A prompt that is too long ends it
     unless a later prompt fits."""
     refused: EpisodeOver | None = None
-    """The latest refusal that explains an error of the agent, whether the episode went on or was over before: of a
-    prompt that was too long, or of an action after the end of the game."""
+    """The latest refusal that explains an error of the agent: of a prompt that was too long, or of an action after the
+    end of the game. The episode may have continued since, or have been over before."""
     fault: Fault | None = None
     """Our fault that ended the episode, also if the agent caught the exception."""
     stored: StoredAnswers = field(default_factory=StoredAnswers)
@@ -208,7 +208,7 @@ class AgentSession:
         return encode() if len(written) <= QUICK_TEXT else await asyncio.to_thread(encode)
 
     def _decoder(self, hidden: Sequence[int]) -> Callable[[list[int]], str]:
-        """Returns what decodes an answer without a last token that is one of `hidden`."""
+        """Returns a function that decodes an answer without a last token that is one of `hidden`."""
         def decode(ids: list[int]) -> str:
             return self.text.decode(ids[:-1] if ids and ids[-1] in hidden else ids)
 
@@ -227,7 +227,7 @@ class AgentSession:
             raise
 
     def forget(self, answer: ChatAnswer) -> None:
-        """Takes back a call whose answer never reached the agent: it chose nothing."""
+        """Removes a call whose answer never reached the agent, so that it led to no action."""
         self._given_up += 1
         index = next(i for i, step in enumerate(self.steps) if step.response_ids is answer.sample.ids)
         self.steps = without_step(self.steps, index)

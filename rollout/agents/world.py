@@ -112,7 +112,7 @@ class AgentWorld:
         return self.llm.over
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Result:
-        """Calls a tool of the environment, which is a step. The observation is what the tool returned.
+        """Calls a tool of the environment, which is a step. The observation is the tool's result.
 
         A name that is no tool and wrong arguments are answered by the environment, as any bad action is. Raises as
         `step` does.

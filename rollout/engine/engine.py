@@ -3,16 +3,16 @@ the worker's process imports no vLLM.
 
 An update, under one deadline:
 
-    check ▸ the digest, while requests go on         file ▸ the machine's, which vLLM's process maps; or `swap`, if
+    check ▸ the digest, while requests continue      file ▸ the machine's, which vLLM's process maps; or `swap`, if
                                                      it has come from GPU to GPU (rollout/weights/receiver.py)
     pause(keep) ▸ requests freeze, KV is dropped     load ▸ weights replaced in place
     reset the prefix cache                           resume ▸ frozen requests recompute their KV under the new weights
-    probe ▸ the canary (services/weights/canary.py)  release what finished meanwhile
+    probe ▸ the canary (services/weights/canary.py)  release samples that finished meanwhile
 
 Samples that finish during an update are held back until its probe has passed, so that no sample of wrong weights leaves
-the engine. If the canary fails, the engine holds everything back until another update is right, and samples again what
-the wrong weights may have sampled. After any other error the engine cannot be used again: the worker exits, and others
-claim its tickets.
+the engine. If the canary fails, the engine holds all samples back until another update is right, and samples again
+those that the wrong weights may have sampled. After any other error the engine cannot be used again: the worker exits,
+and others claim its tickets.
 
 Not used, because each was measured to be silently wrong or fatal with vLLM 0.32 on CPU: updates without a pause,
 `raw_logprobs` (they ignore the temperature), chunked prefill (a seeded request whose prompt is split ends the process).
@@ -125,7 +125,7 @@ class Engine:
 
     @property
     def paused(self) -> bool:
-        """Whether it answers nobody, because it loads new weights or sleeps."""
+        """Whether it answers no request, because it loads new weights or sleeps."""
         return not self._released.is_set()
 
     async def start(self) -> None:
@@ -180,9 +180,9 @@ class Engine:
         async with self._guard(method, "update_seconds"):
             return await self._call("collective_rpc", method=method, kwargs=arguments)
 
-    async def _update_by(self, *what: Any) -> None:
+    async def _update_by(self, *load: Any) -> None:
         self._raise_if_dead()
-        self._update = asyncio.create_task(self._load(*what))
+        self._update = asyncio.create_task(self._load(*load))
         await asyncio.shield(self._update)
 
     async def _load(self, version: Version, canary: Canary | None, method: str, arguments: Arguments) -> None:
@@ -291,7 +291,7 @@ class Engine:
     async def _generate(self, prompt_ids: Sequence[int], request_id: str, *, temperature: float = 1.0, seed: int = 0,
                         stop_token_ids: Sequence[int] = (), stop_texts: Sequence[str] = (),
                         **values: int) -> dict[str, Any]:
-        """Returns what the vLLM process answers (process.py)."""
+        """Returns the answer of the vLLM process (process.py)."""
         answer = await self._call(
             "generate", prompt_ids=list(prompt_ids), request_id=request_id, temperature=temperature, seed=seed,
             stop_token_ids=list(stop_token_ids), stop=list(stop_texts), **values)
@@ -300,7 +300,7 @@ class Engine:
         return answer
 
     async def _probe(self, version: Version, canary: Canary | None) -> str:
-        """Answers the canary's prompts. Returns what is wrong with the weights; "" if nothing is."""
+        """Answers the canary's prompts. Returns the fault of the weights, "" if they are right."""
         name = f"probe/{version.short}"
         answers = await asyncio.gather(*(
             self._generate(prompt, f"{name}/{k}", max_tokens=ANSWER) for k, prompt in enumerate(PROMPTS)))
@@ -342,7 +342,7 @@ class Engine:
             raise self._fault from error
 
     async def _end_with(self, llm: VllmClient) -> None:
-        """Ends what waits when vLLM's process is gone, also a call that waits in this process."""
+        """Ends all waiting calls when vLLM's process is gone, also those that wait in this process."""
         await llm.ended.wait()
         printed = self._output.last_error() if self._output is not None else None
         self._fault = self._fault or EngineFault(f"vLLM's process died ({printed or 'it printed no error'})")

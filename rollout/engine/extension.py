@@ -40,13 +40,13 @@ class VersionLoader:
         self._load(pack.unpack(entries, np.memmap(path, dtype=np.uint8, mode="r")).items())
 
     def receive_round(self, transfer: bytes, **place: Any) -> None:
-        """Begins to receive a version, while requests go on. `transfer`: a Round as JSON. `place`: as Inbox.begin's."""
+        """Begins to receive a version during requests. `transfer`: a Round as JSON. `place`: for Inbox.begin."""
         if self._inbox is None:
             self._inbox = Inbox(self.device, index=self.rank, count=self.parallel_config.tensor_parallel_size)
         self._inbox.begin(msgspec.json.decode(transfer, type=Round), **place)
 
     def transfer_state(self) -> tuple[str, list[int]]:
-        """Returns how far the receiving is (Inbox.state)."""
+        """Returns the progress of the transfer (Inbox.state)."""
         assert self._inbox is not None
         return self._inbox.state()
 

@@ -34,11 +34,11 @@ def sample_of(final: Mapping[str, Any], versions: Mapping[str, Version]) -> Samp
 
 def cut_at(sample: Sample, stops: Sequence[str], decode: Callable[[list[int]], str], *,
            keep: bool = False) -> tuple[Sample, str, str | None]:
-    """Returns what a sampler that ends at the first of the texts `stops` would have sampled, its text before them, and
-    the one that ended it, or None. `keep`: its text includes the one that ended it.
+    """Cuts a sample at the first of the texts `stops`, as if the sampler had ended there.
 
-    A token depends on those before it alone, so nothing is different from having ended there. The token that completes
-    the text is the last of the sample, as the policy had to choose it.
+    Returns the sample, its text before the stop text, and the stop text, or None if there is none. `keep`: the returned
+    text includes the stop text. A token depends on those before it alone, so the rest of the sample changes nothing.
+    The token that completes the stop text is the last of the sample, as the policy had to choose it.
     """
     ids = sample.ids.tolist()
     text = decode(ids)

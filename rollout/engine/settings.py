@@ -15,12 +15,12 @@ from services.process.environment import wait_politely
 from services.units import GIB
 
 BLOCK_TOKENS = 32
-"""Tokens of a KV block on CPUs. vLLM's default is 128, but prompts share only whole blocks, and ours are short."""
+"""Tokens of a KV block on CPUs. vLLM's default is 128, but prompts share only full blocks, and ours are short."""
 CUDA_BATCH_TOKENS = 16384
 """Tokens of one engine step on a GPU. Fewer keep a large GPU waiting for the next launch."""
 CUDA_FREE_SHARE = 0.05
 ENGINE_GIB = 4.0
-"""Memory of vLLM on a GPU beside weights and KV cache: its CUDA context, the graphs, and the activations of
+"""Memory of vLLM on a GPU in addition to weights and KV cache: its CUDA context, the graphs, and the activations of
 CUDA_BATCH_TOKENS. An estimate, not yet measured."""
 MIN_KV_GIB = 0.5
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
@@ -66,7 +66,7 @@ def environment(config: RolloutSection) -> dict[str, str]:
 def engine_environment(folder: Path) -> dict[str, str]:
     """Returns the environment of the engine's process: this one's, with temporary files in `folder`.
 
-    vLLM leaves some of them behind. The guard finds the engine's processes by TMPDIR. PYTHONUTF8: vLLM and torch read
+    vLLM does not remove all of them. The guard finds the engine's processes by TMPDIR. PYTHONUTF8: vLLM and torch read
     files of their own in the locale's encoding.
     """
     preloaded = [*filter(None, [os.environ.get("LD_PRELOAD")]), *_openmp()]
@@ -143,7 +143,7 @@ def kv_bytes(config: RolloutSection, *, weight_bytes: int, gpu_bytes: int = 0) -
     rest = int(memory - weight_bytes / config.tensor_parallel - ENGINE_GIB * GIB)
     if rest < MIN_KV_GIB * GIB:
         raise UserError(
-            f"rollout.gpu_memory={config.gpu_memory:g} leaves {rest / GIB:.1f} GiB for the KV cache beside "
+            f"rollout.gpu_memory={config.gpu_memory:g} leaves {rest / GIB:.1f} GiB for the KV cache next to "
             f"{weight_bytes / config.tensor_parallel / GIB:.1f} GiB of weights and {ENGINE_GIB:g} GiB for vLLM itself",
             "raise it, or rollout.tensor_parallel")
     return rest

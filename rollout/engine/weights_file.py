@@ -1,10 +1,10 @@
 """The file through which a version's weights reach vLLM's process, which maps it. All workers of a machine share it.
 
-The file is named by the digest of the weights. Locks (flock) say who uses it, and end with their process:
+The file is named by the digest of the weights. Locks (flock) show who uses it, and end with their process:
 
     write   exclusive: the first worker checks the weights and writes the file; the others wait for it
     use     shared: it is complete, and workers load it side by side
-    end     exclusive, if nobody else uses it: it is removed
+    end     exclusive, if no other worker uses it: it is removed
 
 A file that is shorter than the weights was left by a worker that died; the next one writes it again.
 """
@@ -50,7 +50,7 @@ def weights_file(manifest: Manifest, buffer: np.ndarray, digest: str, *, folder:
     try:
         yield path
     finally:
-        _leave(path, descriptor)
+        _release(path, descriptor)
 
 
 def place_of(name: str, size: int) -> Path:
@@ -69,13 +69,13 @@ def _opened(path: Path, manifest: Manifest, buffer: np.ndarray, digest: str) -> 
             fcntl.flock(descriptor, fcntl.LOCK_SH)
             if not _complete(descriptor, buffer):
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
-                if not _complete(descriptor, buffer) and os.fstat(descriptor).st_nlink:  # nobody came between the locks
+                if not _complete(descriptor, buffer) and os.fstat(descriptor).st_nlink:  # as before this lock
                     _write(descriptor, manifest, buffer, digest)
                 fcntl.flock(descriptor, fcntl.LOCK_SH)
             if _complete(descriptor, buffer):
                 return descriptor
         except BaseException:
-            _leave(path, descriptor)
+            _release(path, descriptor)
             raise
         os.close(descriptor)
 
@@ -104,7 +104,7 @@ def _write(descriptor: int, manifest: Manifest, buffer: np.ndarray, digest: str)
         file.write(np.ascontiguousarray(buffer).data)
 
 
-def _leave(path: Path, descriptor: int) -> None:
+def _release(path: Path, descriptor: int) -> None:
     """Removes the file unless another worker uses it. Closing the descriptor gives its lock up."""
     with suppress(BlockingIOError):
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -114,7 +114,7 @@ def _leave(path: Path, descriptor: int) -> None:
 
 
 def _sweep(place: Path) -> None:
-    """Removes this user's files that nobody uses: their workers were killed. Spares what another user put there."""
+    """Removes this user's unused files, whose workers were killed. Keeps files of other users."""
     for path in place.glob(f"{MARK}{os.getuid()}-*"):
         with suppress(OSError):  # it is gone, another user's, a folder or a link
-            _leave(path, _open(path))
+            _release(path, _open(path))

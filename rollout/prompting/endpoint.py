@@ -4,7 +4,7 @@ A status of 429 or 5xx, a lost connection, a request that takes too long and an 
 cut are tried again: after Retry-After if the server sends one above zero, else after 1, 2, 4 ... 60 s. All calls wait
 meanwhile, not only the one that was refused.
 
-The server may be anybody's: its answers are bounded in time and size, and our key is not in what we repeat of them.
+The server may be anybody's: its answers are bounded in time and size, and messages that repeat them hide our key.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from services.process.addresses import parts_of
 
 # The reply of an endpoint: the answer in it, and whether another request may get a better one.
 #
-# Servers differ in what no evaluation needs. So counts of tokens may have any form, and an answer may come in parts.
+# Servers differ in fields that no evaluation needs. So counts of tokens may have any form, and answers may have parts.
 
 OK = 200
 AGAIN = (408, 409, 425, 429, 500, 502, 503, 504, 529)
 """Statuses that may pass, unless the conversation is too long. Every other one is the user's to fix."""
 CUT = ("abort", "error")
-"""Ends of answers that a fault of the server has cut, as vLLM and OpenRouter name them beside a status of 200."""
+"""Ends of answers that a fault of the server has cut, as vLLM and OpenRouter name them with a status of 200."""
 THOUGHTS = ("thinking", "reasoning")
-"""Types of the parts of an answer that are no part of what the model says."""
-TOLD = 300
+"""Types of the parts of an answer that are not its text."""
+REPEATED = 300
 """Characters of a server's refusal that our error repeats."""
 _TOO_LONG = (
     "context_length", "context length", "context size", "context window", "maximum context", "maximum model length",
@@ -71,7 +71,7 @@ class EndpointAnswer(msgspec.Struct):
 
     @property
     def cut(self) -> str:
-        """Returns what is wrong with an answer that a fault has cut, or ""."""
+        """Returns the fault that has cut the answer, or ""."""
         return ""
 
 
@@ -141,7 +141,7 @@ Form = TypeVar("Form", Completion, ServedModels)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointReply(Generic[Form]):
-    """A whole reply, whose body was decoded once."""
+    """A complete reply, whose body was decoded once."""
 
     status: int
     headers: Mapping[str, str]
@@ -155,7 +155,7 @@ class EndpointReply(Generic[Form]):
 
     @property
     def too_long(self) -> bool:
-        """Returns whether the conversation is longer than the model reads. llama.cpp says so with a status of 500."""
+        """Returns whether the conversation is longer than the model reads. llama.cpp then answers with status 500."""
         return self.status in (400, 413, 422, 500) and any(words in self._text().lower() for words in _TOO_LONG)
 
     @property
@@ -168,16 +168,16 @@ class EndpointReply(Generic[Form]):
         """Returns `status 429`, or the status of a body that is no JSON with its fault."""
         return f"status {self.status}" + (f", and no JSON ({self.wrong})" if self.garbled else "")
 
-    def said(self, key: str) -> str:
+    def excerpt(self, key: str) -> str:
         """Returns the start of the text on one line, without the key."""
         text = " ".join(self._text().split())
-        return (text.replace(key, HIDDEN) if key else text)[:TOLD]
+        return (text.replace(key, HIDDEN) if key else text)[:REPEATED]
 
     def checked(self, key: str) -> Form:
         """Returns the answer. Raises ContextFull, RequestRefused for a field, and UserError for any other refusal."""
         if self.answer is not None:
             return self.answer
-        message = self.said(key)
+        message = self.excerpt(key)
         if self.wrong and not self.garbled:
             raise UserError(f"the endpoint's answer is none of OpenAI's API ({self.wrong}): {message}",
                             "give the address of OpenAI's chat completions with --endpoint")
@@ -186,11 +186,11 @@ class EndpointReply(Generic[Form]):
         if self.status in (401, 403):
             raise UserError(f"the endpoint refuses the key (status {self.status}: {message})",
                             "set prompting.key_file or $GAGPO_ENDPOINT_KEY")
-        what = f"the endpoint answers with {self.named}: {message or 'nothing'}"
+        problem = f"the endpoint answers with {self.named}: {message or 'nothing'}"
         fix = "check --endpoint (it often ends in /v1) and --model"
         if self.status in (400, 422):
-            raise RequestRefused(what, next((how for word, how in _FIXES.items() if word in message), fix))
-        raise UserError(what, fix)
+            raise RequestRefused(problem, next((how for word, how in _FIXES.items() if word in message), fix))
+        raise UserError(problem, fix)
 
     def _text(self) -> str:
         return self.content.decode(errors="replace")
@@ -212,7 +212,7 @@ def read_reply(status: int, headers: Mapping[str, str], content: bytes, form: ty
 
 
 def _number(record: object, name: str, kind: Any) -> int | None:
-    """Returns a whole number of a record, also one that is a float or a text, or None if it is not there."""
+    """Returns an integer of a record, also one that is a float or a text, or None if it is not there."""
     try:
         value = msgspec.convert(record, dict[str, Any]).get(name)
         return msgspec.convert(value, kind, strict=False)
@@ -229,7 +229,7 @@ only the old one."""
 _OPTIONAL = {"max_tokens": re.compile(NEWER_LIMIT), "seed": re.compile(r"(?<![\w-])seed(?![\w-])")}
 """Fields that some servers refuse, with the word that their refusal has then. Gemini and Mistral take no seed."""
 SAME_S = 0.5
-"""Pauses that end within so many seconds of each other are told once."""
+"""Pauses that end within so many seconds of each other are reported once."""
 NAMED = 8
 """Number of served models that an error names."""
 MOST_BYTES = 16 << 20
@@ -245,7 +245,7 @@ class EndpointModel:
     settings: PromptingSection
     temperature: float
     max_tokens: int
-    tell: Callable[[str], object] = lambda _: None
+    report: Callable[[str], object] = lambda _: None
     """Takes a line about each pause, once for all calls that wait for it."""
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
@@ -254,7 +254,7 @@ class EndpointModel:
     """Pauses since the endpoint has answered a call last. Each is twice as long as the one before."""
     _refused: set[str] = field(default_factory=set[str], init=False)
     """Fields that the endpoint has refused. Requests go without them."""
-    _met: bool = field(default=False, init=False)
+    _answered: bool = field(default=False, init=False)
     """Whether the endpoint has ever answered."""
     _read: bool = field(default=False, init=False)
     """Whether an answer had the right form: then one that is no JSON was cut on its way, and is asked for again."""
@@ -272,7 +272,7 @@ class EndpointModel:
             if not named:
                 raise
             if "seed" in named - self._refused:  # calls at once are refused at once, and one line is enough for them
-                self.tell(f"{self._address} takes no seed: answers cannot be repeated")
+                self.report(f"{self._address} takes no seed: answers cannot be repeated")
             self._refused |= named
             return await self.ask(messages, seed=seed)
         return ModelAnswer(text=completion.text, prompt_tokens=completion.count("prompt_tokens"),
@@ -300,9 +300,9 @@ class EndpointModel:
             except httpx.RequestError as error:  # also an answer that cannot be unpacked
                 why = f"{type(error).__name__} {error}".strip()
             except TimeoutError:
-                why = f"no whole answer within prompting.call_seconds={self.settings.call_seconds:g}"
+                why = f"no complete answer within prompting.call_seconds={self.settings.call_seconds:g}"
             else:
-                self._met = True
+                self._answered = True
                 key = self.http.headers.get("authorization", "").removeprefix("Bearer ")
                 if not (reply.may_pass or (self._read and reply.garbled)) \
                         and not (why := (checked := reply.checked(key)).cut):
@@ -310,18 +310,18 @@ class EndpointModel:
                     return checked
                 wait = retry_after(reply.headers, time.time())
                 why = why or reply.named + ("" if wait is None else f", Retry-After {rounded(wait)} s") \
-                    + (f": {message}" if (message := reply.said(key)) else "")
+                    + (f": {message}" if (message := reply.excerpt(key)) else "")
             failed_at = self.clock() if failed_at is None else failed_at
             first = pauses == self._pauses  # of the calls that failed at once
             wait = wait or (min(LONGEST_PAUSE_S, 2.0 ** min(pauses, LONGEST_PAUSE_S)) if first else 0.0)
             again = max(self.clock() + wait, self._not_before)
-            if not self._met and again - failed_at > FIRST_S:
+            if not self._answered and again - failed_at > FIRST_S:
                 raise UserError(f"{self._address} cannot be reached ({why})", "check --endpoint, or start the server")
             if again - failed_at > self.settings.wait_seconds:
                 raise UserError(f"{self._address} does not answer ({why}), and prompting.wait_seconds is "
                                 f"{self.settings.wait_seconds:g}", "check --endpoint; the same command continues later")
             if again > self._not_before + SAME_S:  # calls at once fail at once, and one line is enough for them
-                self.tell(f"{self._address} fails ({why}); the next call is in {rounded(again - self.clock())} s")
+                self.report(f"{self._address} fails ({why}); the next call is in {rounded(again - self.clock())} s")
             self._not_before = again
             self._pauses += first
 
@@ -331,7 +331,7 @@ class EndpointModel:
 
     async def _reply(
             self, method: str, path: str, body: Mapping[str, Any] | None, form: type[Form]) -> EndpointReply[Form]:
-        """Returns a whole reply. Raises UserError if it is too large, TimeoutError and httpx.TransportError."""
+        """Returns a complete reply. Raises UserError if it is too large, TimeoutError and httpx.TransportError."""
         data = bytearray()
         async with asyncio.timeout(self.settings.call_seconds), self.http.stream(method, path, json=body) as reply:
             async for part in reply.aiter_bytes():

@@ -2,7 +2,7 @@
 
 The papers at hand print no prompts of their baselines, so these words are ours, and hold no worked examples.
 
-    direct      the prompt of training (env.prompt), anew in every turn
+    direct      the prompt of training (env.prompt), made again in every turn
     react       one conversation per episode; each answer is a thought and an action
     reflexion   react; after a lost trial the model writes a reflection, which its next trials of the task read
 """
@@ -78,9 +78,9 @@ class Direct:
 
 @dataclass(frozen=True, slots=True)
 class ReAct:
-    """Keeps the whole episode as a conversation. Only the newest observation lists its admissible actions.
+    """Keeps the entire episode as a conversation. Only the newest observation lists its admissible actions.
 
-    If the environment lists no actions (search QA), the conversation begins with its prompt, which tells their form.
+    If the environment lists no actions (search QA), the conversation begins with its prompt, which shows their form.
     """
 
     template: PromptTemplate
@@ -106,7 +106,7 @@ class ReAct:
         return ParsedAction(action=action, valid=match is not None and bool(action))
 
     def _rules(self, first: Outcome) -> list[str]:
-        """Raises UserError if nothing would tell the model what an action looks like."""
+        """Raises UserError if neither the actions nor the prompt would show the model the form of an action."""
         if first.admissible_actions:
             return [_RULES + _AS_LISTED]
         if not self.template.chat:
@@ -123,8 +123,8 @@ class ReAct:
 def counted_part(text: str) -> str:
     """Returns an answer after its thought in tags, up to the first `Observation:` line.
 
-    The thought of a reasoning model may name actions that it decides against, and models go on with observations of
-    their own making.
+    The thought of a reasoning model may name actions that it decides against, and models continue with invented
+    observations.
     """
     spoken = without_thought(text)
     made_up = _OBSERVATION.search(spoken)

@@ -88,7 +88,7 @@ class TaskPlayer:
     seed: int
 
     async def play(self, task: str, before: Sequence[PlayedTrial], keep: Callable[[PlayedTrial], object]) -> None:
-        """Plays what is left of a task; `before` are its trials so far. `keep` gets each trial that is finished.
+        """Plays the remaining trials of a task. `before` are its trials so far. `keep` takes each finished trial.
 
         Raises ContextFull if the task's first prompt is too long, EnvFault, EngineFault, UserError and
         DeadlineExceeded.

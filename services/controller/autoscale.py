@@ -5,7 +5,7 @@
     environment   sessions, latency or 503s exceed the target    one server fewer would stay below half of it
 
 A decision uses the load since the last decision. There is at most one in `autoscale.pause_seconds`: at staleness 0
-tickets come in bursts, so one moment says little.
+tickets come in bursts, so one moment shows little.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ from services.telemetry.heartbeat import NO_SERVERS
 
 TICK_S = 0.2
 LOOK_EVERY_S = 5.0
-"""Seconds between two looks whether the store still has what the controller told it about evaluations."""
+"""Seconds between two checks that the store still has what the controller has written about evaluations."""
 MAX_FAILED_SHARE = 0.01
 MIN_FAILED_TO_STOP = 3
 """A run is stopped only from this number of failed groups on: a single one does not make a short run broken."""
@@ -60,7 +60,7 @@ class Hooks:
     playing: Callable[[str, int, int], object] = lambda *_: None
     """Takes an evaluation's label, its number of finished groups and of all groups, whenever these change."""
     waits: Callable[[str], object] = lambda _: None
-    """Takes a text that says which outside service the whole run waits for; "" once the run goes on."""
+    """Takes the name of the outside service that the entire run waits for; "" once the run continues."""
 
 
 @dataclass(kw_only=True)
@@ -87,10 +87,10 @@ class Controller:
     _no_servers: bool = False
     _looked_at: float = 0.0
 
-    def goes_on(self, evaluations: Sequence[Mapping[str, Any]]) -> None:
-        """Takes over what earlier lives of the run have evaluated, rows of evaluations.jsonl.
+    def resume(self, evaluations: Sequence[Mapping[str, Any]]) -> None:
+        """Takes over the evaluations that the run made before it was resumed, rows of evaluations.jsonl.
 
-        The folder is right, not Redis. So no version is evaluated twice, and boards show the last result at once.
+        The folder decides, not Redis. So no version is evaluated twice, and boards show the last result at once.
         """
         curve = [row for row in evaluations if on_curve(row["label"])]
         self.store.state.mark_evaluated(self.lease, max((row["step"] for row in curve), default=-1))
@@ -121,7 +121,7 @@ class Controller:
         self.hooks.tick()
 
     def restore_lost(self) -> None:
-        """Tells a Redis that has lost its last second again what nobody else would: evaluated steps, evaluations."""
+        """Writes evaluated steps and evaluations again if Redis has lost its last second. No other process would."""
         if self.clock() - self._looked_at < LOOK_EVERY_S:
             return
         self._looked_at = self.clock()
@@ -131,7 +131,7 @@ class Controller:
             self.store.state.mark_evaluated(self.lease, self._eval_done)
 
     def issue(self) -> None:
-        """Issues whole groups in order while there is capacity, and never more groups than the run will train."""
+        """Issues complete groups in order while there is capacity, and never more groups than the run will train."""
         counts = self.store.counts()
         demand = self._demand_of(counts)
         limit = demand.limit
@@ -197,7 +197,7 @@ class Controller:
     def _follow_back(self, step: int) -> None:
         """Forgets the evaluations after `step` if the learner has gone back to it: it takes those steps again.
 
-        It found a checkpoint damaged, or Redis has lost the groups of these steps, and its new weights are others.
+        It has met a damaged checkpoint, or Redis has lost the groups of these steps, and its new weights are others.
         """
         if step >= self._eval_done or self.store.counts().last_step >= self._eval_done:
             return
@@ -210,7 +210,7 @@ class Controller:
 
         The learner writes the weights meanwhile. The evaluation ends once they are on disk.
 
-        If that learner dies and nobody has its weights, the evaluation begins anew with the next learner's version.
+        If that learner dies and no process has its weights, the evaluation is repeated with the next learner's version.
         """
         if self._evaluation is not None and (why := self._lost_weights(self._evaluation)):
             self._evaluation.give_up()
@@ -261,7 +261,7 @@ class Controller:
             return
         if signature != self._signature or self.supervisor.waits:
             self._signature, self._moved_at = signature, self.clock()
-            self._tell(pointer[0].short if pointer else "")
+            self._report_progress(pointer[0].short if pointer else "")
             return
         longest = self.config.supervision.stall_seconds
         if self.clock() - self._moved_at < longest:
@@ -283,7 +283,7 @@ class Controller:
             self._signature = None
         return self._no_servers
 
-    def _tell(self, version: str) -> None:
+    def _report_progress(self, version: str) -> None:
         self.telemetry.moved(version)
         if self._evaluation is None:
             self.telemetry.state("training", "waits for the learner to take groups")

@@ -32,7 +32,7 @@ class Evaluation:
         self._episodes: list[Episode] = []
         self._dropped: list[str] = []
         self.weights_gone = False
-        """Whether a group was dropped because nobody has the weights of this evaluation's version any more."""
+        """Whether a group was dropped because no process has the weights of this evaluation's version any more."""
 
     def issue(self) -> None:
         """Issues all tickets at once. Evaluation does not count against the training capacity."""
@@ -60,7 +60,7 @@ class Evaluation:
             self.weights_gone |= reason_class(drop.reason) == "weights_gone"
 
     def give_up(self) -> None:
-        """Drops what is left of it. The same tasks may be issued again, for another version."""
+        """Drops its remaining groups. The same tasks may be issued again, for another version."""
         clear(self._store, self._lease, f"the weights of version {self.request.version.short} are gone")
 
     def collect(self) -> list[Episode] | None:
@@ -111,7 +111,7 @@ def best_of_repeats(episodes: Sequence[Episode], samples: int) -> dict[str, dict
     """Returns the expected best of k of each game's `samples` episodes, by k: 2, 4, ... and `samples` itself.
 
     pass_at: share of games won at least once; best_score: the environment's own score, if all episodes have one. Each
-    is a mean over games, with the ends of its 95% interval beside it (_low, _high). Nothing without repeats.
+    is a mean over games, with the ends of its 95% interval next to it (_low, _high). Nothing without repeats.
     """
     wins, scores = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
     for episode in episodes:

@@ -39,7 +39,7 @@ class Member(Protocol):
         ...
 
     def poll(self) -> End | None:
-        """Returns None while the member lives or waits for a place. Raises UserError if it found a user's mistake."""
+        """Returns None while the member lives or waits for a place. Raises UserError if it met a user's mistake."""
         ...
 
     def drain(self) -> None:
@@ -75,7 +75,7 @@ class Watched:
     silence: float = 0.0
     beat_at: float | None = None
     """Time of the member's last heartbeat, by the member's own clock."""
-    heard: int = 0
+    beats: int = 0
     """Number of heartbeats since the last start."""
     deaths: deque[float] = field(default_factory=deque)
     """Times of the deaths within WINDOW_S."""
@@ -134,8 +134,8 @@ class Watched:
 # Which members ask for their place on a cluster first: one of each role, then the others.
 #
 # The learner's ranks need many places together, rollout workers one each. If all workers asked first, Ray would spread
-# them over all nodes, and the ranks would get what is left of each. After the loss of a node, the lost workers would
-# take the places that the ranks have just left. If all ranks asked first, there might be no place left for a single
+# them over all nodes, and the ranks would get the rest of each. After the loss of a node, the lost workers would
+# take the places that the ranks have just freed. If all ranks asked first, there might be no place left for a single
 # worker.
 
 

@@ -6,11 +6,11 @@ The supervisor does not depend on Ray or subprocesses: deploy/members/ wraps eac
   it is not ready within supervision.start_seconds, or if it was ready and is silent for supervision.silence_seconds.
 - After its first death within ten minutes a member is restarted at once. Before the next restarts the supervisor pauses
   for 1, 2, 4, ... seconds, up to supervision.longest_pause_seconds. From its third death on, the member is *sick*. The
-  other members go on without it.
+  other members continue without it.
 - A member that has no place on the cluster waits for one. After PLACE_S it reports what the cluster lacks. One member
   of each role asks before the others (member.py).
 - Four things end the run: a user's mistake; a member that failed twice with the same message before any of its role
-  was ever ready, once all of them have died or lack a place; a role without a ready member that found no place within
+  was ever ready, once all of them have died or lack a place; a role without a ready member that got no place within
   supervision.place_seconds; and a crash loop: the only member of its role that works has died LOOP_DEATHS times with
   the same message, for LOOP_S or longer, while the run has made no progress. A process that was killed before its role
   was ready, or lost with its node, gave no message, so it is only restarted.
@@ -35,7 +35,7 @@ LOOK_S = 2.0
 """Seconds between two reads of the heartbeats. They are sent as often, and each read is a round trip to the store."""
 LOOP_DEATHS = 5
 LOOP_S = 1800.0
-"""Seconds that a crash loop lasts at least before it ends the run: as long as a folder that is away is waited for."""
+"""Seconds that a crash loop lasts at least before it ends the run: as long as a wait for an unavailable folder."""
 STALE_BEATS = 2
 """Heartbeats after a start that do not count: they may be the last ones of the member's former process, read late."""
 LONGEST_GAP_S = 5.0
@@ -153,7 +153,7 @@ class Supervisor:
         self._stop(watched.member)
 
     def _wants_a_place(self, watched: Watched, now: float) -> bool:
-        """Whether the member has no place on the cluster yet. Raises Fault if its whole role has waited too long."""
+        """Whether the member has no place on the cluster yet. Raises Fault if its entire role has waited too long."""
         lacks = "" if watched.ready else watched.member.lacks()
         if not lacks:
             if watched.logged:
@@ -187,7 +187,7 @@ class Supervisor:
     def _overdue(self, watched: Watched, now: float, gap: float) -> End | None:
         """Returns the end of a member that hangs: its process lives but is not ready in time, or sends no heartbeat."""
         settings = self._settings
-        if self._gave_a_sign(watched):
+        if self._has_answered(watched):
             watched.ready = watched.worked = True
             watched.silence = 0.0
             self._worked.add(watched.member.role)
@@ -199,18 +199,18 @@ class Supervisor:
         reason = f"no heartbeat for {settings.silence_seconds:.0f} s (supervision.silence_seconds)"
         return End(reason, killed=True) if watched.silence > settings.silence_seconds else None
 
-    def _gave_a_sign(self, watched: Watched) -> bool:
+    def _has_answered(self, watched: Watched) -> bool:
         if watched.member.beat is None:
             return watched.ready or watched.member.ready()
         at = self._beats.get(watched.member.beat, {}).get("at")
         if at is None or at == watched.beat_at:
             return False
         watched.beat_at = at
-        watched.heard += 1
-        return watched.heard > STALE_BEATS
+        watched.beats += 1
+        return watched.beats > STALE_BEATS
 
     def _start(self, watched: Watched) -> None:
-        watched.paused, watched.silence, watched.heard, watched.changed_at = False, 0.0, 0, self._clock()
+        watched.paused, watched.silence, watched.beats, watched.changed_at = False, 0.0, 0, self._clock()
         watched.unplaced_at = None
         try:
             watched.member.start()
@@ -238,7 +238,7 @@ class Supervisor:
                 self._stop(watched.member)
 
     def _refuse_a_crash_loop(self, watched: Watched, end: End) -> None:
-        """Raises Fault if the member dies again and again in the same way, and nothing of the run goes on meanwhile."""
+        """Raises Fault if the member dies again and again in the same way, and the run makes no progress meanwhile."""
         state, now, member = (_message(end), self._milestone()), self._clock(), watched.member
         apart = end.killed and not any(now - death <= WINDOW_S for death in watched.deaths)  # kills by chance
         if watched.loop != state or apart:

@@ -8,8 +8,8 @@ waits. So as many more groups are issued for each step as the last steps have re
     in the queue, oldest first    next step        the step after it    ... staleness + 1 steps
                                   G + spare        G + spare            G: groups_per_step
 
-A step that replaces fewer groups than expected leaves some over. They are the oldest of the next step, which drops them
-if they have become too old: by their place in the queue, never by what happened in them. `spare` is therefore the least
+If a step replaces fewer groups than expected, some remain. They are the oldest of the next step, which drops them if
+they have become too old: by their place in the queue, never by what happened in them. `spare` is therefore the least
 number of the last steps, so that few are played in vain.
 
 Tasks and tickets are pure functions of the run's seed and the group's index.

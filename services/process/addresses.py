@@ -77,7 +77,7 @@ def held_port(host: str = "127.0.0.1") -> int:
 
     The socket that holds it does not listen, so connections are refused until a server takes the port, and again after
     that has ended. A server that asks for this port gets it if it sets SO_REUSEPORT (`reserve(..., held=True)`), which
-    the kernel allows to the same user only. So nobody else can take the place of a server that has died, and receive
+    the kernel allows to the same user only. So no other user can take the place of a server that has died, and receive
     its clients' secrets.
     """
     return _held(host, socket.SO_REUSEPORT)

@@ -54,7 +54,7 @@ def processes_in(folder: str) -> list[int]:
     """Returns the ids of the processes that were started with TMPDIR=`folder`, or with a folder inside it.
 
     An engine's folder lies in its worker's: ending the worker's processes ends the engine too, even if its guard
-    goes first.
+    ends first.
     """
     mark = f"TMPDIR={folder}".encode()
     return processes_with(lambda variable: variable == mark or variable.startswith(mark + b"/"))
@@ -112,14 +112,14 @@ class HeldFolder:
     """A new temporary folder of `mode` in `root`, whose name begins with `prefix`, held until `remove` or the process's
     end.
 
-    First it removes the folders of this prefix that nobody holds any more, and ends the processes that still keep their
-    temporary files in them. `root` None: the folder for temporary files. `leaving`: see `sweep`.
+    First it removes the folders of this prefix that no process holds any more, and ends the processes that still keep
+    their temporary files in them. `root` None: the folder for temporary files. `before_removal`: see `sweep`.
     """
 
     def __init__(self, prefix: str, root: Path | None = None, *, mode: int = 0o700,
-                 leaving: Callable[[Path], object] = lambda _: None) -> None:
+                 before_removal: Callable[[Path], object] = lambda _: None) -> None:
         root = Path(tempfile.gettempdir()) if root is None else root
-        sweep(prefix, root, leaving)
+        sweep(prefix, root, before_removal)
         self.path = root / f"{prefix}{secrets.token_hex(4)}"
         self.path.mkdir(mode=mode)
         draft = self.path / "draft"
@@ -135,17 +135,17 @@ class HeldFolder:
         os.close(self.lock)
 
 
-def sweep(prefix: str, root: Path, leaving: Callable[[Path], object] = lambda _: None) -> None:
+def sweep(prefix: str, root: Path, before_removal: Callable[[Path], object] = lambda _: None) -> None:
     """Removes the folders in `root` whose owners have ended. Keeps those without a lock, and other users' folders.
 
-    `leaving` takes each folder of ours before its end, to remove what its owner has left elsewhere.
+    `before_removal` takes each folder of ours before its end, to remove files of its owner elsewhere.
     """
     for lock in root.glob(f"{prefix}*/{LOCK}"):
         with suppress(OSError), _opened(lock) as file:  # the folder is another user's, in use, or gone
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             end_all(str(lock.parent))
             if lock.parent.stat().st_uid == os.getuid():  # another user's could name anything that is ours
-                leaving(lock.parent)
+                before_removal(lock.parent)
             shutil.rmtree(lock.parent, ignore_errors=True)
 
 

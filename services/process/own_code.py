@@ -1,7 +1,7 @@
 """Imports the user's own code that a config names by `module:attribute`: environments, agents, estimators, keys.
 
-`import_object` is the only door for names that come from a config. Commands that look at what others made refuse them
-there (`judging_imports(refuse)`). Those that continue or play a run import the code, and print which.
+Names in a config are imported by `import_object` alone. Commands that look at the runs of others refuse them
+there (`judging_imports(refuse)`). Those that continue or play a run import the code, and print its name.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class OwnCodeRefusedError(UserError):
 @contextmanager
 def judging_imports(judge: Judge) -> Iterator[None]:
     """Asks `judge` before any own code is imported while the block runs, in all threads of this process."""
-    global _judge  # noqa: PLW0603 - imports are the process's, so what judges them is too
+    global _judge  # noqa: PLW0603 - imports are the process's, so their judge is too
     before, _judge = _judge, judge
     try:
         yield
@@ -43,7 +43,7 @@ def judging_imports(judge: Judge) -> Iterator[None]:
 
 
 def refuse(key: str, target: str) -> None:
-    """Raises OwnCodeRefusedError: a Judge for commands that look at what others made."""
+    """Raises OwnCodeRefusedError: a Judge for commands that look at the runs of others."""
     raise OwnCodeRefusedError(f"{key}={target} is code that does not come with gagpo, and looking runs none",
                               f"add {OWN_CODE} to import it, if you trust it")
 
@@ -52,14 +52,14 @@ def allow(key: str, target: str) -> None:
     """Allows all code: a Judge for commands that run what their user wrote."""
 
 
-def announcing(say: Callable[[str], None]) -> Judge:
+def announcing(report: Callable[[str], None]) -> Judge:
     """Returns a Judge that allows all code, and prints each name once with the file that it is imported from."""
     announced: set[str] = set()
 
     def announce(key: str, target: str) -> None:
         if target not in announced:
             announced.add(target)
-            say(f"imports {key}={target} from {_origin(target.partition(':')[0])}")
+            report(f"imports {key}={target} from {_origin(target.partition(':')[0])}")
 
     return announce
 
@@ -94,7 +94,7 @@ def make_object(target: str, *, kind: str, key: str) -> Any:
 
 
 def import_object(target: str, *, kind: str, key: str, shipped: bool = False) -> Any:
-    """Imports and returns `module:attribute`. `kind` says what it should be; `key` is the config key that names it.
+    """Imports and returns `module:attribute`. `kind`: a word for it, for errors. `key`: the config key that names it.
 
     `shipped`: the name is from a table of ours, so that no command refuses it. Raises UserError for a name of another
     form, a module that cannot be imported, and a missing attribute, and OwnCodeRefusedError as `refuse` does.
@@ -111,7 +111,7 @@ def import_object(target: str, *, kind: str, key: str, shipped: bool = False) ->
     try:
         # Ours may be imported under a prefix, next to a project's packages of the same name (gagpo/installation.py).
         imported = importlib.import_module(__name__.removesuffix("services.process.own_code") * shipped + module)
-    except UserError:  # the module itself says in one line how to fix it
+    except UserError:  # the module's own message
         raise
     except ModuleNotFoundError as error:
         # Either a part of the module's own path is missing, or a package that the module imports.

@@ -1,6 +1,6 @@
 """Packages of others by the extra that installs them, and our own ones, which must come from one installation.
 
-Ours are bare folder names, so a folder called `services` in a Ray working_dir or beside the script would shadow ours,
+Ours are bare folder names, so a folder called `services` in a Ray working_dir or next to the script would shadow ours,
 and a process would run half of one version and half of another. Every command calls `check_one_installation` first.
 """
 

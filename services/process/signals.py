@@ -1,4 +1,4 @@
-"""How a command hears SIGTERM and SIGHUP: they unwind the stack as Ctrl-C does. Light."""
+"""How a command handles SIGTERM and SIGHUP: they unwind the stack as Ctrl-C does. Light."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ async def until_sigterm(work: Awaitable[T]) -> T:
     The handler of signals_unwind would raise in whatever task runs: a task group makes a group of the exception, and
     asyncio prints its traceback. That handler is back afterwards.
     """
-    loop, task, heard = asyncio.get_running_loop(), asyncio.current_task(), asyncio.Event()
+    loop, task, received = asyncio.get_running_loop(), asyncio.current_task(), asyncio.Event()
     assert task is not None
     before = signal.getsignal(signal.SIGTERM)
-    loop.add_signal_handler(signal.SIGTERM, lambda: (heard.set(), task.cancel()))
+    loop.add_signal_handler(signal.SIGTERM, lambda: (received.set(), task.cancel()))
     try:
         return await work
     except asyncio.CancelledError:
-        if heard.is_set():
+        if received.is_set():
             raise SystemExit(128 + signal.SIGTERM) from None
         raise
     finally:
@@ -38,8 +38,8 @@ async def until_sigterm(work: Awaitable[T]) -> T:
 
 
 AGAIN_S = 0.05
-"""Seconds after which Ctrl-C is sent again if it was lost, and until the first look whether another signal was. Each
-later look waits twice as long."""
+"""Seconds after which a lost Ctrl-C is sent again, and until the first check of whether another signal was lost. Each
+later check waits twice as long."""
 _POLITE = (signal.SIGTERM, signal.SIGHUP)
 
 
@@ -48,16 +48,16 @@ def signals_unwind() -> Iterator[None]:
     """Makes SIGTERM and SIGHUP raise SystemExit of 128 + number, so that every `finally` block stops what it started.
 
     The handlers stay after the block. Inside it no signal is lost: if one comes while a `__del__` or a callback of a
-    garbage collection runs, Python prints the exception and goes on, so it is sent again. So is one whose exception
-    somebody swallowed. The block ends with 128 + number, whatever others made of that: Ray leaves with 1.
+    garbage collection runs, Python prints the exception and continues, so it is sent again. So is one whose exception
+    was swallowed. The block ends with 128 + number, even if other code changed that: Ray exits with 1.
 
     Python itself handles a signal late that comes just before a blocking call of C: when the call ends, or with the
     next signal. Wait in calls that end.
     """
-    leaving = _Leaving()
+    exiting = _Exiting()
     for number in _POLITE:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP, which we keep
-            signal.signal(number, leaving.hear)
+            signal.signal(number, exiting.handle)
     before = sys.unraisablehook
 
     def send_again(lost: sys.UnraisableHookArgs) -> None:
@@ -65,7 +65,7 @@ def signals_unwind() -> Iterator[None]:
         if number is None:
             before(lost)
         elif number in _POLITE:
-            leaving.lost = True
+            exiting.lost = True
         else:
             timer = threading.Timer(AGAIN_S, _send, (number,))
             timer.daemon = True
@@ -75,10 +75,10 @@ def signals_unwind() -> Iterator[None]:
     try:
         yield
     except SystemExit as error:
-        error.code = error.code if leaving.heard is None else 128 + leaving.heard
+        error.code = error.code if exiting.number is None else 128 + exiting.number
         raise
     finally:
-        leaving.over = True
+        exiting.over = True
         sys.unraisablehook = before
 
 
@@ -90,28 +90,28 @@ def signal_of(error: BaseException | None) -> int | None:
     return next((number for number in _POLITE if code == 128 + number), None)
 
 
-class _Leaving:
-    """Raises SystemExit for a signal, and looks later whether the stack unwinds. If it does not, raises it again.
+class _Exiting:
+    """Raises SystemExit for a signal, and looks later whether the stack unwinds. If not, raises it again.
 
     An import of a library may have a bare `except`, and some functions of C clear whatever error they meet.
     """
 
     def __init__(self) -> None:
-        self.heard: int | None = None
+        self.number: int | None = None
         """The first signal."""
         self.over = False
         """Whether the block has ended."""
         self.lost = False
-        """Whether Python printed the exception and went on."""
+        """Whether Python printed the exception and continued."""
         self._looking = False
 
-    def hear(self, number: int, _frame: FrameType | None) -> None:
-        """Handles a signal, or a look, which comes the same way: only the main thread can tell what it unwinds."""
+    def handle(self, number: int, _frame: FrameType | None) -> None:
+        """Handles a signal, or a look, which comes the same way: only the main thread knows what it unwinds."""
         looking, self._looking = self._looking, False
         if looking and (self.over or _unwinds()):
             return
-        if self.heard is None:
-            self.heard = number
+        if self.number is None:
+            self.number = number
             _thread.start_new_thread(self._look, (number,))  # threading's own start may hold a lock that it needs here
         raise SystemExit(128 + number)
 

@@ -15,8 +15,8 @@ from pathlib import Path
 POWERCAP = Path("/sys/class/powercap")
 PACKAGES = "intel-rapl:[0-9]*"
 """Folders of Linux' RAPL zones, those of AMD's processors included. Packages have one colon, their parts have two."""
-WHOLE = "psys"
-"""The name of the zone of a whole laptop, which stands beside that of its package and includes it."""
+LAPTOP = "psys"
+"""The name of the zone of an entire laptop, which is next to that of its package and includes it."""
 NVML = "libnvidia-ml.so.1"
 
 
@@ -25,7 +25,7 @@ class EnergyMeter:
 
     def __init__(self, powercap: Path = POWERCAP) -> None:
         self._packages = [zone for zone in sorted(powercap.glob(PACKAGES))
-                          if zone.name.count(":") == 1 and _name(zone) != WHOLE]
+                          if zone.name.count(":") == 1 and _name(zone) != LAPTOP]
         self._gpus = _Gpus()
         self._before = self._counters()
 
@@ -50,7 +50,7 @@ class EnergyMeter:
             try:
                 joules, most = (int((zone / name).read_text(encoding="utf-8")) / 1e6
                                 for name in ("energy_uj", "max_energy_range_uj"))
-            except (OSError, ValueError):  # only root may read it, or the driver knows no value
+            except (OSError, ValueError):  # only root may read it, or the driver has no value
                 continue
             counters[zone.name] = joules, most
         return counters | {f"gpu {i}": (joules, 0.0) for i, joules in self._gpus.joules().items()}

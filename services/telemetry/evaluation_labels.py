@@ -32,7 +32,7 @@ def curve_of(evaluations: Iterable[Row]) -> list[Row]:
 
 
 def title_of(label: str) -> str:
-    """Returns what people read in place of a label: `evaluation at step 20`, `held-out games, after RL`."""
+    """Returns the title that people read in place of a label: `evaluation at step 20`, `held-out games, after RL`."""
     if on_curve(label):
         return f"evaluation at step {int(label.removeprefix(_PREFIX))}"
     return f"held-out games, {TITLES[label]}" if label in TITLES else "evaluation"

@@ -1,6 +1,6 @@
 """Serves all heartbeats of a run on one endpoint: `/metrics` for Prometheus, `/status` as JSON for `gagpo status`.
 
-Only processes with a live heartbeat are shown, so dead ones leave no series. Workers from number MAX_WORKERS on are one
+Only processes with a live heartbeat are shown, so dead ones have no series. Workers from number MAX_WORKERS on are one
 series, `other`: the sum of what adds up, and the largest value of what does not, such as a lag.
 """
 

@@ -1,4 +1,4 @@
-"""Heartbeats: every two seconds a process reports its metrics and what it waits for. A beat expires with its sender."""
+"""Heartbeats: every two seconds a process reports its metrics and its activity. A beat expires with its sender."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from services.telemetry.overhead import counted, spent
 BEAT_S = 2.0
 TTL_S = 10.0
 NO_SERVERS = "waits for environment servers"
-"""Told by a worker that no environment server answers."""
+"""Activity of a worker that no environment server answers."""
 Send = Callable[[str, Mapping[str, Any]], object]
 """Signature of RunState.beat: the name of a process and the fields of its heartbeat."""
 log = get_logger("heartbeat")
@@ -49,7 +49,7 @@ def decode(beats: Mapping[str, Mapping[str, Any]]) -> dict[str, Beat]:
 
 
 def all_do(beats: Mapping[str, Mapping[str, Any]], role: Role, doing: str) -> bool:
-    """Whether each heartbeat of a role in RunState.beats() says `doing`; False if the role has none."""
+    """Returns whether each heartbeat of a role in RunState.beats() has the activity `doing`; False if it has none."""
     activities = [beat.get("doing") for beat in beats.values() if beat.get("role") == role]
     return bool(activities) and all(activity == doing for activity in activities)
 
@@ -103,7 +103,7 @@ class Beating:
     """Sends heartbeats from a thread of its own until the block ends, for processes whose loop may be busy for long.
 
     `fill` is called before each beat. The first of several beats that fail is logged, and the next one follows. The
-    loop itself notices a store that stays away, and Prometheus notices that the series ends.
+    loop itself notices a store that stays unavailable, and Prometheus notices that the series ends.
     """
 
     def __init__(self, heartbeat: Heartbeat, send: Send, *, fill: Callable[[], object] = lambda: None) -> None:
@@ -123,7 +123,7 @@ class Beating:
         failing = False
         while True:
             try:
-                self._tell()
+                self._send_beat()
                 failing = False
             except Exception as error:
                 if not failing:
@@ -133,6 +133,6 @@ class Beating:
                 return
 
     @counted("metrics")
-    def _tell(self) -> None:
+    def _send_beat(self) -> None:
         self._fill()
         self._heartbeat.send(self._send)

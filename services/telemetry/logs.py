@@ -92,7 +92,7 @@ def configure_logs(
     _bound.clear()
     _failing = False
     _path = None if folder is None else folder / ("log.jsonl" if is_local(node) else f"{NODES}/{node}.jsonl")
-    if folder is not None and _path is not None and folder.is_dir():  # one that is away gets its lines once it is back
+    if folder is not None and _path is not None and folder.is_dir():  # an absent one gets its lines later
         follow_folder(folder)
         _path.parent.mkdir(exist_ok=True)
     structlog.configure(
@@ -124,7 +124,7 @@ class _Adopted(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             get_logger(record.name).log(record.levelno, record.getMessage(), exc_info=record.exc_info)
-        except Exception:  # values that do not fit its text, or a level of its own: the library goes on
+        except Exception:  # values that do not fit its text, or a level of its own: the library continues
             self.handleError(record)
 
 
@@ -163,7 +163,7 @@ class _Sink:
         raise structlog.DropEvent
 
     def _write(self, path: Path, event: Event) -> None:
-        """Appends the event. If the disk is full it is lost, and the process goes on: stderr says so once."""
+        """Appends the event. If the disk is full it is lost, which stderr shows once, and the process continues."""
         global _failing  # noqa: PLW0603 - a process has one log
         try:
             _append(path, as_json(event))
@@ -207,8 +207,8 @@ def _append(path: Path, line: str) -> None:
     handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
     try:
         size = os.fstat(handle).st_size
-        whole = not size or os.pread(handle, 1, size - 1) == b"\n"
-        text = line + "\n" if whole else f"\n{line}\n"
+        ends_line = not size or os.pread(handle, 1, size - 1) == b"\n"
+        text = line + "\n" if ends_line else f"\n{line}\n"
         data = text.encode(errors="replace")  # half of a surrogate pair is no UTF-8
         if os.write(handle, data) < len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 
 from services.telemetry.names import CATALOGUE, Declared, Role, Snapshot
 
-disable_created_metrics()  # else each counter and histogram has a second series that nobody reads
+disable_created_metrics()  # else each counter and histogram has a second, unused series
 
 OTHER = "other"
 

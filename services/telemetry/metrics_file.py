@@ -164,9 +164,9 @@ def append_row(path: Path, row: Mapping[str, Any]) -> None:
 
 def keep_row(path: Path, row: Mapping[str, Any], *, wait_s: float,
              note: Callable[[str], object] = lambda _: None) -> None:
-    """Appends one object as append_row does. Waits up to `wait_s` for a full disk or a folder that is away.
+    """Appends one object as append_row does. Waits up to `wait_s` for a full disk or an unavailable folder.
 
-    Raises DeadlineExceeded after that. `note` takes a line that says what is waited for.
+    Raises DeadlineExceeded after that. `note` takes a line that names what is waited for.
     """
     while_folder_away(partial(append_row, path, row), seconds=wait_s, what=f"{path} could not be written", note=note)
 
@@ -182,15 +182,16 @@ def _plain(value: Any) -> Any:
 
 
 def read_rows(path: Path) -> list[MetricsRow]:
-    """Returns all whole lines in order, or [] without a file. Raises Damaged for a file that is too large or not plain.
+    """Returns all complete lines in order, or [] without a file.
 
-    It leaves out lines that a crash cut short, and lines with a value that its key does not allow.
+    Raises Damaged for a file that is too large or not plain. Omits lines that a crash cut short, and lines with a
+    value that its key does not allow.
     """
     try:
         lines = read_bounded(path, FILE_BYTES).splitlines()
     except FileNotFoundError:
         return []
-    return [row for row in map(whole_row, lines) if row is not None]
+    return [row for row in map(parse_row, lines) if row is not None]
 
 
 def cut_short(line: bytes) -> bool:
@@ -206,7 +207,7 @@ def cut_short(line: bytes) -> bool:
     return False
 
 
-def whole_row(line: bytes) -> MetricsRow | None:
+def parse_row(line: bytes) -> MetricsRow | None:
     """Returns the row of one line, or None if the line is damaged."""
     try:
         row = msgspec.json.decode(line, type=dict[str, Any])
@@ -252,7 +253,7 @@ def last_of_each_evaluation(rows: Iterable[MetricsRow]) -> list[MetricsRow]:
 def drop_rows(path: Path, *, after_step: int, wait_s: float = 0.0) -> None:
     """Removes the rows of later steps, because a run that resumes from a checkpoint takes those steps again.
 
-    Waits up to `wait_s` for a full disk or a folder that is away. Raises DeadlineExceeded after that.
+    Waits up to `wait_s` for a full disk or an unavailable folder. Raises DeadlineExceeded after that.
     """
     while_folder_away(partial(_drop_rows, path, after_step), seconds=wait_s, what=f"{path} could not be written")
 

@@ -42,6 +42,6 @@ def counted(part: Part) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 
 def spent() -> dict[str, float]:
-    """Returns the CPU seconds so far of each part, and of the whole process under `cpu`."""
+    """Returns the CPU seconds so far of each part, and of the entire process under `cpu`."""
     with _lock:
         return {**_spent, "cpu": time.process_time()}

@@ -211,13 +211,13 @@ def test_a_run_that_goes_on_shows_its_last_evaluation_and_does_not_repeat_it(wor
              "episode_length": 2.5}
     panel = first | {"label": "panel-cold", "success_rate": 0.75}
     controller = run.controller()
-    controller.goes_on([first, panel])
+    controller.resume([first, panel])
     assert run.store.state.evaluated() == 0
     assert gauges(controller, "gagpo_eval_success_ratio") == {"all": 0.25, "x": 0.5, "y": 0.0}
     assert gauges(controller, "gagpo_eval_episode_length_steps") == {"": 2.5}
     damaged = first | {"label": "step-000002", "step": 2, "success_by_type": {"x": None}, "episode_length": None}
     controller = run.controller()
-    controller.goes_on([first, damaged, panel])
+    controller.resume([first, damaged, panel])
     assert run.store.state.evaluated() == 2
     assert gauges(controller, "gagpo_eval_success_ratio") == {"all": 0.25}
     assert gauges(controller, "gagpo_eval_step") == {"": 2}

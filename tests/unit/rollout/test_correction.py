@@ -11,7 +11,7 @@ from envservice.base import Outcome
 from rollout.correction import CRITIQUES, Corrector
 from rollout.engine.sample import Sample
 from rollout.episode import EpisodeRunner
-from rollout.judge_prompt import corrected, mistakes_question, read_said
+from rollout.judge_prompt import corrected, mistakes_question, split_answer
 from rollout.limits import Limits
 from rollout.prompt_renderer import PromptRenderer
 from services.records import JudgedAction, Step, Ticket
@@ -123,7 +123,7 @@ def test_questions_say_which_actions_were_bad_and_why():
     ("\n <think>\na</think>b", "a", "b"), ("<think>a</think>", "a", ""),
 ])
 def test_an_answer_has_a_thought_and_what_it_says(answer: str, thought: str, said: str):
-    assert read_said(answer, stops=ENDS) == (thought, said)
+    assert split_answer(answer, stops=ENDS) == (thought, said)
 
 
 def test_prompts_carry_the_instructions_at_their_end():

@@ -88,7 +88,7 @@ DRY = ["train", "--config", "alfworld-tiny", "--dry-run"]
     ([*DRY, "agent.name=misspelt:none"], "the agent misspelt:none starts the program '', and there is none; correct "
      "its name in AgentProgram, or install it"),
     ([*DRY, "agent.name=misspelt:script"], "the agent misspelt:script starts my_porgram.py, and there is no such file "
-     "in CWD; correct its name in AgentProgram, or give its whole path"),
+     "in CWD; correct its name in AgentProgram, or give its full path"),
     ([*DRY, "agent.name=number_module:SPEC"], "number_module:SPEC is of type int, not a function; give agent.name an "
      "async function of (task, llm, env)"),
     ([*DRY, "model.chat_template=absent.jinja"],

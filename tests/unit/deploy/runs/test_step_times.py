@@ -3,7 +3,7 @@
 import pytest
 
 from deploy.runs.step_times import as_line, step_times, whole_percents
-from services.telemetry.metrics_file import whole_row
+from services.telemetry.metrics_file import parse_row
 
 ROWS = [
     {"step": 1, "step_seconds": 20.0, "seconds/wait": 10.0, "seconds/evaluation": 0.0, "seconds/forward_backward": 5.0,
@@ -30,7 +30,7 @@ def test_a_row_of_an_older_version_has_the_time_of_its_phases():
                                            "publishing": 2.0, "rest": 4.0}
 
 
-@pytest.mark.parametrize("rows", [[], [whole_row(b'{"step": 1}')], [{"step": 1, "seconds/wait": None}]])
+@pytest.mark.parametrize("rows", [[], [parse_row(b'{"step": 1}')], [{"step": 1, "seconds/wait": None}]])
 def test_without_times_there_is_no_line(rows):
     assert step_times(rows) is None
 

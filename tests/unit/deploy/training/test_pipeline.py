@@ -61,7 +61,7 @@ def test_a_run_that_is_asked_to_end_tells_its_newest_checkpoint(
         raise SystemExit(143)
 
     with pytest.raises(SystemExit):
-        training.train(parts, SimpleNamespace(goes_on=lambda _: None, run=ends), training.folder.path)
+        training.train(parts, SimpleNamespace(resume=lambda _: None, run=ends), training.folder.path)
     assert said in capsys.readouterr().out
 
 
@@ -81,7 +81,7 @@ def test_ctrl_c_waits_for_the_step_and_sigterm_for_as_long_as_its_sender_does(
         raise asked
 
     with pytest.raises(type(asked)):
-        training.train(parts, SimpleNamespace(goes_on=lambda _: None, run=ends), training.folder.path)
+        training.train(parts, SimpleNamespace(resume=lambda _: None, run=ends), training.folder.path)
     assert waits == [seconds]
     assert said in capsys.readouterr().out
 

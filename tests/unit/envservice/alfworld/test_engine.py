@@ -108,7 +108,7 @@ def test_an_object_in_two_receptacles_is_taken_from_one():
         ("grammar", "You close the", "You shut the", "grammar"),
         ("grammar", "Your task is to: ", "Your task is to: {r.name}", "not plain text"),
         ("pddl_problem", "(:init", "(:init (frobnicated x)", "unknown predicate: frobnicated"),
-        ("pddl_problem", "(:init", "(:init (nullary)", "not a fact"),
+        ("pddl_problem", "(:init", "(:init (nullary)", "something other than facts"),
         ("pddl_problem", "(:goal", "(:goal (not (holdsAny agent1))", "six known shapes"),
         ("pddl_problem", "(:goal", "(:gaol", "lacks its initial state or its goal"),
         ("pddl_problem", "(:init", "(:init (atLocation agent2 nowhere)", "exactly one agent"),

@@ -36,9 +36,9 @@ def test_memory_follows_an_object_through_hands_and_machines():
     assert (memory.held, memory.contents["countertop 1"]) == ("", ["mug 2"])
     memory.read("On the countertop 1, you see nothing.")
     assert memory.contents["countertop 1"] == []
-    assert memory.known("mug", outside="cabinet 1") is None
+    assert memory.find("mug", outside="cabinet 1") is None
     memory.read("Nothing happens.")
-    assert memory.known("mug") == ("mug 1", "cabinet 1")
+    assert memory.find("mug") == ("mug 1", "cabinet 1")
 
 
 TWO = "put two mug in cabinet"

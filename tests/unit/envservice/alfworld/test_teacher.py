@@ -1,4 +1,4 @@
-"""The scripted player wins without the walkthrough, noise is of three kinds, and renumbered games are the same games."""
+"""The scripted player wins without the walkthrough, noise has three kinds, renumbered games are the same."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def asked(text, ticket):
     return made
 
 
-async def said(client, *messages, **named):
+async def ask(client, *messages, **named):
     reply = await client.chat.completions.create(model="policy", messages=list(messages) or [USER], **named)
     return reply.choices[0].message
 
@@ -61,10 +61,10 @@ async def test_without_tools_an_answer_is_text(asked):
     """An agent that tells the model of its tools in its own words reads the calls itself."""
     client, llm = asked(CALL, "<tool_call>add 2", CALL, CALL)
     for wanted in (CALL, "<tool_call>add 2"):
-        message = await said(client)
+        message = await ask(client)
         assert (message.content, message.tool_calls) == (wanted, None)
-    assert (await said(client, tools=TOOLS, tool_choice="none")).content == CALL
-    message = await said(client, tools=TOOLS)
+    assert (await ask(client, tools=TOOLS, tool_choice="none")).content == CALL
+    message = await ask(client, tools=TOOLS)
     assert message.tool_calls[0].function.arguments == '{"n":2}'
     assert all(step.valid for step in llm.steps)
 
@@ -72,15 +72,15 @@ async def test_without_tools_an_answer_is_text(asked):
 async def test_an_agent_that_takes_one_call_at_a_time_gets_the_first(asked):
     """As vLLM answers: langgraph's agents without parallel calls would refuse a second one."""
     client, llm = asked(CALL + CALL.replace("2", "3"), CALL + CALL)
-    message = await said(client, tools=TOOLS, parallel_tool_calls=False)
+    message = await ask(client, tools=TOOLS, parallel_tool_calls=False)
     assert [call.function.arguments for call in message.tool_calls] == ['{"n":2}']
-    assert len((await said(client, tools=TOOLS)).tool_calls) == 2
+    assert len((await ask(client, tools=TOOLS)).tool_calls) == 2
     assert all(step.valid for step in llm.steps)
 
 
 async def test_instructions_of_a_developer_are_read(asked, text):
     client, llm = asked("so")
-    await said(client, {"role": "developer", "content": "Be brief."}, USER)
+    await ask(client, {"role": "developer", "content": "Be brief."}, USER)
     assert "[system]Be brief." in text.tokenizer.decode(llm.steps[0].prompt_ids.tolist())
 
 
@@ -113,7 +113,7 @@ IMAGE = {"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "im
 async def test_a_field_that_would_do_nothing_is_refused(asked, messages, named, refusal):
     client, llm = asked("so")
     with pytest.raises(openai.BadRequestError, match=refusal):
-        await said(client, *messages, **named)
+        await ask(client, *messages, **named)
     assert llm.steps == []
 
 
@@ -125,7 +125,7 @@ async def test_a_field_with_the_value_that_it_has_anyway_is_not_refused(asked):
              "min_tokens": 0, "ignore_eos": False, "prompt_logprobs": None, "skip_special_tokens": True, "best_of": 1,
              "an_invention": None}
     harmless = {"temperature": 0.2, "top_p": 0.9, "seed": 7, "user": "me", "store": False, "metadata": {"a": "b"}}
-    assert (await said(client, **harmless, extra_body=named | {"top_k": 5, "priority": 1})).content == "so"
+    assert (await ask(client, **harmless, extra_body=named | {"top_k": 5, "priority": 1})).content == "so"
 
 
 @pytest.mark.parametrize(("keep", "content"), [(False, "abc"), (True, "abcX")])
@@ -135,7 +135,7 @@ async def test_the_end_that_a_client_names_is_in_the_answer_if_it_asks_for_it(as
     client, llm = asked("abcXdef")
     [token] = text.tokenizer.encode("X", add_special_tokens=False)
     named = {"stop": "X", "stop_token_ids": [token]}
-    message = await said(client, extra_body={how: named[how], "include_stop_str_in_output": keep})
+    message = await ask(client, extra_body={how: named[how], "include_stop_str_in_output": keep})
     assert message.content == content
     [step] = llm.steps
     assert text.decode(step.response_ids.tolist()) == "abcX"
@@ -165,9 +165,9 @@ async def test_a_prompt_that_is_too_long_may_be_shortened(asked):
     client, llm = asked("a", "b", prompt_tokens=60)
     long = {"role": "user", "content": "x" * 100}
     for _ in range(2):
-        await said(client)
+        await ask(client)
         with pytest.raises(openai.BadRequestError, match="the model's maximum context length is 60 tokens") as full:
-            await said(client, USER, long)
+            await ask(client, USER, long)
         assert (full.value.code, llm.over.end) == ("context_length_exceeded", "context")
     assert len(llm.steps) == 2
 
@@ -180,8 +180,8 @@ async def test_a_token_that_the_model_does_not_know_is_refused(asked):
     small = PromptRenderer(template=PLAIN["full"](2), tokenizer=tokenizer, vocabulary=known)
     client, llm = asked("so", renderer=small)
     with pytest.raises(openai.BadRequestError, match=rf"the prompt holds <shout>, .* beyond the {known} that"):
-        await said(client, {"role": "user", "content": "a <shout> b"})
-    assert (await said(client)).content == "so"
+        await ask(client, {"role": "user", "content": "a <shout> b"})
+    assert (await ask(client)).content == "so"
     assert len(llm.steps) == 1
 
 
@@ -196,7 +196,7 @@ async def test_a_thought_that_the_template_opens_is_in_the_answer_whatever_the_g
     tokenizer = byte_tokenizer()
     tokenizer.chat_template += "{% if add_generation_prompt %}<think>\n{% endif %}"
     client, _ = asked("so</think>nine", renderer=PromptRenderer(template=PLAIN["compact"](2), tokenizer=tokenizer))
-    assert (await said(client)).content == "<think>\nso</think>nine"
+    assert (await ask(client)).content == "<think>\nso</think>nine"
 
 
 async def test_clients_ask_this_machine_without_a_proxy(monkeypatch):
@@ -230,10 +230,10 @@ async def test_a_call_whose_client_has_left_is_given_up_and_its_repetition_count
         served.episodes["key"] = llm, None
         client = openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="key", max_retries=0)
         with pytest.raises(openai.APITimeoutError):
-            await said(client, timeout=0.5)
+            await ask(client, timeout=0.5)
         async with asyncio.timeout(30):
             await given_up.wait()
-        assert (await said(client)).content == "9"
+        assert (await ask(client)).content == "9"
     assert len(llm.steps) == 1
 
 

@@ -47,7 +47,7 @@ async def test_an_agent_that_catches_its_cancellation_is_left_to_itself(
         done, _ = await asyncio.wait({playing}, timeout=20)
         released.set()
         assert done
-        with pytest.raises(AgentFault, match=r"^the agent did not end .* \(agent.seconds\), and goes on although"):
+        with pytest.raises(AgentFault, match=r"^the agent did not end .* \(agent.seconds\), and still runs although"):
             await playing
         async with asyncio.timeout(20):
             await refused.wait()

@@ -47,16 +47,16 @@ def asked(text, ticket, *, prompt_tokens):
                         response_tokens=8, max_calls=2)
 
 
-def said(length: int):
+def conversation_of(length: int):
     return [{"role": "user", "content": "x" * length}]
 
 
 async def test_a_prompt_that_is_read_in_a_thread_has_the_same_tokens(text, ticket, monkeypatch):
     monkeypatch.setattr(session, "QUICK_TEXT", 100)
     llm = asked(text, ticket, prompt_tokens=1000)
-    await llm.chat(said(500))
+    await llm.chat(conversation_of(500))
     ((prompt, _),) = llm.engine.asked
-    assert prompt == text.tokenizer.encode(text.chat.text(said(500)), add_special_tokens=False)
+    assert prompt == text.tokenizer.encode(text.chat.text(conversation_of(500)), add_special_tokens=False)
 
 
 @pytest.mark.parametrize(("length", "size"), [(100, "118 tokens"), (1000, "1024 characters")])
@@ -65,6 +65,6 @@ async def test_a_prompt_that_cannot_fit_ends_the_episode(text, ticket, length, s
     assert text.longest_token == len("<|end|>") == 7
     llm = asked(text, ticket, prompt_tokens=90)
     with pytest.raises(EpisodeOver, match=rf"the prompt has {size}, .* is 90 tokens \(rollout\.max_p") as over:
-        await llm.chat(said(length))
+        await llm.chat(conversation_of(length))
     assert over.value.end == "context"
     assert not llm.steps

@@ -33,7 +33,7 @@ def test_a_model_may_write_that_a_call_has_no_arguments(written):
     parsed = parse_calls(f'<tool_call>{{"name": "look", "arguments": {written}}}</tool_call>')
     assert (parsed.calls, parsed.complete) == ([ToolCall("look", {})], True)
     broken = parse_calls('<tool_call>{"name": "look", "arguments": [1]}</tool_call>')
-    assert (broken.calls, broken.whole) == ([], False)
+    assert (broken.calls, broken.complete) == ([], False)
 
 
 def test_calls_are_taken_out_of_an_answer():
@@ -81,7 +81,7 @@ def test_without_tools_an_object_is_an_answer_like_any_other():
     '[TOOL_CALLS][{"name": "add", "arguments": {}, "id": "short"}]'])
 def test_an_answer_with_a_broken_call_is_not_whole(text):
     """The agent gets its text, and the step is invalid; a call that is whole beside it stays one."""
-    assert not parse_calls(text).whole
+    assert not parse_calls(text).complete
 
 
 @pytest.mark.parametrize("written", [

@@ -102,7 +102,7 @@ def test_the_kv_cache_gets_what_the_weights_leave(keys: dict[str, Any], expected
 
 
 def test_a_share_without_room_for_a_cache_is_refused():
-    with pytest.raises(UserError, match=r"rollout.gpu_memory=16 leaves -3.0 GiB for the KV cache beside 15.0 GiB"):
+    with pytest.raises(UserError, match=r"rollout.gpu_memory=16 leaves -3.0 GiB for the KV cache next to 15.0 GiB"):
         kv_bytes(RolloutSection(gpus=1, gpu_memory=16), weight_bytes=15 * GIB)
 
 

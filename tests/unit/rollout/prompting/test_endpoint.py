@@ -159,7 +159,7 @@ async def test_a_server_that_takes_no_seed_is_told_once_and_gets_none_from_then_
         return httpx.Response(status, json=refusal) if seen[-1] else httpx.Response(200, json=GOOD)
 
     asked = model(answer, Clock())
-    asked.tell = told.append
+    asked.report = told.append
     await asyncio.gather(*(asked.ask(ASKED, seed=number) for number in range(3)))
     await asked.ask(ASKED, seed=3)
     assert seen == [True] * 3 + [False] * 4
@@ -238,7 +238,7 @@ async def test_an_answer_that_a_fault_has_cut_is_asked_for_again(headers: dict[s
     try:
         async with endpoint_client(f"http://127.0.0.1:{server.server_port}/v1", None, settings) as http:
             asked = EndpointModel(http=http, model="m", settings=settings, temperature=0.4, max_tokens=64,
-                                  tell=told.append)
+                                  report=told.append)
             assert (await asked.ask(ASKED, seed=0)).text == "Action: look"
     finally:
         server.shutdown()

@@ -32,7 +32,7 @@ async def test_a_wait_is_told_with_its_reason():
     clock, told = Clock(), list[str]()
     asked = model(in_turn(httpx.Response(200, json=GOOD), httpx.Response(200, text="{"),
                           httpx.Response(429, headers={"retry-after": "1.5"}), httpx.Response(200, json=GOOD)), clock)
-    asked.tell = told.append
+    asked.report = told.append
     for seed in range(2):
         await asked.ask(ASKED, seed=seed)
     assert len(told) == 2
@@ -169,7 +169,7 @@ async def test_a_limit_is_told_with_its_reason_and_once_for_all_calls_that_wait_
         return reply
 
     asked = model(answer, clock)
-    asked.tell = told.append
+    asked.report = told.append
     await asked.ask(ASKED, seed=0)
     assert len(told) == 1
     assert "fails (status 429: " in told[0]
@@ -185,7 +185,7 @@ async def test_an_answer_that_drips_is_given_up_after_its_time():
             await asyncio.sleep(0.01)
 
     asked = model(lambda _: httpx.Response(200, content=drip()), Clock(), call_seconds=0.05, wait_seconds=0.5)
-    with pytest.raises(UserError, match=r"no whole answer within prompting.call_seconds=0.05"):
+    with pytest.raises(UserError, match=r"no complete answer within prompting.call_seconds=0.05"):
         await asked.ask(ASKED, seed=0)
 
 
