@@ -42,20 +42,20 @@ def text() -> PromptRenderer:
     return PromptRenderer(template=Template(), tokenizer=byte_tokenizer(), stops=ENDS)
 
 
-def answer(said: str, *, right: bool) -> Step:
-    return Step(observation="", prompt_ids=np.zeros(1, np.int32), logprobs=np.zeros(len(said), np.float32), spans=[],
-                response_ids=ids(said), action="bad", valid=True, admissible=True, reward=float(right))
+def answer(text: str, *, right: bool) -> Step:
+    return Step(observation="", prompt_ids=np.zeros(1, np.int32), logprobs=np.zeros(len(text), np.float32), spans=[],
+                response_ids=ids(text), action="bad", valid=True, admissible=True, reward=float(right))
 
 
-def ids(said: str) -> np.ndarray:
-    return np.array(byte_tokenizer().encode(said, add_special_tokens=False), np.int32)
+def ids(text: str) -> np.ndarray:
+    return np.array(byte_tokenizer().encode(text, add_special_tokens=False), np.int32)
 
 
 class Sampler:
     """Answers every prompt by `said`, and remembers the prompts."""
 
-    def __init__(self, said: str) -> None:
-        self.said, self.calls = said, []
+    def __init__(self, text: str) -> None:
+        self.said, self.calls = text, []
 
     async def sample(self, prompt_ids, **options) -> Sample:
         self.calls.append({"prompt": byte_tokenizer().decode(prompt_ids), **options})
@@ -104,9 +104,9 @@ async def test_the_oldest_critiques_are_left_out_if_the_question_has_no_room():
     assert (len(sampler.calls), kept) == (1, [])
 
 
-@pytest.mark.parametrize("said", ["", "<think>I loop, and", "<think>I loop.</think>", "<action></action>"])
-async def test_an_answer_without_instructions_replaces_none(said: str):
-    made, kept = corrector(Sampler(said))
+@pytest.mark.parametrize("text", ["", "<think>I loop, and", "<think>I loop.</think>", "<action></action>"])
+async def test_an_answer_without_instructions_replaces_none(text: str):
+    made, kept = corrector(Sampler(text))
     await made.add(TICKET, STEPS, [judged(CRITIQUES)])
     assert kept == []
 
@@ -117,13 +117,13 @@ def test_questions_say_which_actions_were_bad_and_why():
     assert shown.endswith("Then answer <action>your instructions</action>.")
 
 
-@pytest.mark.parametrize(("answer", "thought", "said"), [
+@pytest.mark.parametrize(("answer", "thought", "text"), [
     ("<think>It\nloops.</think> <action>Go on.</action> more", "It loops.", "Go on."),
     ("Go on.</action>", "", "Go on."), ("<think>cut", "cut", ""),
     ("\n <think>\na</think>b", "a", "b"), ("<think>a</think>", "a", ""),
 ])
-def test_an_answer_has_a_thought_and_what_it_says(answer: str, thought: str, said: str):
-    assert split_answer(answer, stops=ENDS) == (thought, said)
+def test_an_answer_has_a_thought_and_what_it_says(answer: str, thought: str, text: str):
+    assert split_answer(answer, stops=ENDS) == (thought, text)
 
 
 def test_prompts_carry_the_instructions_at_their_end():

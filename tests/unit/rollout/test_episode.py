@@ -159,7 +159,7 @@ async def test_turns_of_another_worker_are_not_taken_again_in_a_live_game():
     game, kept = Game([result("s0"), result("s1", done=True)]), []
     player = EpisodeRunner(worker="w", engine=Sampler(["go"]), env=env, env_engine="own 1", text=Text(),
                            limits=Limits(prompt_tokens=100, response_tokens=9, reward_scale=1.0), replayable=False)
-    episode = await player.play(TICKET, 2, played=[turn], keep=lambda *told: kept.append(told))
+    episode = await player.play(TICKET, 2, played=[turn], keep=lambda *turn: kept.append(turn))
     assert [step.action for step in episode.steps] == game.actions == ["go"]
     assert kept == []
 
@@ -213,7 +213,7 @@ async def test_turns_of_a_dead_worker_are_taken_again_without_the_sampler():
         return [result("s0"), result("s1", reward=0.5), result("s2"), result("s3", done=True, won=True)]
 
     kept = {}
-    whole = await play(Game(answers()), Sampler(["go", "!jump", "look"]), keep=kept.__setitem__)
+    complete = await play(Game(answers()), Sampler(["go", "!jump", "look"]), keep=kept.__setitem__)
     assert [kept[turn].action for turn in range(3)] == ["go", "jump", "look"]
     for cut in range(4):
         sampler, more = Sampler(["go", "!jump", "look"][cut:]), {}
@@ -221,7 +221,7 @@ async def test_turns_of_a_dead_worker_are_taken_again_without_the_sampler():
         episode = await play(Game(answers()), sampler, played=played, keep=more.__setitem__)
         assert [call["seed"] for call in sampler.calls] == [seed_for(11, turn) for turn in range(cut, 3)]
         assert list(more) == list(range(cut, 3))
-        timeless = [msgspec.structs.replace(played, seconds=0.0) for played in (episode, whole)]
+        timeless = [msgspec.structs.replace(played, seconds=0.0) for played in (episode, complete)]
         assert encode_episode(timeless[0]) == encode_episode(timeless[1])
 
 

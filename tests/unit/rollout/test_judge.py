@@ -43,14 +43,14 @@ def test_labels_are_those_of_the_rule(observations, won, expected):
 
 
 def test_all_good_actions_are_asked_about_and_some_bad_ones():
-    found = {0: False, 1: False, 4: False, 7: True}
-    assert chosen(found, questions=9, seed=1) == [0, 1, 4, 7]
-    drawn = {tuple(chosen(found, questions=1, seed=seed)) for seed in range(40)}
+    labelled = {0: False, 1: False, 4: False, 7: True}
+    assert chosen(labelled, questions=9, seed=1) == [0, 1, 4, 7]
+    drawn = {tuple(chosen(labelled, questions=1, seed=seed)) for seed in range(40)}
     assert drawn == {(0, 7), (1, 7), (4, 7)}
-    assert chosen(found, questions=2, seed=5) == chosen(found, questions=2, seed=5)
+    assert chosen(labelled, questions=2, seed=5) == chosen(labelled, questions=2, seed=5)
 
 
-@pytest.mark.parametrize(("text", "said"), [
+@pytest.mark.parametrize(("text", "verdict"), [
     ("<action>good</action>", "good"), ("<think>It loops.</think><action> Bad </action>", "bad"),
     ("<think>good</think><action>bad</action>", "bad"), ("good", "good"), ("Bad.", "bad"),
     ("<action>bad</action> or <action>good</action>", "bad"),
@@ -58,8 +58,8 @@ def test_all_good_actions_are_asked_about_and_some_bad_ones():
     pytest.param("</think>" + "\n" * 200_000, "", id="a loop of line ends, once read for minutes"),
     ("</think>\n <action>\n bad\n</action>", "bad"),
 ])
-def test_an_answer_says_one_word_or_nothing(text, said):
-    assert read_verdict(text, stops=ENDS) == said
+def test_an_answer_says_one_word_or_nothing(text, verdict):
+    assert read_verdict(text, stops=ENDS) == verdict
 
 
 @pytest.mark.parametrize("stops", [ENDS, ("</search>", "</answer>"), ("\n",), ()])

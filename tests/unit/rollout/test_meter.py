@@ -32,14 +32,14 @@ def test_a_heartbeat_says_what_the_worker_did():
     meter.waits(playing=1, held=0, missing=None, no_servers=True)
     assert meter.beat(playing=1, held=0, pointer=None)["doing"] == "waits for environment servers"
     meter.waits(playing=0, held=1, missing=None)
-    said = meter.beat(playing=0, held=1, pointer=Version(incarnation=2, step=5))
-    beat = decode({"rollout-0": said})["rollout-0"]
+    fields = meter.beat(playing=0, held=1, pointer=Version(incarnation=2, step=5))
+    beat = decode({"rollout-0": fields})["rollout-0"]
     assert (beat.role, beat.doing, beat.version) == ("rollout", "waits for a version", engine.version.short)
     assert beat.progress > 0
 
     def of(name: str, **labels: str) -> float | None:
-        return next(value for sample, found, value in beat.metrics[name]
-                    if found == labels and not sample.endswith("_sum"))
+        return next(value for sample, its, value in beat.metrics[name]
+                    if its == labels and not sample.endswith("_sum"))
 
     assert of("gagpo_rollout_tokens_total", kind="prompt") == 40
     assert of("gagpo_rollout_tokens_total", kind="response") == 8

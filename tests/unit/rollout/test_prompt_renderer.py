@@ -143,11 +143,11 @@ def test_tags_that_are_special_tokens_are_read(tmp_path):
     assert (answer.action, answer.valid) == ("look", True)
 
 
-@pytest.mark.parametrize(("ends", "found"), [(7, {7}), ([7, 9], {7, 9}), (None, set())])
-def test_answers_end_where_the_generation_config_says(tmp_path, ends, found):
+@pytest.mark.parametrize(("ends", "stop_ids"), [(7, {7}), ([7, 9], {7, 9}), (None, set())])
+def test_answers_end_where_the_generation_config_says(tmp_path, ends, stop_ids):
     """Beside the tokenizer's end token: Llama 3 names its end of turn there alone."""
     text = load_text(saved(tmp_path, THINKING, ends=ends), EnvSection())
-    assert set(text.stop_ids) == {text.tokenizer.eos_token_id, *found}
+    assert set(text.stop_ids) == {text.tokenizer.eos_token_id, *stop_ids}
 
 
 def test_a_system_prompt_comes_first(tmp_path):
@@ -167,8 +167,8 @@ def test_a_template_without_system_prompts_is_named(tmp_path):
 
 def test_a_template_can_be_given_to_a_base_model(tmp_path):
     """Here the ChatML template that vLLM ships."""
-    found = find_spec("vllm")
-    shipped = Path(str(found and found.origin)).parent / "transformers_utils" / "chat_templates"
+    spec = find_spec("vllm")
+    shipped = Path(str(spec and spec.origin)).parent / "transformers_utils" / "chat_templates"
     template = shipped / "template_chatml.jinja"
     folder = saved(tmp_path, None, *TAGGED)
     text = load_text(folder, EnvSection(), ModelSection(chat_template=template))
@@ -180,10 +180,10 @@ def test_a_template_can_be_given_to_a_base_model(tmp_path):
 def test_a_prompt_with_a_token_that_the_model_does_not_know_is_refused(tmp_path):
     """Someone added tokens to the tokenizer alone; the size is that of config.json."""
     folder = saved(tmp_path, THINKING, *TAGGED)
-    known = len(load_text(folder, EnvSection()).tokenizer)
-    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": known - 1}))
+    size = len(load_text(folder, EnvSection()).tokenizer)
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": size - 1}))
     text = load_text(folder, EnvSection())
-    with pytest.raises(TokenUnknown, match=rf"the prompt holds </action>, .* beyond the {known - 1} "):
+    with pytest.raises(TokenUnknown, match=rf"the prompt holds </action>, .* beyond the {size - 1} "):
         text.prompt(FIRST, [], FIRST)
-    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": known}))
-    assert max(load_text(folder, EnvSection()).prompt(FIRST, [], FIRST)) == known - 1
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": size}))
+    assert max(load_text(folder, EnvSection()).prompt(FIRST, [], FIRST)) == size - 1

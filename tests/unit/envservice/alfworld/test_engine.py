@@ -132,8 +132,8 @@ def test_a_damaged_file_is_refused(text):
 def test_a_goal_must_name_one_type_throughout():
     goal = BY_TYPE["two"]["pddl_problem"].lower()
     goal = goal[goal.index("(:goal") :]
-    known = parse_goal(goal)
-    broken = goal[::-1].replace(f"{known.object_type} "[::-1].strip(), "epyteno", 1)[::-1]
+    parsed = parse_goal(goal)
+    broken = goal[::-1].replace(f"{parsed.object_type} "[::-1].strip(), "epyteno", 1)[::-1]
     assert broken != goal
     with pytest.raises(UnknownGoal):
         parse_goal(broken)

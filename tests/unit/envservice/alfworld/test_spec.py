@@ -19,8 +19,8 @@ def test_game_data_that_is_set_must_be_there(games: int, status: str, tmp_path: 
         trial.mkdir(parents=True)
         (trial / "game.tw-pddl").touch()
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
-    found = next(iter(SPEC.findings()))
-    assert (found.status, found.detail) == (status, f"train {games}, valid_seen 0, valid_unseen 0")
+    finding = next(iter(SPEC.findings()))
+    assert (finding.status, finding.detail) == (status, f"train {games}, valid_seen 0, valid_unseen 0")
 
 
 @pytest.mark.parametrize("grammar", [True, False])
@@ -34,10 +34,10 @@ def test_games_from_before_alfworld_0_4_are_told_with_how_to_get_the_present_one
     trial.mkdir(parents=True)
     (trial / "game.tw-pddl").write_text(json.dumps(game | {"solvable": True}))
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
-    found = next(iter(SPEC.findings()))
-    assert (found.status, found.detail) == (
+    finding = next(iter(SPEC.findings()))
+    assert (finding.status, finding.detail) == (
         "warning", "the games of train are from before alfworld 0.4, and no run can play them")
-    assert "alfworld-download" in found.fix
+    assert "alfworld-download" in finding.fix
     environment = SPEC.open(EnvSection(data=tmp_path))
     with pytest.raises(UserError, match=r"trial_T1 is old: .*; get the present games .*alfworld-download"):
         SPEC.check(environment, environment.tasks("train")[0])

@@ -15,8 +15,8 @@ from services.errors import UserError
 
 
 def test_a_missing_package_is_named_with_the_extra_that_brings_it(monkeypatch):
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "textworld" else found(name))
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "textworld" else find_spec(name))
     with pytest.raises(UserError, match=r"needs the package \w+; install it with `pip install 'gagpo\[alfworld\]'`"):
         open_environment(EnvSection(alfworld=AlfworldSection(engine="textworld")))
 

@@ -23,17 +23,17 @@ SHOES = [("a", "red shoe"), ("b", "red red hat and shoe"), ("c", "blue hat"), ("
 def by_definition(documents: list[tuple[str, str]], query: str, k: int) -> list[Hit]:
     """The formula, document by document."""
     terms = {name: Counter(analysis.terms(text)) for name, text in documents}
-    counted = [sum(found.values()) for found in terms.values() if found]
+    counted = [sum(counts.values()) for counts in terms.values() if counts]
     hits: list[Hit] = []
-    for name, found in terms.items():
-        length = max(step for step in LENGTHS if step <= sum(found.values()))
+    for name, counts in terms.items():
+        length = max(step for step in LENGTHS if step <= sum(counts.values()))
         score = 0.0
         for term, count in Counter(analysis.terms(query)).items():
             having = sum(term in other for other in terms.values())
-            if found[term]:
+            if counts[term]:
                 idf = math.log(1 + (len(counted) - having + 0.5) / (having + 0.5))
                 norm = 0.9 * (1 - 0.4 + 0.4 * length / (sum(counted) / len(counted)))
-                score += count * idf * found[term] / (found[term] + norm)
+                score += count * idf * counts[term] / (counts[term] + norm)
         if score:
             hits.append(Hit(name, score))
     return sorted(hits, key=lambda hit: (-round(hit.score, 5), hit.id))[:k]

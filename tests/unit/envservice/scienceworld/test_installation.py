@@ -26,9 +26,9 @@ def test_without_java_there_is_one_line_that_says_what_to_install(monkeypatch: p
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     complaint = "runs on Java, and there is none; apt-get install openjdk-17-jre-headless"
-    with pytest.raises(UserError, match=complaint) as found:
+    with pytest.raises(UserError, match=complaint) as raised:
         installation.find_java()
-    assert "\n" not in str(found.value)
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize(("says", "complaint"), [
@@ -63,10 +63,10 @@ def test_java_home_that_points_nowhere_is_named(monkeypatch: pytest.MonkeyPatch,
 def test_the_doctor_reports_the_same_missing_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "gone"))
     monkeypatch.setattr(installation, "find_jar", lambda: tmp_path / "scienceworld.jar")
-    (found,) = findings()
-    assert (found.check, found.status) == ("ScienceWorld", "warning")
-    assert "there is none" in found.detail
-    assert "openjdk-17-jre-headless" in found.fix
+    (finding,) = findings()
+    assert (finding.check, finding.status) == ("ScienceWorld", "warning")
+    assert "there is none" in finding.detail
+    assert "openjdk-17-jre-headless" in finding.fix
 
 
 def test_another_simulator_is_refused(monkeypatch: pytest.MonkeyPatch):

@@ -86,10 +86,10 @@ def test_the_list_of_kinds_is_the_simulators(simulator: Simulator):
     """The family's list lacks teleports and the reset, and says `into` and `go to`, which the simulator takes too."""
     listed = {kind.partition(" [on")[0].replace("go to LOC", "go OBJ").replace(" into ", " in ") for kind in MEANINGS}
     simulator.load("boil", 0, "")
-    known = {kind.replace("<object>", "OBJ") for kind in simulator.templates()}
+    templates = {kind.replace("<object>", "OBJ") for kind in simulator.templates()}
     assert len(MEANINGS) == 25
-    assert known - listed == {"reset task", "use OBJ on OBJ"}
-    assert listed - known == {"use OBJ"}
+    assert templates - listed == {"reset task", "use OBJ on OBJ"}
+    assert listed - templates == {"use OBJ"}
     for action in ("go to kitchen", "look at door to kitchen", "use thermometer"):
         assert simulator.step(action)
 

@@ -120,9 +120,9 @@ def test_a_lone_surrogate_is_replaced(wire: JavaConnection):
     ("java.lang.System", "getProperty", "no.such", None), ("java.lang.Long", "parseLong", "9000000000", 9_000_000_000),
 ])
 def test_values_by_type(wire: JavaConnection, java_class: str, method: str, argument: str | int, value: object):
-    found = wire.call(java_class, method, argument)
-    assert found == value
-    assert type(found) is type(value)
+    result = wire.call(java_class, method, argument)
+    assert result == value
+    assert type(result) is type(value)
 
 
 def test_a_value_that_cannot_be_sent_raises_a_programming_error(wire: JavaConnection):
@@ -131,13 +131,13 @@ def test_a_value_that_cannot_be_sent_raises_a_programming_error(wire: JavaConnec
 
 
 def test_objects_are_kept_until_they_are_released(wire: JavaConnection):
-    found = wire.new("java.util.ArrayList")
-    assert isinstance(found, Ref)
-    assert wire.call(found, "add", "a") is True
-    assert wire.call(found, "size") == 1
-    wire.release(found)
+    items = wire.new("java.util.ArrayList")
+    assert isinstance(items, Ref)
+    assert wire.call(items, "add", "a") is True
+    assert wire.call(items, "size") == 1
+    wire.release(items)
     with pytest.raises(JavaError):
-        wire.call(found, "size")
+        wire.call(items, "size")
 
 
 def test_an_exception_of_java_is_one_of_ours_and_the_connection_goes_on(wire: JavaConnection):

@@ -50,9 +50,9 @@ def test_levels_have_the_published_sizes():
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_no_task_is_in_two_splits_of_a_level(level: Level):
-    found = [{place.id for place in split_tasks(split, COUNTS)} for split in LEVELS[level]]
-    assert all(found)
-    assert len(set.union(*found)) == sum(map(len, found))
+    parts = [{place.id for place in split_tasks(split, COUNTS)} for split in LEVELS[level]]
+    assert all(parts)
+    assert len(set.union(*parts)) == sum(map(len, parts))
 
 
 def test_the_held_out_types_are_not_trained_on():

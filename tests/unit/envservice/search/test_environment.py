@@ -38,9 +38,9 @@ def test_an_episode_that_searches_and_answers():
     session = environment(library).open("search/train/000000")
     first = session.reset()
     assert (first.observation, first.done, first.info) == ("Where?", False, {"data_source": "nq"})
-    found = session.step("<search>seat of government</search>")
-    assert found.observation == '<information>{"result": "Doc 1: about seat of government\\n"}</information>'
-    assert (found.reward, found.done) == (0.0, False)
+    evidence = session.step("<search>seat of government</search>")
+    assert evidence.observation == '<information>{"result": "Doc 1: about seat of government\\n"}</information>'
+    assert (evidence.reward, evidence.done) == (0.0, False)
     end = session.step("<answer>The Hague!</answer>")
     assert (end.observation, end.reward, end.done, end.won) == ("", 1.0, True, True)
     assert library.asked == [("seat of government", 3)]
@@ -82,17 +82,17 @@ def test_a_fault_of_the_retriever_makes_no_outcome_and_uses_no_turn():
 
 
 def test_tasks_are_rows_and_nothing_else():
-    found = environment(Library())
-    assert found.tasks("train") == ["search/train/000000"]
-    assert found.task_type("search/train/000000") == "nq"
-    assert found.digest("train") != found.task_digest("search/train/000000")
+    opened = environment(Library())
+    assert opened.tasks("train") == ["search/train/000000"]
+    assert opened.task_type("search/train/000000") == "nq"
+    assert opened.digest("train") != opened.task_digest("search/train/000000")
     for wrong in ("search/train/0", "search/train/000001", "search/test/000000", "x/train/000000", "search/train/²"):
         with pytest.raises(KeyError):
-            found.open(wrong)
+            opened.open(wrong)
     with pytest.raises(UserError, match="no split"):
-        found.tasks("test")
+        opened.tasks("test")
     with pytest.raises(UserError, match="no question"):
-        found.tasks("valid")
+        opened.tasks("valid")
 
 
 def test_the_version_covers_the_questions_and_documents_of_the_user(tmp_path: Path):
@@ -129,10 +129,10 @@ def test_the_scripted_player_answers_every_question_of_the_invented_world():
     env = EnvSection(name="search", max_steps=4)
     spec = find_spec("search")
     assert spec.teacher is not None
-    found = spec.open(env)
+    opened = spec.open(env)
     for split in SPLITS:
-        for task in found.tasks(split):
-            session = found.open(task)
+        for task in opened.tasks(split):
+            session = opened.open(task)
             now = session.reset()
             player = spec.teacher.player(now, random.Random(0), SftSection())
             while not now.done:
@@ -166,9 +166,10 @@ def write(path: Path, rows: list[dict[str, object]]) -> None:
 def test_a_users_own_file_of_questions_is_read(tmp_path: Path):
     rows = [{"question": f"q{n}", "golden_answers": "x", "data_source": "nq"} for n in range(64)]
     write(tmp_path / "questions.jsonl", rows)
-    found = read_questions(tmp_path)
-    assert sorted(row.question for split in SPLITS for row in found[split]) == sorted(row["question"] for row in rows)
-    assert len(found["train"]) > len(found["heldout"]) > 0
+    questions = read_questions(tmp_path)
+    asked = [row.question for split in SPLITS for row in questions[split]]
+    assert sorted(asked) == sorted(row["question"] for row in rows)
+    assert len(questions["train"]) > len(questions["heldout"]) > 0
     with pytest.raises(UserError, match=r"documents\.jsonl"):
         find_spec("search").open(EnvSection(name="search", data=tmp_path))
     write(tmp_path / "documents.jsonl", [{"id": n, "contents": f"text {n}"} for n in range(3)])

@@ -54,12 +54,12 @@ async def test_the_steps_of_one_request_search_at_once():
         queries = [*(f"river {row}" for row in range(GAMES - 1)), "down"]
         steps = [{"episode_id": task, "task": task, "actions": [], "action": f"<search>{query}</search>",
                   "digest": first["digest"]} for task, query, first in zip(TASKS, queries, firsts, strict=True)]
-        *found, away = await post(http, "step", steps)
-        assert [f"about river {row}" in each["observation"] for row, each in enumerate(found)] == [True] * (GAMES - 1)
+        *results, away = await post(http, "step", steps)
+        assert [f"about river {row}" in each["observation"] for row, each in enumerate(results)] == [True] * (GAMES - 1)
         assert (away["type"], away["message"]) == ("unavailable", "the library is closed")
         assert sorted(retriever.asked) == sorted(queries)
         again = await post(http, "step", steps[:-1])  # recorded results: nothing is searched for
-        assert (again, len(retriever.asked)) == (found, GAMES)
+        assert (again, len(retriever.asked)) == (results, GAMES)
 
 
 async def test_a_step_that_was_foreseen_is_searched_for_once_and_another_one_anew():
@@ -101,6 +101,6 @@ async def test_a_session_that_cannot_foresee_is_stepped_all_the_same(threaded: b
 
     async with client_of(Careless("search", QUESTIONS, Found()), threaded=threaded) as http:
         (first,) = await post(http, "reset", [{"episode_id": "e", "task": TASKS[0]}])
-        (found,) = await post(http, "step", [{"episode_id": "e", "task": TASKS[0], "actions": [],
+        (result,) = await post(http, "step", [{"episode_id": "e", "task": TASKS[0], "actions": [],
                                               "action": "<search>x</search>", "digest": first["digest"]}])
-    assert "about x" in found["observation"]
+    assert "about x" in result["observation"]

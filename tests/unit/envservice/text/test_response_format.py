@@ -10,7 +10,7 @@ from envservice.text.response_format import latest_answers, plan_of, read_meta, 
 from envservice.text.tool_calls import parse_calls
 
 
-@pytest.mark.parametrize(("text", "said"), [
+@pytest.mark.parametrize(("text", "rest"), [
     ("<think>\nhm\n</think>\n\ngo", "go"),
     ("hm</think>go\n", "go"),
     ("<think>\n\n</think>\n\n<think>\nhm\n</think>\n\ngo", "go"),
@@ -19,9 +19,9 @@ from envservice.text.tool_calls import parse_calls
     ("<think></think><think>hm, go", ""),
     ("go\n<think>hm", "go"),
     ("", "")])
-def test_an_answer_says_what_follows_its_last_thought(text: str, said: str):
+def test_an_answer_says_what_follows_its_last_thought(text: str, rest: str):
     """A prompt may end with the tag that opens the thought, and an answer may be cut before the thought ends."""
-    assert without_thought(text) == said
+    assert without_thought(text) == rest
 
 
 STUCK = 100_000
@@ -38,8 +38,8 @@ STUCK = 100_000
 ], ids=["block", "action", "markup", "search", "query", "call", "parameter"])
 def test_an_answer_that_repeats_a_tag_is_read_at_once(parse, text, nothing):
     """Parsers run in the worker's event loop, which renews its claims and sends its heartbeats."""
-    found = parse(text)
-    assert getattr(found, "action", getattr(found, "calls", found)) == nothing
+    parsed = parse(text)
+    assert getattr(parsed, "action", getattr(parsed, "calls", parsed)) == nothing
 
 
 PLAN = "<planning>step 1: find a mug</planning><action>look</action>"

@@ -82,18 +82,18 @@ class Clients:
 
 async def play_completions(clients):
     history = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION}]
-    for following in (lambda said: {"role": "tool", "tool_call_id": said.tool_calls[0].id, "content": RESULT},
+    for following in (lambda message: {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": RESULT},
                       lambda _: {"role": "user", "content": AGAIN}, None):
         reply = await clients.openai.chat.completions.create(
             model="policy", messages=history, tools=[{"type": "function", "function": FUNCTION}])
-        said = reply.choices[0].message
-        history += [said.model_dump(), following(said)] if following else []
-    return said.content
+        message = reply.choices[0].message
+        history += [message.model_dump(), following(message)] if following else []
+    return message.content
 
 
 async def play_messages(clients, *, stream=False, **named):
     history = [{"role": "user", "content": QUESTION}]
-    for following in (lambda said: {"type": "tool_result", "tool_use_id": said[-1].id, "content": [
+    for following in (lambda made: {"type": "tool_result", "tool_use_id": made[-1].id, "content": [
                           {"type": "text", "text": RESULT, "cache_control": {"type": "ephemeral"}}]},
                       lambda _: {"type": "text", "text": AGAIN}, None):
         named |= {"model": "policy", "max_tokens": 200, "system": SYSTEM, "tools": [TOOL], "messages": history}
@@ -110,7 +110,7 @@ async def play_messages(clients, *, stream=False, **named):
 
 async def play_responses(clients, *, stream=False, stored=False, **named):
     items, previous = [{"role": "user", "content": QUESTION}], None
-    for following in (lambda said: {"type": "function_call_output", "call_id": said[-1].call_id, "output": RESULT},
+    for following in (lambda made: {"type": "function_call_output", "call_id": made[-1].call_id, "output": RESULT},
                       lambda _: {"role": "user", "content": [{"type": "input_text", "text": AGAIN}]}, None):
         named |= {"model": "policy", "instructions": SYSTEM, "tools": [{"type": "function", **FUNCTION}],
                   "input": items, "previous_response_id": previous, "store": stored}
@@ -176,17 +176,17 @@ def test_any_answer_that_comes_back_is_the_message_that_it_is_in_a_chat_completi
 async def test_an_episode_may_change_its_dialect_with_each_call(episode):
     """Two turns by chat completions, the third by Anthropic's client, the fourth by the Responses API."""
     clients = episode("a", "b", "c", "d")
-    said = [{"role": "user", "content": QUESTION}]
+    history = [{"role": "user", "content": QUESTION}]
     for number in range(4):
         if number < 2:
-            reply = await clients.openai.chat.completions.create(model="policy", messages=said)
+            reply = await clients.openai.chat.completions.create(model="policy", messages=history)
             text = reply.choices[0].message.content
         elif number == 2:
-            message = await clients.anthropic.messages.create(model="policy", max_tokens=9, messages=said)
+            message = await clients.anthropic.messages.create(model="policy", max_tokens=9, messages=history)
             text = message.content[0].text
         else:
-            text = (await clients.openai.responses.create(model="policy", input=said)).output_text
-        said += [{"role": "assistant", "content": text}, {"role": "user", "content": AGAIN}]
+            text = (await clients.openai.responses.create(model="policy", input=history)).output_text
+        history += [{"role": "assistant", "content": text}, {"role": "user", "content": AGAIN}]
     assert [step.follows for step in clients.llm.steps] == [None, 0, 1, 2]
 
 
@@ -298,10 +298,10 @@ async def test_texts_of_one_message_do_not_run_into_each_other(episode):
 async def test_items_of_two_answers_are_two_messages(episode):
     """An agent may ask again without a message between."""
     clients = episode("so")
-    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "a"}]}
+    spoken = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "a"}]}
     thought = {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}
     await clients.openai.responses.create(model="policy", input=[
-        {"role": "user", "content": "x"}, thought, said, said, thought, said])
+        {"role": "user", "content": "x"}, thought, spoken, spoken, thought, spoken])
     prompt = clients.llm.text.tokenizer.decode(clients.llm.steps[0].prompt_ids.tolist())
     assert prompt.partition("[assistant]")[2] == (
         "<think>hm</think>a<|end|>[assistant]a<|end|>[assistant]<think>hm</think>a<|end|>[assistant]")
@@ -344,7 +344,7 @@ async def test_items_of_stored_answers_may_be_named_by_their_ids(episode, kind):
     clients = episode(*ANSWERS)
     named = {"model": "policy", "instructions": SYSTEM, "tools": [{"type": "function", **FUNCTION}]}
     items = [{"role": "user", "content": QUESTION}]
-    for following in (lambda said: {"type": "function_call_output", "call_id": said[-1].call_id, "output": RESULT},
+    for following in (lambda answer: {"type": "function_call_output", "call_id": answer[-1].call_id, "output": RESULT},
                       lambda _: {"role": "user", "content": AGAIN}):
         output = (await clients.openai.responses.create(**named, input=items)).output
         items += [*({"id": item.id} | kind for item in output), following(output)]

@@ -176,10 +176,10 @@ async def test_a_token_that_the_model_does_not_know_is_refused(asked):
     """The sampler would end at it, and so would each worker that played the ticket after."""
     tokenizer = byte_tokenizer()
     tokenizer.add_tokens(["<whisper>", "<shout>"])
-    known = tokenizer.convert_tokens_to_ids("<shout>")
-    small = PromptRenderer(template=PLAIN["full"](2), tokenizer=tokenizer, vocabulary=known)
+    number = tokenizer.convert_tokens_to_ids("<shout>")
+    small = PromptRenderer(template=PLAIN["full"](2), tokenizer=tokenizer, vocabulary=number)
     client, llm = asked("so", renderer=small)
-    with pytest.raises(openai.BadRequestError, match=rf"the prompt holds <shout>, .* beyond the {known} that"):
+    with pytest.raises(openai.BadRequestError, match=rf"the prompt holds <shout>, .* beyond the {number} that"):
         await ask(client, {"role": "user", "content": "a <shout> b"})
     assert (await ask(client)).content == "so"
     assert len(llm.steps) == 1

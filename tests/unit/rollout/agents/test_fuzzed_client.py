@@ -27,8 +27,8 @@ DIALECTS = [("/v1/chat/completions", "messages", lambda reply: reply["choices"][
 def answers(draw):
     """Bytes at random: most are no text, so what comes back through a client is other tokens."""
     while True:
-        known = draw.random() < 0.5
-        yield "ok" * draw.randrange(3) if known else [draw.randrange(2, 258) for _ in range(draw.randrange(5))]
+        decodable = draw.random() < 0.5
+        yield "ok" * draw.randrange(3) if decodable else [draw.randrange(2, 258) for _ in range(draw.randrange(5))]
 
 
 def session(text, engine, k):
@@ -66,8 +66,8 @@ class WrongClient:
         reply = await self._http.post(path, json={"max_tokens": 8} | body if field == "messages" else body,
                                       headers=self._head(key))
         if reply.status_code == 200:
-            said = text(reply.json())
-            change = self._draw.choice([said, said, said, said[::-1], said + " "])
+            written = text(reply.json())
+            change = self._draw.choice([written, written, written, written[::-1], written + " "])
             kept = history if self._draw.random() < 0.8 else history[-1:]
             self._histories[key] = [*kept, {"role": "assistant", "content": change}, USER]
 

@@ -42,9 +42,9 @@ async def test_it_plays_an_episode_of_serve_agent(text):
     serving = agents_url(policy, text, ScriptedEngine(text, ANSWERS), bind("127.0.0.1", 0))
     async with serving as url, httpx.AsyncClient(base_url=url, timeout=60) as http:
         opened = (await http.post("/episodes", json={"task": "counter/train/00000000"})).json()
-        told = {"OPENAI_BASE_URL": opened["base_url"], "OPENAI_API_KEY": opened["api_key"],
+        variables = {"OPENAI_BASE_URL": opened["base_url"], "OPENAI_API_KEY": opened["api_key"],
                 "GAGPO_ENV_URL": f"{url}/env"}
-        program = await asyncio.create_subprocess_exec(PYTHON, GRAPH, env=os.environ | told)
+        program = await asyncio.create_subprocess_exec(PYTHON, GRAPH, env=os.environ | variables)
         assert await program.wait() == 0
         ended = await http.delete("/episodes", headers={"authorization": f"Bearer {opened['api_key']}"})
     assert ended.json() == {"task": "counter/train/00000000", "won": True, "end": "won", "calls": 3, "reward": 1.5}

@@ -84,8 +84,8 @@ async def test_the_last_turn_ends_the_episode_although_a_call_beside_it_was_too_
 
         for turn in range(ticket.max_steps + 4):
             await llm.chat([{"role": "user", "content": "x"}])
-            beside = [helper()] if turn == ticket.max_steps - 1 else []
-            await asyncio.gather(env.step("nonsense"), *beside)
+            others = [helper()] if turn == ticket.max_steps - 1 else []
+            await asyncio.gather(env.step("nonsense"), *others)
             taken.append(turn)
 
     async with counting(["so"] * 20, with_a_helper) as (runner, _):
@@ -168,9 +168,9 @@ async def test_an_action_after_the_one_that_won_takes_no_win_away(counting, tick
         await env.reset()
         for _ in range(2):
             await llm.chat([{"role": "user", "content": "add"}])
-            found = await asyncio.gather(*(env.call("add", {"n": 5}) for _ in range(2)), return_exceptions=caught)
+            results = await asyncio.gather(*(env.call("add", {"n": 5}) for _ in range(2)), return_exceptions=caught)
         if caught:
-            assert isinstance(found[1], ValueError)
+            assert isinstance(results[1], ValueError)
 
     async with counting(["so"] * 2, at_once) as (runner, _):
         episode = await runner.play(ticket, 1)
@@ -439,7 +439,7 @@ async def returns(_llm, _env):
     return np.float32(1.0)
 
 
-@pytest.mark.parametrize(("does", "told"), [
+@pytest.mark.parametrize(("does", "problem"), [
     (earns_a_text, "the reward is '1.0', and it should be a number"),
     (earns_too_much, r"the reward is 1e\+308, and it should be a number of at most 1e\+06"),
     (earns_too_much_in_all, r"brings the newest step to 1.2e\+06, and it should stay within 1e\+06"),
@@ -448,7 +448,7 @@ async def returns(_llm, _env):
     (acts_by_bytes, "the action is b'look', and env.step takes a text"),
     (names_a_state, r"the state of a call is \('room', 3\), and it should be a text"),
     (returns, "it returned 1.0, and what an agent returns is not read")])
-async def test_a_value_that_no_record_holds_is_a_fault_of_its_own_episode(stored, does, told):
+async def test_a_value_that_no_record_holds_is_a_fault_of_its_own_episode(stored, does, problem):
     """Some were written as they came, and the learner could not read the group."""
-    with pytest.raises(AgentFault, match=told):
+    with pytest.raises(AgentFault, match=problem):
         await stored(does)

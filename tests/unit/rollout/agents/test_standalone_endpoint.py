@@ -302,13 +302,13 @@ async def test_a_record_that_cannot_be_written_is_told_and_can_be_asked_for_agai
 
 async def test_without_an_environment_the_latest_message_is_the_state(text, tmp_path, capsys):
     """The whole conversation was: no two calls shared it after the first answer, and no call had credit of its own."""
-    out, told = tmp_path / "episodes.jsonl", {"role": "user", "content": "Find the key."}
+    out, question = tmp_path / "episodes.jsonl", {"role": "user", "content": "Find the key."}
     tool = {"type": "function", "function": {"name": "look", "parameters": {}}}
     async with served(text, ["I look.", "<tool_call>{", "I peek.", "done"], out=out, with_env=False) as http:
-        for said in ("I look.", "I peek."):
+        for answer in ("I look.", "I peek."):
             head = bearer((await begin(http, task="mine"))["api_key"])
-            for messages in ([told], [told, {"role": "assistant", "content": said},
-                                      {"role": "tool", "tool_call_id": said[2:6], "content": "A  drawer.\n"}]):
+            for messages in ([question], [question, {"role": "assistant", "content": answer},
+                                      {"role": "tool", "tool_call_id": answer[2:6], "content": "A  drawer.\n"}]):
                 reply = await http.post("/v1/chat/completions", json={"messages": messages, "tools": [tool]},
                                         headers=head)
                 assert reply.status_code == 200, reply.text

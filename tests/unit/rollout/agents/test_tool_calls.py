@@ -91,14 +91,14 @@ def test_an_answer_with_a_broken_call_is_not_whole(text):
 @pytest.mark.parametrize("deep", ["[" * 2000, "[" * 2000 + "]" * 2000, '{"a": ' * 2000], ids=["cut", "lists", "dicts"])
 def test_a_call_whose_arguments_nest_without_end_is_a_broken_one(written, deep):
     """A model that repeats itself writes such text. It was a RecursionError, which failed the episode as our fault."""
-    found = parse_calls(written.replace("DEEP", deep), [{"type": "function", "function": {"name": "add"}}])
-    assert not found.calls
+    parsed = parse_calls(written.replace("DEEP", deep), [{"type": "function", "function": {"name": "add"}}])
+    assert not parsed.calls
     assert read_call(f'{{"name": "add", "arguments": {{"a": {deep}}}}}') is None
 
 
 def test_a_parameter_that_nests_without_end_is_a_text():
-    said = f"<tool_call><function=add><parameter=a>{'[' * 2000}</parameter></function></tool_call>"
-    assert parse_calls(said).calls == [ToolCall("add", {"a": "[" * 2000})]
+    text = f"<tool_call><function=add><parameter=a>{'[' * 2000}</parameter></function></tool_call>"
+    assert parse_calls(text).calls == [ToolCall("add", {"a": "[" * 2000})]
 
 
 @pytest.mark.parametrize("parameters", [
@@ -106,8 +106,8 @@ def test_a_parameter_that_nests_without_end_is_a_text():
 def test_a_tool_with_any_schema_may_be_called(parameters):
     """A client writes it as it likes, and a call was answered by an error of ours."""
     offered = {"type": "function", "function": {"name": "add", "parameters": parameters}}
-    said = "<tool_call><function=add><parameter=a>7</parameter></function></tool_call>"
-    assert parse_calls(said, [offered]).calls == [ToolCall("add", {"a": 7})]
+    text = "<tool_call><function=add><parameter=a>7</parameter></function></tool_call>"
+    assert parse_calls(text, [offered]).calls == [ToolCall("add", {"a": 7})]
 
 
 @pytest.mark.parametrize(("schema", "text", "value"), [
@@ -121,8 +121,8 @@ def test_a_tool_with_any_schema_may_be_called(parameters):
 def test_a_parameter_that_may_be_a_text_stays_one(schema, text, value):
     """An optional text is a choice of types in its schema, and its 2024 became a number."""
     offered = {"type": "function", "function": {"name": "find", "parameters": {"properties": {"year": schema}}}}
-    said = f"<tool_call><function=find><parameter=year>{text}</parameter></function></tool_call>"
-    assert parse_calls(said, [offered]).calls == [ToolCall("find", {"year": value})]
+    written = f"<tool_call><function=find><parameter=year>{text}</parameter></function></tool_call>"
+    assert parse_calls(written, [offered]).calls == [ToolCall("find", {"year": value})]
 
 
 @pytest.mark.parametrize(("schema", "text", "value"), [
@@ -137,20 +137,20 @@ def test_a_parameter_is_a_text_wherever_its_schema_says_so(schema, text, value):
     parameters = {"properties": {"year": schema}, "$defs": {
         "Year": {"type": "string", "enum": ["2024", "2025"]}, "Loop": {"anyOf": [{"$ref": "#/$defs/Loop"}]}}}
     offered = {"type": "function", "function": {"name": "find", "parameters": parameters}}
-    said = f"<tool_call><function=find><parameter=year>{text}</parameter></function></tool_call>"
-    assert parse_calls(said, [offered]).calls == [ToolCall("find", {"year": value})]
+    written = f"<tool_call><function=find><parameter=year>{text}</parameter></function></tool_call>"
+    assert parse_calls(written, [offered]).calls == [ToolCall("find", {"year": value})]
 
 
-@pytest.mark.parametrize("said", [
+@pytest.mark.parametrize("written", [
     CALL, 'add', '{"name": "add", "parameters": {"a": 7, "b": 3}}',
     '[TOOL_CALLS][{"name": "add", "arguments": {"a": 7, "b": 3}}]'])
-def test_tags_in_a_thought_are_no_calls(said):
+def test_tags_in_a_thought_are_no_calls(written):
     """A reasoning model thinks about the form before it uses it, and may think of a call that it does not make."""
     tools = [{"type": "function", "function": {"name": "add"}}]
     for thought in ("<think>I need <tool_call> tags.</think>", f"<think>\nShall I? {CALL} No.\n</think>"):
-        parsed = parse_calls(thought + said, tools)
-        assert parsed.calls == ([] if said == "add" else [ToolCall("add", {"a": 7, "b": 3})])
-        assert (parsed.content, parsed.complete) == (thought + (said if said == "add" else ""), True)
+        parsed = parse_calls(thought + written, tools)
+        assert parsed.calls == ([] if written == "add" else [ToolCall("add", {"a": 7, "b": 3})])
+        assert (parsed.content, parsed.complete) == (thought + (written if written == "add" else ""), True)
 
 
 def answer(text):
@@ -161,14 +161,14 @@ def answer(text):
 
 def test_an_answer_with_a_call_is_openais():
     request = ChatRequest(messages=[{"role": "user", "content": "7 plus 3"}], logprobs=True)
-    whole = reply(answer(CALL), request, lambda token: f"<{token}>".encode())
-    choice = whole["choices"][0]
+    completion = reply(answer(CALL), request, lambda token: f"<{token}>".encode())
+    choice = completion["choices"][0]
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a":7,"b":3}'}
     assert [(token["token"], token["logprob"]) for token in choice["logprobs"]["content"]] == [
         ("<5>", -0.5), ("<6>", -1.5)]
-    assert whole["usage"] == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
-    assert '"index":0' in next(chunks(whole, request))
+    assert completion["usage"] == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+    assert '"index":0' in next(chunks(completion, request))
 
 
 def test_messages_reach_the_template_as_templates_expect_them():
@@ -177,9 +177,9 @@ def test_messages_reach_the_template_as_templates_expect_them():
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     asked = {"role": "assistant", "content": None, "tool_calls": [call]}
     assert templated([{"role": "developer", "content": "x"}]) == [{"role": "system", "content": "x"}]
-    said = {"role": "assistant", "content": "x"}
+    message = {"role": "assistant", "content": "x"}
     for calls in (None, []):
-        assert templated([{**said, "tool_calls": calls, "refusal": None}]) == [said]
+        assert templated([{**message, "tool_calls": calls, "refusal": None}]) == [message]
     assert templated([asked, {"role": "user", "content": parts}]) == [
         {"role": "assistant", "content": "", "tool_calls": [
             {"id": "1", "type": "function", "function": {"name": "add", "arguments": {"a": 7}}}]},
@@ -192,15 +192,15 @@ def test_arguments_of_an_agent_that_nest_without_end_stay_a_text():
     assert shown["tool_calls"] == [call]
 
 
-@pytest.mark.parametrize(("name", "said"), [
+@pytest.mark.parametrize(("name", "problem"), [
     ("agent", "no agent 'agent'"), ("nowhere.to_be:found", "cannot be imported"), ("json:agent", "json has no agent"),
     ("json:__name__", "is of type str, not a function"),
     ("json:dumps", "json:dumps is no async function; write `async def dumps`, or say in its annotation that it returns "
      "an Awaitable"),
     ("asyncio:sleep", r"asyncio:sleep cannot be called with \(task, llm, env\) \(too many positional arguments\)"),
     ("collections:Counter", "is a class; give agent.name an async function, or an object made of it")])
-def test_an_agent_that_cannot_be_found_is_one_line(name, said):
-    with pytest.raises(UserError, match=said):
+def test_an_agent_that_cannot_be_found_is_one_line(name, problem):
+    with pytest.raises(UserError, match=problem):
         find_agent(name)
 
 

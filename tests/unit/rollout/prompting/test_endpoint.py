@@ -151,7 +151,7 @@ async def test_a_server_that_wants_the_newer_name_of_the_limit_gets_it_from_then
     ids=["Gemini", "Mistral"])
 async def test_a_server_that_takes_no_seed_is_told_once_and_gets_none_from_then_on(status: int, refusal):
     """Three calls at once are refused at once, and one line is enough for them."""
-    seen, told = list[bool](), list[str]()
+    seen, lines = list[bool](), list[str]()
 
     async def answer(request: httpx.Request) -> httpx.Response:
         await asyncio.sleep(0)
@@ -159,11 +159,11 @@ async def test_a_server_that_takes_no_seed_is_told_once_and_gets_none_from_then_
         return httpx.Response(status, json=refusal) if seen[-1] else httpx.Response(200, json=GOOD)
 
     asked = model(answer, Clock())
-    asked.report = told.append
+    asked.report = lines.append
     await asyncio.gather(*(asked.ask(ASKED, seed=number) for number in range(3)))
     await asked.ask(ASKED, seed=3)
     assert seen == [True] * 3 + [False] * 4
-    assert told == ["the endpoint http://host/v1 takes no seed: answers cannot be repeated"]
+    assert lines == ["the endpoint http://host/v1 takes no seed: answers cannot be repeated"]
 
 
 async def test_a_server_that_refuses_a_seed_which_was_left_out_is_an_error():
@@ -231,16 +231,16 @@ class Replies(BaseHTTPRequestHandler):
      "finish_reason=error of its answer")])
 async def test_an_answer_that_a_fault_has_cut_is_asked_for_again(headers: dict[str, str], body: bytes, why: str):
     """As an answer, half a sentence is an invalid action, and the model would have lost by it."""
-    server, told = ThreadingHTTPServer(("127.0.0.1", 0), Replies), list[str]()
+    server, lines = ThreadingHTTPServer(("127.0.0.1", 0), Replies), list[str]()
     server.left = [(headers, body)]
     threading.Thread(target=server.serve_forever, daemon=True).start()
     settings = PromptingSection()
     try:
         async with endpoint_client(f"http://127.0.0.1:{server.server_port}/v1", None, settings) as http:
             asked = EndpointModel(http=http, model="m", settings=settings, temperature=0.4, max_tokens=64,
-                                  report=told.append)
+                                  report=lines.append)
             assert (await asked.ask(ASKED, seed=0)).text == "Action: look"
     finally:
         server.shutdown()
         server.server_close()
-    assert why in told[0]
+    assert why in lines[0]

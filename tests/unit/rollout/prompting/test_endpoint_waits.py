@@ -29,15 +29,15 @@ async def test_a_rate_limit_is_waited_for_as_long_as_the_server_says():
 
 async def test_a_wait_is_told_with_its_reason():
     """The line about garbage after a good answer said only its status, 200, and a pause of 1.5 s was told as 2 s."""
-    clock, told = Clock(), list[str]()
+    clock, lines = Clock(), list[str]()
     asked = model(in_turn(httpx.Response(200, json=GOOD), httpx.Response(200, text="{"),
                           httpx.Response(429, headers={"retry-after": "1.5"}), httpx.Response(200, json=GOOD)), clock)
-    asked.report = told.append
+    asked.report = lines.append
     for seed in range(2):
         await asked.ask(ASKED, seed=seed)
-    assert len(told) == 2
-    assert "status 200, and no JSON (Input data was truncated): {); the next call is in 1 s" in told[0]
-    assert "status 429, Retry-After 1.5 s); the next call is in 1.5 s" in told[1]
+    assert len(lines) == 2
+    assert "status 200, and no JSON (Input data was truncated): {); the next call is in 1 s" in lines[0]
+    assert "status 429, Retry-After 1.5 s); the next call is in 1.5 s" in lines[1]
 
 
 async def test_a_call_waits_for_the_limit_that_another_call_met():
@@ -159,7 +159,7 @@ def test_retry_after_in_seconds_or_as_a_date(text: str, seconds: float | None):
 
 async def test_a_limit_is_told_with_its_reason_and_once_for_all_calls_that_wait_for_it():
     """While the second request is away, another call meets the same limit."""
-    clock, told = Clock(), list[str]()
+    clock, lines = Clock(), list[str]()
     replies = in_turn(httpx.Response(429, json={"error": "no quota"}), httpx.Response(503),
                       httpx.Response(200, json=GOOD))
 
@@ -169,11 +169,11 @@ async def test_a_limit_is_told_with_its_reason_and_once_for_all_calls_that_wait_
         return reply
 
     asked = model(answer, clock)
-    asked.report = told.append
+    asked.report = lines.append
     await asked.ask(ASKED, seed=0)
-    assert len(told) == 1
-    assert "fails (status 429: " in told[0]
-    assert "no quota" in told[0]
+    assert len(lines) == 1
+    assert "fails (status 429: " in lines[0]
+    assert "no quota" in lines[0]
 
 
 @pytest.mark.attack

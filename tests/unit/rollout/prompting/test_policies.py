@@ -28,11 +28,11 @@ def test_direct_asks_with_the_prompt_of_training():
 
 def test_react_is_a_conversation_whose_last_message_lists_the_actions():
     """The rules come first, once; what the model made up after its action is left out."""
-    asked, said, now = ReAct(TEMPLATE).messages(trial(), [])
-    assert [asked["role"], said["role"], now["role"]] == ["user", "assistant", "user"]
+    asked, answer, now = ReAct(TEMPLATE).messages(trial(), [])
+    assert [asked["role"], answer["role"], now["role"]] == ["user", "assistant", "user"]
     assert asked["content"].startswith("Solve the task")
     assert asked["content"].endswith(f"Observation: {FIRST.observation}")
-    assert said["content"] == "Thought: on\nAction: go on"
+    assert answer["content"] == "Thought: on\nAction: go on"
     assert now["content"] == "Observation: You see a mug 1.\nAdmissible actions: take mug 1"
 
 

@@ -206,9 +206,9 @@ def gathered(parts: list[VersionPart]) -> list[list[torch.Tensor]]:
     def gather(index: int, run: torch.Tensor) -> torch.Tensor:
         runs[index] = run
         all_there.wait(SECONDS)
-        whole = torch.cat([runs[other] for other in range(len(parts))])
+        tensor = torch.cat([runs[other] for other in range(len(parts))])
         all_there.wait(SECONDS)
-        return whole
+        return tensor
 
     with ThreadPoolExecutor(len(parts)) as pool:
         return list(pool.map(lambda index: list(parts[index].tensors(partial(gather, index))), range(len(parts))))

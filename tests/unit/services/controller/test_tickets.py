@@ -22,9 +22,9 @@ def test_each_pass_of_the_stream_is_a_permutation_and_differs() -> None:
 def test_the_stream_is_random_access() -> None:
     """A controller that restarts at index 7 sees what the first one would have."""
     tasks = ["a", "b", "c", "d", "e"]
-    whole = [TaskStream(tasks, seed=3)[i] for i in range(12)]
+    entire = [TaskStream(tasks, seed=3)[i] for i in range(12)]
     fresh = TaskStream(tasks, seed=3)
-    assert [fresh[i] for i in (7, 2, 11)] == [whole[7], whole[2], whole[11]]
+    assert [fresh[i] for i in (7, 2, 11)] == [entire[7], entire[2], entire[11]]
 
 
 def test_an_empty_panel_is_refused() -> None:

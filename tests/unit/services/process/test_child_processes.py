@@ -50,9 +50,9 @@ def test_a_child_that_cannot_be_killed_is_named():
 def test_no_python_of_ours_runs_between_fork_and_exec():
     """It crashed now and then in a process with threads, in the middle of the restart of a Redis."""
     root = Path(__file__).parents[4]
-    found = [path for folder in ("services", "learner", "rollout", "envservice", "deploy")
+    paths = [path for folder in ("services", "learner", "rollout", "envservice", "deploy")
              for path in (root / folder).rglob("*.py") if "preexec_fn=" in path.read_text()]
-    assert found == []
+    assert paths == []
 
 
 def test_the_command_gets_its_words_its_descriptors_and_the_usual_signals():

@@ -43,12 +43,12 @@ def test_a_killed_worker_leaves_neither_child_nor_folder(tmp_path: Path):
 
 def test_an_engine_ends_with_its_cluster_even_if_its_guard_goes_first(tmp_path: Path):
     """A driver that was killed and resumed at once ends the old cluster's processes, guards among them."""
-    folder, beside = tmp_path / "cluster" / "engine", tmp_path / "cluster-of-another"
+    folder, elsewhere = tmp_path / "cluster" / "engine", tmp_path / "cluster-of-another"
     folder.mkdir(parents=True)
     worker = subprocess.Popen([sys.executable, "-c", WORKER, str(folder)], stdout=subprocess.PIPE, text=True,
                               env=os.environ | {"TMPDIR": str(folder.parent)})
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"],
-                             env=os.environ | {"TMPDIR": str(beside)})
+                             env=os.environ | {"TMPDIR": str(elsewhere)})
     try:
         assert worker.stdout.readline() == "started\n"
         wait_until(lambda: len(processes_in(str(folder.parent))) == 3)  # worker, guard, engine
@@ -135,9 +135,9 @@ def test_leavings_of_an_owner_are_told_for_folders_of_ours_alone(tmp_path: Path)
         os.chown(tmp_path / "gagpo-x-theirs", 1, 1)
     else:
         (tmp_path / "gagpo-x-theirs" / "held").unlink()  # only root can make another user's folder
-    found: list[str] = []
-    sweep("gagpo-x-", tmp_path, lambda folder: found.append(folder.name))
-    assert found == ["gagpo-x-ours"]
+    removed: list[str] = []
+    sweep("gagpo-x-", tmp_path, lambda folder: removed.append(folder.name))
+    assert removed == ["gagpo-x-ours"]
 
 
 def test_other_folders_are_spared(tmp_path: Path):

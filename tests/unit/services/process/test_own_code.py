@@ -26,7 +26,7 @@ def test_sigterm_while_a_module_is_imported_is_no_mistake_in_it(tmp_path: Path):
     assert (done.returncode, done.stderr) == (128 + signal.SIGTERM, "")
 
 
-@pytest.mark.parametrize(("file", "target", "said"), [
+@pytest.mark.parametrize(("file", "target", "problem"), [
     ("code.py", "code:Above", r"^code has no Above in \S+/code\.py; rename your code\.py: Python finds another code "),
     ("time.py", "time:Above", r"^time has no Above; rename your time\.py: Python finds another time "),
     ("json/__init__.py", "json:Above", r"^json has no Above in \S+/json/__init__\.py; rename your folder json: "),
@@ -35,13 +35,13 @@ def test_sigterm_while_a_module_is_imported_is_no_mistake_in_it(tmp_path: Path):
     ("level.py", "level:Above", r"^level has no Above in \S+/level\.py; set learner\.credit\.estimator to module:"),
 ])
 def test_a_module_that_lies_in_the_folder_and_is_not_found_is_told_why(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, target: str, said: str):
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, target: str, problem: str):
     """The user saw the class in a file of this name, and was told that the module has none."""
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).write_text("class Below: ...\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=problem):
         import_object(target, kind="estimator", key="learner.credit.estimator")
 
 

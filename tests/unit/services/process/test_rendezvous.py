@@ -15,7 +15,7 @@ from ports import needs_ipv6
 from services.process.addresses import interface_of
 from services.process.rendezvous import Rendezvous
 
-OUTSIDE = next((one.address for name, found in psutil.net_if_addrs().items() for one in found
+OUTSIDE = next((one.address for name, addresses in psutil.net_if_addrs().items() for one in addresses
                 if one.family == socket.AF_INET and name != "lo"), None)
 
 

@@ -107,9 +107,9 @@ def test_a_worker_that_ends_or_starts_again_lowers_no_counter_of_the_others():
 
 
 def test_undeclared_metrics_are_not_shown():
-    known = beat(Heartbeat("learner-0", "learner"))
+    own = beat(Heartbeat("learner-0", "learner"))
     foreign = Beat(role="learner", doing="", since=0, progress=0, metrics={"evil": [("evil", {"x": "1"}, 1.0)]})
-    assert "evil" not in Exposition()({"a": foreign, "learner-0": known}).decode()
+    assert "evil" not in Exposition()({"a": foreign, "learner-0": own}).decode()
 
 
 def test_a_gauge_that_is_not_finite_has_no_series():

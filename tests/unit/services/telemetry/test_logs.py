@@ -201,7 +201,7 @@ def test_a_full_disk_is_told_once_and_a_line_that_it_cut_short_is_not_glued_to_t
                           check=True)
     lines = (tmp_path / "log.jsonl").read_text().splitlines()
     assert [json.loads(line)["event"] for line in (lines[0], lines[-1])] == ["first", "next"]
-    said = done.stderr.splitlines()
-    assert [line.partition("error: ")[2] for line in said] == ["cut short 1", "cut short 2"]
+    printed = done.stderr.splitlines()
+    assert [line.partition("error: ")[2] for line in printed] == ["cut short 1", "cut short 2"]
     assert all(line.startswith(f"{tmp_path}/log.jsonl cannot be written (No space left on device), so lines are lost: ")
-               for line in said)
+               for line in printed)
