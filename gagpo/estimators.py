@@ -5,7 +5,7 @@
 These names are stable: a test freezes them.
 """
 
-from learner.credit.base import WithinGroup
+from learner.credit.estimator import WithinGroup
 from learner.credit.group_operations import discounted, states
 from learner.credit.options import CreditOptions
 from learner.credit.state_keys import Keys, state_key

@@ -39,7 +39,7 @@ def credit(groups: Mapping[str, Any] | Iterable[Mapping[str, Any]], **options: A
     UserError that names the wrong field.
     """
     from learner.credit.registry import unread
-    from learner.logged_groups.form import credit_of, credit_options, find_doubts, found_nothing, parse_group
+    from learner.logged_groups.form import credit_of, credit_options, idle_options, parse_group, quality_warnings
 
     chosen = credit_options(options)
     if isinstance(groups, str | bytes) or not isinstance(groups, Iterable):
@@ -47,11 +47,11 @@ def credit(groups: Mapping[str, Any] | Iterable[Mapping[str, Any]], **options: A
     one = isinstance(groups, Mapping)
     read = [parse_group(cast("Mapping[str, Any]", groups))] if one else [
         parse_group(group, f"group {number}: ") for number, group in enumerate(groups, 1)]
-    for name, why in {**found_nothing(read, chosen), **unread(chosen, options)}.items():
+    for name, why in {**idle_options(read, chosen), **unread(chosen, options)}.items():
         warnings.warn(f"{name} does nothing {why}", stacklevel=2)
     credits = credit_of(read, chosen)
-    for doubt in find_doubts(read, credits, chosen):
-        warnings.warn(doubt, stacklevel=2)
+    for text in quality_warnings(read, credits, chosen):
+        warnings.warn(text, stacklevel=2)
     return credits[0] if one else credits
 
 

@@ -96,9 +96,9 @@ def weights_to_another_process(folder: Path) -> Lines:
     import torch
 
     from learner.model.policy import load_policy
+    from learner.model.probe import policy_canary
     from learner.rank_group import RankGroup
     from learner.selftest.scene import GPU, TINY, write_model
-    from learner.weights.policy_canary import policy_canary
     from learner.weights.rank_sender import RankSender
     from services.records import Version
     from services.weights.registry import Participant, Round
@@ -146,7 +146,7 @@ def receive(pipe: Connection, model: Path, device: Any) -> None:
     """Receives versions until None comes. Answers that it is ready, and then with the fault, the digest, the time and
     the logprobs of each version."""
     from learner.model.policy import load_policy
-    from learner.weights.policy_canary import policy_canary
+    from learner.model.probe import policy_canary
     from rollout.weights.inbox import RECEIVING, Inbox
     from services.weights.checksum import combined
 

@@ -1,7 +1,7 @@
 """Decides which groups the next learner step trains on.
 
-A step takes the oldest finished groups. It waits for unfinished groups that only it can use, and it drops groups that
-are too old or, under dynamic sampling, teach nothing.
+A step takes the oldest finished groups. It waits for unfinished groups that would be too old for the next step. It
+drops groups that are too old and, under dynamic sampling, groups without a gradient.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from services.telemetry.names import reason_class
 
 POLL_S = 0.1
 SILENT_S = 60.0
-"""Seconds without a heartbeat of any rollout worker after which that is told. A worker that loads sends none."""
+"""Log the silence once no rollout worker has sent a heartbeat for so many seconds. A worker that loads sends none."""
 LOOK_S = 2.0
 WAITS, NO_WORKERS = "waits for groups", "waits for groups; no rollout worker has been heard"
-"""The learner's activity, as `gagpo status` shows it."""
+"""Activities of the learner, as `gagpo status` shows them."""
 UNIFORM = "uniform reward"
-"""First words of the reason of a drop by dynamic sampling."""
+"""Start of the reason for a drop by dynamic sampling."""
 log = get_logger("learner")
 
 
@@ -38,14 +38,14 @@ class _Workers:
     def __init__(self, store: Store, heartbeat: Heartbeat) -> None:
         self._store, self._heartbeat = store, heartbeat
         self._looked_at = self._heard_at = self.idle_at = time.monotonic()
-        self._told = False
+        self._logged = False
         self.no_servers = False
-        """Whether all workers waited for environment servers at the last look."""
+        """Whether all workers were waiting for environment servers when `look` last read the heartbeats."""
 
     def look(self) -> None:
-        """Reads the heartbeats, if the last look is LOOK_S ago. The first silence is logged.
+        """Reads the heartbeats at most every LOOK_S, and logs when a silence begins.
 
-        `idle_at` becomes the time of each look that finds no worker which could play.
+        `idle_at` is the last time at which no worker could play.
         """
         now = time.monotonic()
         if now - self._looked_at > LOOK_S:
@@ -54,15 +54,15 @@ class _Workers:
             heard = any(beat.get("role") == "rollout" for beat in beats.values())
             self._heard_at = now if heard else self._heard_at
             self.idle_at = self.idle_at if heard and not self.no_servers else now
-        if self.silent_s and not self._told:
+        if self.silent_s and not self._logged:
             log.warning(f"no rollout worker has been heard for {self.silent_s:.0f} s; waiting for one "
                         "(a worker that loads its model sends no heartbeat)")
-        self._told = bool(self.silent_s)
-        self._heartbeat.doing(NO_WORKERS if self._told else WAITS)
+        self._logged = bool(self.silent_s)
+        self._heartbeat.doing(NO_WORKERS if self._logged else WAITS)
 
     @property
     def silent_s(self) -> float:
-        """Seconds for which no worker has been heard, up to the last look; 0 up to SILENT_S."""
+        """Seconds without a heartbeat when `look` last read them; 0 up to SILENT_S."""
         silent_s = self._looked_at - self._heard_at
         return silent_s if silent_s > SILENT_S else 0.0
 
@@ -80,14 +80,14 @@ class GroupCollector:
 
     def collect(self, step: int) -> list[str]:
         """Returns the groups that learner step `step` trains on, oldest first. Raises DeadlineExceeded."""
-        learner, seen, since, workers = self.config.learner, None, time.monotonic(), _Workers(self.store,
-                                                                                              self.heartbeat)
+        learner, workers = self.config.learner, _Workers(self.store, self.heartbeat)
+        previous, since = None, time.monotonic()
         while True:
             self.check()
             supply = self.store.supply()
-            if supply != seen:
-                seen, since = supply, time.monotonic()
-            ready, overdue = supply.ready[:learner.groups_per_step], self._only_now(supply)
+            if supply != previous:
+                previous, since = supply, time.monotonic()
+            ready, overdue = supply.ready[:learner.groups_per_step], self._last_chance(supply)
             if len(ready) == learner.groups_per_step and not overdue:
                 ready = self._not_uniform(self._young_enough(ready, step))
                 if len(ready) == learner.groups_per_step:
@@ -97,7 +97,7 @@ class GroupCollector:
                 since = workers.idle_at  # env.outage_seconds limits how long this may last
             now = time.monotonic()
             if ready and now - max(since, workers.idle_at) > learner.overdue_s:
-                # Other groups are finished, and workers could play all this time, so only these groups hang.
+                # Other groups are finished, and workers could play all that time, so only these groups hang.
                 reason = f"over-age: unfinished {learner.overdue_s:g} s after the last group was finished"
                 self.drop(dict.fromkeys(overdue, reason))
             if now - since > learner.wait_s:
@@ -107,15 +107,15 @@ class GroupCollector:
                                        f"finished, and none more was in {learner.wait_s:g} s (learner.wait_s){silence}")
             time.sleep(POLL_S)
 
-    def _only_now(self, supply: Supply) -> list[str]:
-        """Returns unfinished groups issued for this step or an earlier one: at the next step they may be too old."""
+    def _last_chance(self, supply: Supply) -> list[str]:
+        """Returns unfinished groups issued for this step or an earlier one, which may be too old at the next step."""
         end = supply.trained + supply.dropped + self.config.learner.groups_per_step
         return [group for group in supply.unfinished if int(group.removeprefix("train/")) < end]
 
     def _young_enough(self, groups: list[str], step: int) -> list[str]:
-        """Drops the groups with a token that an older policy sampled than `learner.staleness` allows.
+        """Drops the groups with a token of an older policy than `learner.staleness` allows.
 
-        A version's step decides, not its incarnation: a replay reproduces the weights of each step, on GPUs nearly.
+        The version's step counts, not its incarnation: a replay reproduces the weights of each step (nearly, on GPUs).
         """
         oldest = step - 1 - self.config.learner.staleness
         young = {group: min(episode.oldest_step for episode in episodes) >= oldest
@@ -127,9 +127,9 @@ class GroupCollector:
         """Drops groups whose episodes all earn the same: they have no gradient under group statistics.
 
         This is dynamic sampling (DAPO, arXiv 2503.14476, section 3.2; as in verl-agent, whose rounds sample
-        groups_per_step groups each). The oldest groups are dropped first, until the step's rounds are used up. After
-        that the step takes groups without filtering. The count is read from the store, so an interruption does not
-        change which groups a step takes.
+        groups_per_step groups each). The oldest groups are dropped first, until the step's rounds are used up. Then the
+        step takes all groups. The count of drops is in the store, so an interruption does not change which groups a
+        step takes.
         """
         learner = self.config.learner
         left = learner.dynamic_sampling * learner.groups_per_step
@@ -145,26 +145,29 @@ class GroupCollector:
                 kept.append(group)
             else:
                 uniform[group] = f"{UNIFORM} {rewards[0]:g}"
-        self.drop(uniform, tell=log.info)
+        self.drop(uniform, log=log.info)
         return kept
 
     def _read(self, groups: list[str]) -> Iterator[tuple[str, list[Episode]]]:
-        """Yields each group with its episodes. A group of which a body is lost, also since an earlier read, is left
-        out: the store gives its tickets back to the workers, as long as no manifest names it."""
+        """Yields each group with its episodes.
+
+        Leaves out a group with a lost body. The store issues its tickets again, as long as no manifest names the group.
+        """
         for group in groups:
             episodes = self.store.episodes(group)
             if is_complete(episodes):
                 yield group, episodes
 
-    def drop(self, reasons: Mapping[str, str], *, tell: Callable[..., object] = log.warning) -> None:
-        """Drops groups, `reasons`: group -> why. Writes their finished episodes to the archive before the store forgets
-        them. The store forgets all at once: a learner that dies before that drops the same ones again.
+    def drop(self, reasons: Mapping[str, str], *, log: Callable[..., object] = log.warning) -> None:
+        """Drops groups. `reasons`: group -> reason. Writes their finished episodes to the archive first.
+
+        The store drops all of them at once: a learner that dies before that drops the same groups again.
         """
         if not reasons:
             return
         dropped = self.store.to_drop(reasons)
         for drop in dropped:
             self.heartbeat.meters("gagpo_groups_dropped_total", reason=reason_class(drop.reason)).inc()
-            tell("group dropped", group=drop.group, task=drop.task, reason=drop.reason)
+            log("group dropped", group=drop.group, task=drop.task, reason=drop.reason)
         self.archive.write_dropped(dropped)
         self.store.drop(self.lease, *dropped)

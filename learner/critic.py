@@ -1,9 +1,9 @@
 """PPO's critic: a value for each response token or for each turn, and the advantages computed from them.
 
 The value model is the policy's initial weights with a scalar head on the last hidden state. A token's value is taken at
-the position that predicts the token, so it depends on the prompt and the tokens before. Values of tokens stay within
-one row: the row's score is the reward of its last token, and nothing is bootstrapped from one turn of an episode to the
-next. A turn's value is that of its first response token, so it depends on the prompt alone; the turns of an episode are
+the position that predicts the token, so it depends on the prompt and the tokens before. Token values stay within one
+row: the row's score is the reward of its last token, and nothing is bootstrapped from one turn of an episode to the
+next. A turn's value is that of its first response token, so it depends only on the prompt. The turns of an episode are
 bootstrapped from one another, and all tokens of a turn have its advantage (Turn-PPO, arXiv 2512.17008).
 """
 
@@ -26,7 +26,7 @@ from learner.losses import Mean, first_tokens, token_gae, turn_gae, value_loss
 from learner.model.memory import Layout
 from learner.model.policy import empty_policy, predicting_states
 from learner.model.sharding import shard
-from learner.model.trainee import Trainee
+from learner.model.trained_model import TrainedModel
 from learner.rank_group import RankGroup
 from learner.rows.packing import Pack, Rows
 from services.config.tree import Config, LearnerSection
@@ -40,9 +40,9 @@ class CriticOutput(NamedTuple):
     values: Tensor
     """Values under the weights before the step."""
     returns: Tensor
-    """Regression targets of the values: advantage before whitening, plus value. Of turns, only a row's first counts."""
+    """Regression targets of the values: advantage before whitening, plus value. For turns, at a row's first token."""
     advantages: Tensor
-    """Advantages, whitened over the tokens or turns of the whole batch on all ranks."""
+    """Advantages, whitened over the tokens or turns of the batch on all ranks."""
 
 
 class ValueModel(nn.Module):
@@ -64,7 +64,7 @@ class ValueModel(nn.Module):
 class Critic:
     """The value model of one rank: values and advantages of a batch, and the value loss."""
 
-    trainee: Trainee[ValueModel]
+    trained_model: TrainedModel[ValueModel]
     rank_group: RankGroup
     section: LearnerSection
 
@@ -74,7 +74,7 @@ class Critic:
 
     @property
     def _turns(self) -> bool:
-        """Whether values are of turns, each read at the first token of its answer."""
+        """Whether turns have values, each read at the first token of its answer."""
         return self._credit.values == "turns"
 
     @torch.no_grad()
@@ -83,7 +83,7 @@ class Critic:
 
         `rows`: all rows of the step.
         """
-        credit, values = self._credit, [self.trainee.model(p) for p in packs]
+        credit, values = self._credit, [self.trained_model.model(p) for p in packs]
         if self._turns:
             return self._turn_outputs(packs, values, rows)
         raw = [token_gae(v.double(), p.row, p.advantages.double(), gamma=credit.gamma, lam=credit.lam)
@@ -112,8 +112,8 @@ class Critic:
     def explained_variance(self, packs: Sequence[Pack], outputs: Sequence[CriticOutput]) -> float:
         """Returns 1 - Var(R - V) / Var(R) over the tokens or turns of a learner step; NaN if all targets R are equal.
 
-        V are the values from before the step, so the episodes are new to them: 1 is a critic that knows every target,
-        0 one that knows no more than their mean. A collective.
+        V are the values before the step, so the episodes are new to them. 1: the critic predicts every target. 0: it
+        predicts no more than their mean. A collective.
         """
         targets: list[Tensor] = []
         errors: list[Tensor] = []
@@ -135,7 +135,7 @@ class Critic:
 
     def loss(self, pack: Pack, output: CriticOutput, *, mean: Mean) -> Tensor:
         """Returns this pack's part of the minibatch's clipped value loss, a mean over its tokens or turns."""
-        values, before, returns = self.trainee.model(pack), output.values, output.returns
+        values, before, returns = self.trained_model.model(pack), output.values, output.returns
         count = mean.num_tokens
         if self._turns:
             first = first_tokens(pack.row, pack.num_rows)
@@ -151,4 +151,5 @@ def make_critic(config: Config, model_path: Path, rank_group: RankGroup, layout:
     mesh = rank_group.mesh_of(layout.shards)
     fully_shard(model.head, mesh=mesh)  # always in float32: returns need more than 8 bits
     shard(model, model.body, weights, mesh, layout=layout, half=config.model.dtype == "bfloat16")
-    return Critic(trainee=Trainee(model, section, lr=section.critic_lr), rank_group=rank_group, section=section)
+    return Critic(
+        trained_model=TrainedModel(model, section, lr=section.critic_lr), rank_group=rank_group, section=section)

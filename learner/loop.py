@@ -3,41 +3,45 @@
     wait      for the manifest of the next step: groups_per_step finished groups, committed before any weight changes
     train     credit, loss, optimizer
     publish   after the evaluation of the version that it replaces (services/weights/channel.py)
-    persist   a checkpoint when it is due, after which episodes are retired; else the weights of an evaluated step
+    persist   a checkpoint when it is due, else the weights of an evaluated step
+    retire    the episodes up to a durable checkpoint leave Redis, after which their steps cannot be replayed
 
 Three things become durable in a fixed order: the archive, the checkpoint, the retirement of its episodes. With an
-object store the last waits until the checkpoint is there too, and nothing else does. The loop's thread writes the
-archive and copies the state to host memory. A second thread does the rest while the loop continues.
+object store, retirement also waits until the checkpoint is there. The loop's thread writes the archive and copies the
+state to host memory. A second thread does the rest while the loop continues.
 After a crash between any two, the previous checkpoint is valid, and everything that follows it can be replayed.
 
-If the manifest of a step exists, the step is a replay: it trains on the same groups in the same order.
-If `check` raises Leaving, the loop makes a checkpoint of what it has published and returns.
+If the manifest of a step exists, the step is a replay: it trains on the same groups in the same order. So a step that
+failed because of its own groups (no memory for the longest rows, a group that credit cannot read) fails again in every
+process of the learner. Attempts are counted, and the run ends after `learner.step_attempts` of them.
+If `check` raises Leaving, the loop makes a checkpoint of the published step and returns.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from learner.attempts import check_numbers, counted_attempt
 from learner.checkpoints.background import Background
 from learner.checkpoints.checkpoint import EXPORT, Checkpoints, Position
-from learner.checkpoints.retirement import Retirement
 from learner.collect import GroupCollector
-from learner.metrics.observer import Observer
-from learner.rows.archived import trained_rows
+from learner.observer import Observer
+from learner.rows.batch import Groups, credit_columns
 from learner.trainer import Learner, StepReport
 from services.config.tree import Config
+from services.errors import UserError, in_short
 from services.patience import while_folder_away
-from services.records import Manifest, Version
-from services.store.archive import EpisodeArchive
+from services.records import Episode, Manifest, Version
+from services.rewards import LARGEST_REWARD
+from services.store.archive import ArchiveRow, EpisodeArchive
 from services.store.lease import Lease
 from services.store.store import Store
 from services.telemetry.logs import bind, get_logger
@@ -46,9 +50,10 @@ from services.weights.channel import WeightSender
 from services.weights.pack import Packed, unpack
 
 LOOK_EVERY_S = 5.0
-"""Seconds between two looks whether the store still names the current version."""
+"""Seconds between two checks that the store still names the current version."""
 MIRROR_LOOK_S = 0.5
-"""Seconds between two looks whether the object store has the last checkpoint."""
+"""Seconds between two checks whether the object store has the last checkpoint."""
+SILENT = "the learner died without an error, as when the machine runs out of memory"
 log = get_logger("learner")
 
 
@@ -60,8 +65,8 @@ class Leaving(Exception):
 class TrainingLoop:
     """Trains, publishes and persists, step by step.
 
-    `sender` hands new weights to the samplers. `before_publish` returns once the current version may be replaced, and
-    calls the function that it is given while it waits.
+    `sender` hands new weights to the samplers. `before_publish` returns once the current version may be replaced. While
+    it waits, it calls the function that it is given.
     `check` raises if this process has lost its role, and Leaving if the run was asked to end.
     """
 
@@ -85,13 +90,13 @@ class TrainingLoop:
     canary: Canary | None = None
     """The learner's results with the weights of `version`."""
     exported: Path | None = None
-    """The newest model on disk; None before the first, when it is the learner's first model."""
+    """The newest model on disk; None before the first export, when it is the learner's initial model."""
     writing: Background = field(init=False)
     retirement: Retirement = field(init=False)
     _pointing: threading.Lock = field(default_factory=threading.Lock)
     _canary: Canary | None = None
-    """That of the last snapshot."""
-    _looked: float = 0.0
+    """The canary of the last snapshot."""
+    _checked_at: float = 0.0
 
     def __post_init__(self) -> None:
         self.writing = Background("checkpoint", deadline_s=self.config.learner.collective_s)
@@ -125,16 +130,16 @@ class TrainingLoop:
             self.persist()
 
     def restore(self) -> None:
-        """Loads the newest whole checkpoint and begins an incarnation. If the store disagrees, it is reset."""
-        found = self.checkpoints.newest_whole(wait_s=self.config.learner.collective_s)
-        if found is not None:
-            self.position = found
-            self.learner.load(self.checkpoints.folder(found.step))
-            self.exported = self.checkpoints.folder(found.step) / EXPORT
+        """Loads the newest intact checkpoint and begins an incarnation. A store that disagrees with it is reset."""
+        newest = self.checkpoints.newest_intact(wait_s=self.config.learner.collective_s)
+        if newest is not None:
+            self.position = newest
+            self.learner.load(self.checkpoints.folder(newest.step))
+            self.exported = self.checkpoints.folder(newest.step) / EXPORT
         at = self.position
         self.incarnation = self.store.state.incarnation(self.lease, above=at.incarnation)
-        self.observer.restored(at.step, incarnation=self.incarnation, found=found is not None,
-                               durable=self.checkpoints.written(at.step) if found else time.time())
+        self.observer.restored(at.step, incarnation=self.incarnation, has_checkpoint=newest is not None,
+                               durable=self.checkpoints.written(at.step) if newest else time.time())
         if not self.store.steps.agrees_with(at.step):
             # The ledger first: if it lacks a reset, an audit reports the groups as lost.
             self.observer.forgotten(at.step, next_group=at.next_group, incarnation=self.incarnation)
@@ -142,7 +147,7 @@ class TrainingLoop:
         self.retirement.restored(at.step)
 
     def next_manifest(self) -> tuple[Manifest, bool]:
-        """Returns the manifest of the next step, and whether an earlier process of the learner has committed it."""
+        """Returns the manifest of the next step, and whether an earlier process of the learner committed it."""
         step = self.learner.step + 1
         for manifest in self.store.steps.manifests(self.learner.step):
             if manifest.step == step:
@@ -161,7 +166,7 @@ class TrainingLoop:
         Returns the version of the new weights, of which the sender has a snapshot.
         """
         limit = self.config.learner.step_attempts
-        # The wait for the GPUs is no attempt: asked to leave meanwhile, the learner has not failed.
+        # Waiting for the GPUs does not count as an attempt, so a shutdown meanwhile is not a failure.
         with self.gpu_turn(), counted_attempt(self.store, self.lease, manifest,
                                               incarnation=self.incarnation, limit=limit):
             groups = self.store.committed(manifest)
@@ -172,16 +177,16 @@ class TrainingLoop:
         self.position = Position(
             step=manifest.step, incarnation=self.incarnation, next_group=max(self.position.next_group, last + 1),
             trained=self.position.trained + len(manifest.groups))
-        self.archive.write(manifest.step, trained_rows(groups, report.credits, report.logprobs))
+        self.archive.write(manifest.step, _archive_rows(groups, report))
         return report, version
 
     def _check(self) -> None:
         self.check()
         self.sender.keep()
         self.writing.check()
-        if self.version.incarnation and time.monotonic() - self._looked >= LOOK_EVERY_S:
-            self._looked, found = time.monotonic(), self.store.state.version()
-            if found is None or found[0] != self.version:  # Redis may lose the last second before its machine died
+        if self.version.incarnation and time.monotonic() - self._checked_at >= LOOK_EVERY_S:
+            self._checked_at, stored = time.monotonic(), self.store.state.version()
+            if stored is None or stored[0] != self.version:  # Redis may lose the last second before its machine died
                 log.warning("Redis has lost the current version; it is named again", version=self.version.short)
                 self._point()
             if not self.writing.busy and self.retirement.due:
@@ -199,7 +204,7 @@ class TrainingLoop:
             self.observer.publishing()
         self.sender.send(version, lambda version: self._point(version=version, canary=self._canary))
         if self.config.evaluates(version.step):
-            self.sender.copy()  # for workers that start during the evaluation, in which the next version waits
+            self.sender.copy()  # for workers that start during the evaluation, while the next version waits
         bind(version=version.short)
         log.info("published")
 
@@ -207,7 +212,7 @@ class TrainingLoop:
                exported: Path | None = None) -> None:
         """Names a version in the store as the current one, and an export for workers that cannot fetch its weights.
 
-        None keeps the present version with its canary, or the export. Both threads call this, each for one of the two.
+        None keeps the current version with its canary, or the export. Both threads call this, each for one of the two.
         """
         with self._pointing:
             self.version, self.exported = version or self.version, exported or self.exported
@@ -216,11 +221,11 @@ class TrainingLoop:
                                              self.canary)
 
     def persist(self) -> None:
-        """Begins a checkpoint if one is due, else to keep the weights if the step is evaluated.
+        """Begins to write a checkpoint if one is due, else the weights if the step is evaluated.
 
-        The archive is made durable first: a step with a checkpoint is never replayed, so nothing would write its file
-        again. The best weights can be exported because those of every evaluated step are written. A replay leaves the
-        weights of a step alone that were evaluated already: the score is theirs.
+        The archive becomes durable first: a step with a checkpoint is never replayed, so nothing would write its file
+        again. The weights of every evaluated step are written, because the best ones can be exported. A replay does not
+        overwrite weights that were evaluated already: the score belongs to them.
         """
         step, adapters = self.learner.step, self.config.learner.lora.rank > 0
         evaluates = self.config.evaluates(step)
@@ -238,14 +243,13 @@ class TrainingLoop:
         and only a replay from the checkpoint before makes that version again.
         """
         self.writing.wait()
-        found = self.checkpoints.latest()
-        durable = 0 if found is None else found.step
-        if durable < self.learner.step == self.version.step:
+        latest = self.checkpoints.latest()
+        if (latest.step if latest else 0) < self.learner.step == self.version.step:
             self._make_durable()
         log.info("left as asked", step=self.learner.step)
 
     def _make_durable(self) -> None:
-        """Copies the published weights and all that goes with them; the rest is done beside the loop."""
+        """Copies the published weights and the training state. A thread writes them while the loop continues."""
         self.writing.wait()
         started, position, copied = time.monotonic(), self.position, self.sender.copy()
         self.archive.flush()
@@ -253,12 +257,11 @@ class TrainingLoop:
         self.writing.start(partial(self._finish, position, copied, saved, started))
 
     def _keep_weights(self) -> None:
-        """Writes the published weights alongside the loop."""
+        """Writes the published weights in a thread."""
         self.writing.wait()
         self.writing.start(partial(self._finish_weights, self.position, self.sender.copy()))
 
     def _finish_weights(self, position: Position, copied: Future[Packed]) -> None:
-        """Makes the weights durable."""
         self._written(partial(self.checkpoints.draft, position.step))
         digests = self._export_draft(position.step, copied)
         folder = self._written(partial(self.checkpoints.commit_weights, position, digests))
@@ -283,8 +286,10 @@ class TrainingLoop:
         self.retirement.retire()
 
     def _retire_rest(self) -> None:
-        """Returns once the newest checkpoint is in the object store. It has no deadline, since a large one takes its
-        time: the driver ends the run if the store has failed for too long."""
+        """Returns once the newest checkpoint is in the object store.
+
+        There is no deadline, since a large upload takes long: the driver ends the run if the store fails for too long.
+        """
         self.writing.wait()
         while self.retirement.pending:
             time.sleep(MIRROR_LOOK_S)
@@ -300,7 +305,7 @@ class TrainingLoop:
         return self._written(partial(self.learner.write, folder, unpack(packed.manifest, packed.buffer)))
 
     def _written(self, write: Callable[[], Any]) -> Any:
-        """Returns the result of `write`, once the disk has room. Another learner may begin meanwhile: LeaseLost."""
+        """Returns the result of `write` once the disk has room. Raises LeaseLost if another learner begins."""
         def fenced() -> Any:
             self.fence()
             return write()
@@ -308,5 +313,90 @@ class TrainingLoop:
         return while_folder_away(fenced, seconds=self.config.learner.collective_s, what="no file could be written")
 
     def fence(self) -> None:
-        """Raises LeaseLost if another learner has begun. Called before files change, because files check no lease."""
+        """Raises LeaseLost if another learner has begun. Called before files change, because files have no lease."""
         self.store.leases.renew(self.lease)
+
+
+@contextmanager
+def counted_attempt(store: Store, lease: Lease, manifest: Manifest, *, incarnation: int, limit: int) -> Iterator[None]:
+    """Counts its block, the training on one manifest, as an attempt. Raises UserError once `limit` attempts failed."""
+    failed, cause = store.steps.attempt(lease, manifest.step, incarnation)
+    if failed >= limit:
+        raise _too_many_attempts(manifest, failed, cause or SILENT)
+    try:
+        yield
+    except Exception as error:
+        cause = in_short(error)
+        store.steps.attempt_failed(lease, manifest.step, cause)
+        if failed + 1 >= limit:
+            raise _too_many_attempts(manifest, failed + 1, cause) from error
+        raise
+    store.steps.attempt_succeeded(lease, manifest.step)
+
+
+def check_numbers(step: int, groups: Sequence[Sequence[Episode]]) -> None:
+    """Raises UserError for an episode with an extreme_number, as older versions of gagpo committed them."""
+    for episode in chain.from_iterable(groups):
+        if number := episode.extreme_number:
+            raise UserError(
+                f"learner step {step} cannot be trained: episode {episode.ticket.id} ({episode.ticket.task}) has "
+                f"{number}, and at most {LARGEST_REWARD:g} in size is taken",
+                f"leave the groups of this step out by --resume --skip-step {step}")
+
+
+def _too_many_attempts(manifest: Manifest, failed: int, cause: str) -> UserError:
+    return UserError(
+        f"learner step {manifest.step} failed {failed} times on {', '.join(manifest.groups)} ({cause})",
+        "go on with --resume after a change of learner.token_budget, learner.ranks or learner.gpus, or leave these "
+        f"groups out by --resume --skip-step {manifest.step}")
+
+
+def _archive_rows(groups: Groups, report: StepReport) -> list[ArchiveRow]:
+    """Returns the archive's rows of a learner step, in the order of its groups."""
+    turns = iter(report.logprobs)
+    return [
+        ArchiveRow(episode=episode, outcome="trained",
+                   columns=credit_columns(credit, k) | {"learner_logprobs": list(islice(turns, len(episode.steps)))})
+        for group, credit in zip(groups, report.credits, strict=True) for k, episode in enumerate(group)]
+
+
+class Retirement:
+    """Retires the episodes of steps up to the newest durable checkpoint.
+
+    `mirrored` returns the step of the newest checkpoint in the object store, which limits retirement too; None: there
+    is no object store.
+    """
+
+    def __init__(self, store: Store, lease: Lease, mirrored: Callable[[], int] | None) -> None:
+        self._store, self._lease, self._mirrored = store, lease, mirrored
+        self._retired = 0
+        self.durable = 0
+        """Learner step of the newest checkpoint."""
+
+    def restored(self, step: int) -> None:
+        """Notes that the learner continues after `step`. An earlier process may have died before it retired that step.
+        """
+        self.durable, self._retired = step, self._store.counts().retired_step
+
+    @property
+    def pending(self) -> bool:
+        """Whether episodes of a durable step are still in Redis."""
+        return self._retired < self.durable
+
+    @property
+    def due(self) -> bool:
+        """Whether some of them can be retired now."""
+        return self._retired < self._replaceable()
+
+    def retire(self) -> None:
+        """Retires the episodes that no replay can need."""
+        step = self._replaceable()
+        if self._retired < step:
+            log.info("episodes retired", step=step, bytes=self._store.steps.retire(self._lease, step),
+                     bodies=self._store.sweep())
+            self._retired = step
+
+    def _replaceable(self) -> int:
+        if self._mirrored is None or not self.pending:
+            return self.durable
+        return min(self.durable, self._mirrored())

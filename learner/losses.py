@@ -1,7 +1,7 @@
 """The objectives of policy and critic: pure functions on flat response tokens.
 
 Legend: N rows (actions), T response tokens of these rows one after another, `row` int64 [T] the row of each token.
-Every loss is a sum divided by a denominator that the caller counts over the whole minibatch, so values add up over
+Every loss is a sum divided by a denominator that the caller counts over the entire minibatch, so values add up over
 micro-batches and ranks to what one large batch would give. Gradients flow only through `logp` (`values`).
 """
 
@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 MAX_LOG_RATIO = 10.0
-"""Log-ratios are clamped to this value, without gradient. Above it exp would overflow."""
+"""Log-ratios above this value are clamped, without gradient, so that exp does not overflow."""
 MAX_KL_EXPONENT = 20.0
-"""Bound inside the exponential. With a clamp outside only, an infinite gradient would be multiplied by zero."""
+"""Bound inside the exponential. A clamp only outside would multiply an infinite gradient by zero."""
 MAX_KL = 10.0
 MIN_POWER = 1e-6
-"""A power mean of a smaller power is the geometric mean."""
+"""A power below this counts as 0, the geometric mean."""
 
 Metrics = dict[str, Tensor]
 Correction = Literal["decoupled", "coupled", "none"]
@@ -38,9 +38,9 @@ class Mean(NamedTuple):
 
     over: Literal["actions", "tokens"]
     num_rows: int
-    """Number of rows of the whole minibatch, on all ranks."""
+    """Number of rows of the entire minibatch, on all ranks."""
     num_tokens: int
-    """Number of response tokens of the whole minibatch, on all ranks."""
+    """Number of response tokens of the entire minibatch, on all ranks."""
 
     def shares(self, lengths: Tensor) -> Tensor:
         """Returns the weight of each row (all its tokens together) in the mean, [N]. The minibatch's weights sum to 1.
@@ -81,7 +81,7 @@ def truncated_weights(proximal: Tensor, sampler: Tensor, cap: float) -> Tensor:
 
 
 def off_policy(proximal: Tensor, sampler: Tensor, corrected: Tensor, *, how: Correction, cap: float) -> OffPolicy:
-    """Returns how tokens [T] enter the loss that another policy sampled (`corrected`, bool). Others are unchanged.
+    """Returns how tokens [T] of another policy (`corrected`, bool) enter the loss. Other tokens are unchanged.
 
     decoupled: the ratio stays π / π_proximal, and the token's loss is multiplied by a truncated importance weight
     (arXiv 2505.24298, equation 5, with the truncation of arXiv 1802.01561). coupled: the ratio is π / π_sampler, so
@@ -92,8 +92,8 @@ def off_policy(proximal: Tensor, sampler: Tensor, corrected: Tensor, *, how: Cor
         return OffPolicy(proximal, None)
     if how == "decoupled":
         return OffPolicy(proximal, torch.where(corrected, truncated_weights(proximal, sampler, cap), 1.0))
-    known = torch.isfinite(sampler)
-    return OffPolicy(torch.where(corrected & known, sampler, proximal), (known | ~corrected).to(proximal))
+    finite = torch.isfinite(sampler)
+    return OffPolicy(torch.where(corrected & finite, sampler, proximal), (finite | ~corrected).to(proximal))
 
 
 def power_mean(log_ratios: Tensor, row: Tensor, num_rows: int, power: float) -> tuple[Tensor, Tensor]:
@@ -174,8 +174,8 @@ def value_loss(values: Tensor, before: Tensor, returns: Tensor, *, clip: float, 
     no gradient; a value that has moved away from it has the full gradient (arXiv 2005.12729, section 3).
     """
     assert values.shape == before.shape == returns.shape
-    held = before + (values - before).clamp(-clip, clip)
-    return 0.5 * torch.maximum((values - returns) ** 2, (held - returns) ** 2).sum() / count
+    clipped = before + (values - before).clamp(-clip, clip)
+    return 0.5 * torch.maximum((values - returns) ** 2, (clipped - returns) ** 2).sum() / count
 
 
 def token_gae(values: Tensor, row: Tensor, scores: Tensor, *, gamma: float, lam: float) -> Tensor:

@@ -1,8 +1,8 @@
 """The ranks of one learner, and how rank 0 leads them.
 
-Only rank 0 talks to the store. It broadcasts commands to the other ranks. These execute them in a loop and never wait
-for anything else, so all ranks take part in the collectives of each command. The first death ends all ranks: with gloo
-a closed connection fails every collective at once, with NCCL they wait until the supervisor ends their process. It
+Only rank 0 connects to the store. It broadcasts commands to the other ranks, which execute them in a loop and wait for
+nothing else. So all ranks take part in the collectives of each command. The first death ends all ranks: with gloo a
+closed connection fails every collective at once; with NCCL they wait until the supervisor ends their processes. It
 starts new ranks from the checkpoint.
 """
 
@@ -28,7 +28,7 @@ STOP = "stop"
 
 
 class RankGroup:
-    """One rank's place in the process group. `store`: the torch store through which ranks meet; one rank needs none.
+    """One rank of the process group. `store`: the torch store through which ranks meet; a single rank needs none.
 
     `collective_s` limits every collective inside a command. `node`: address of this rank's machine.
     """
@@ -49,16 +49,13 @@ class RankGroup:
         self._commands = _gloo(COMMAND_S)
         self._collectives = _gloo(collective_s)
         self.writers = _gloo(collective_s)
-        """The group of the threads that write checkpoints."""
+        """Process group of the threads that write checkpoints."""
         self.copiers = _gloo(collective_s)
-        """The group of the threads that copy weights to host memory."""
+        """Process group of the threads that copy weights to host memory."""
         self.mesh: DeviceMesh = init_device_mesh(self.device.type, (world,))
-        self.nodes = self._nodes(node)
+        nodes = self.all_gather(node)
+        self.nodes = [[rank for rank, name in enumerate(nodes) if name == each] for each in dict.fromkeys(nodes)]
         """Ranks of each machine."""
-
-    def _nodes(self, node: str) -> list[list[int]]:
-        names = self.all_gather(node)
-        return [[rank for rank, name in enumerate(names) if name == known] for known in dict.fromkeys(names)]
 
     @property
     def per_node(self) -> int:
@@ -69,8 +66,8 @@ class RankGroup:
     def device_bytes(self, share: float, shared: SharedDevice | None = None) -> int | None:
         """Returns the bytes of this rank's GPU that training may take; None on CPUs.
 
-        That is a share of the GPU, or what the plan leaves on a GPU that a sampler shares. There the allocator is
-        bounded: it would fill the place of a sampler that restarts. Raises UserError if nothing is left.
+        That is `share` of the GPU, or the rest of a GPU that a sampler shares. There the allocator is limited, so that
+        it leaves room for a sampler that restarts. Raises UserError if nothing is left.
         """
         if self.device.type != "cuda":
             return None
@@ -78,7 +75,7 @@ class RankGroup:
         if shared is None:
             return int(share * total)
         if shared.room(total) <= 0:
-            raise UserError(f"sampler and contexts take {shared.beside / GIB:.1f} GiB of a GPU of {total / GIB:.1f} "
+            raise UserError(f"sampler and contexts take {shared.occupied / GIB:.1f} GiB of a GPU of {total / GIB:.1f} "
                             "GiB, and leave no room for the learner", "lower rollout.kv_cache_gb")
         torch.cuda.set_per_process_memory_fraction(shared.bound(total) / total, self.device)
         return int(shared.room(total))
@@ -86,7 +83,7 @@ class RankGroup:
     def mesh_of(self, shards: int) -> DeviceMesh:
         """Returns the device mesh of a model that is sharded over `shards` ranks.
 
-        It is one row with all ranks, or one row per machine if each machine has a sharded copy of the model.
+        It has one row with all ranks, or one row per machine if each machine has a sharded copy of the model.
         """
         if shards == self.world:
             return self.mesh
@@ -132,7 +129,7 @@ class RankGroup:
         return values
 
     def leave(self) -> None:
-        """Ends the process group. Rank 0 first tells the other ranks to stop."""
+        """Ends the process group. Rank 0 first sends STOP to the other ranks."""
         if self.rank == 0:
             self.send_command(STOP)
         dist.destroy_process_group()

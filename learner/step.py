@@ -1,6 +1,6 @@
 """Takes one learner step over all rows of a batch. Every rank gets the same rows and computes its share of them.
 
-Denominators count the rows and tokens of the whole minibatch, which every rank knows, so the gradient depends on
+Denominators count the rows and tokens of the entire minibatch, which every rank knows, so the gradient depends on
 neither packing nor micro-batches nor the number of ranks. FSDP averages gradients over ranks, but their sum is needed,
 so the loss is multiplied by the number of ranks.
 """
@@ -36,11 +36,10 @@ from learner.losses import (
 from learner.model.policy import Policy
 from learner.model.probe import Probe
 from learner.model.sharding import end_passes, sync_gradients
-from learner.model.trainee import Trainee
+from learner.model.trained_model import TrainedModel
 from learner.rank_group import RankGroup
 from learner.rows.packing import Floats, Pack, Rows, cut, pack_rows, split
-from learner.rows.prefixes import share_prefixes
-from learner.rows.sequences import Ints, runs
+from learner.rows.sequences import Ints, runs, share_prefixes
 from services.config.objectives import LossSection
 from services.config.tree import LearnerSection
 
@@ -56,7 +55,7 @@ RATIO_METRICS = frozenset({"clip_fraction", "ratio_mean"})
 
 @dataclass(slots=True, kw_only=True)
 class Timer:
-    """Measures the seconds of each phase. `device`: the GPU whose work is waited for, if there is one."""
+    """Measures the seconds of each phase. `device`: the device that computes; a GPU is waited for."""
 
     device: torch.device | None = None
     seconds: dict[str, float] = field(default_factory=dict)
@@ -82,8 +81,8 @@ class StepOutput:
     """Advantages in the loss, [N]. With a critic, each is the mean over the tokens of its row."""
     logprobs: Floats
     """Logprobs of all responses, concatenated, under the policy before the step."""
-    doubt: str
-    """By how much learner and sampler differ on tokens of the same weights; "" if rounding explains it."""
+    mismatch: str
+    """How much learner and sampler differ on tokens of the same weights; "" if rounding explains it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,9 +100,9 @@ class Distillation:
     """The weights of the two signals in the advantage of a token, in one learner step."""
 
     weight: float
-    """That of log π_teacher - log π. With 0 the teacher is not asked."""
+    """Weight of log π_teacher - log π. With 0 the teacher does not run."""
     credit: float
-    """That of the estimator's advantage."""
+    """Weight of the estimator's advantage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +127,7 @@ class Minibatch:
     """[rank]: the sequences of each rank."""
     mean: Mean
     opens_step: bool
-    """Whether nothing is updated before it, so that its own pass gives the logprobs before the step."""
+    """Whether it is the first update, so that its own pass gives the logprobs before the step."""
     power: float
     """p of the mean of an action's token ratios."""
     demonstrated: DemonstratedPart
@@ -148,23 +147,23 @@ class Minibatch:
 class PriorValues:
     """Values under the weights before the step, of all response tokens of the batch, float32 [R] each.
 
-    They are 0 at the tokens of other ranks. A pack's are those at its `places`.
+    They are 0 at the tokens of other ranks. Those of a pack are at its `places`.
     """
 
     logprobs: Tensor
-    """The policy's. Those of the first minibatch are filled in by its own pass."""
+    """Of the policy. The first minibatch fills in its own by its training pass."""
     reference: Tensor | None
     """The reference's logprobs; None without a KL term."""
     critic: CriticOutput | None
     """None without a critic."""
     teacher: Tensor | None
-    """The teacher's logprobs; None if it is not asked."""
+    """The teacher's logprobs; None if it does not run."""
     distillation: Distillation | None
     """None without a teacher."""
 
     def token_advantages(self, p: Pack) -> Tensor:
         """Returns the advantages of a pack, [T]: the critic's, else each row's advantage at all its tokens, and the
-        teacher's signal. Called once the policy's logprobs of the pack are there."""
+        teacher's signal. Called after the policy's logprobs of the pack are filled in."""
         credit = p.advantages[p.row] if self.critic is None else self.critic.advantages[p.places]
         if self.distillation is None:
             return credit
@@ -194,25 +193,25 @@ class Stepper:
     """Policy, frozen reference (None without a KL term), critic (None if credit needs none) and frozen teacher (None
     without distillation) of one rank."""
 
-    policy: Trainee[Policy]
+    policy: TrainedModel[Policy]
     reference: Callable[[Pack], tuple[Tensor, Tensor]] | None
     critic: Critic | None
     teacher: Policy | None = None
     rank_group: RankGroup
     section: LearnerSection
-    whole: bool = False
+    reduces_once: bool = False
     """Whether gradients are reduced over the ranks only at the last pack of an update."""
     grid: bool = True
     """Whether attention needs the rows of a pack as a rectangle."""
     pair_cost: float = 0.0
-    """The policy's Shape.pair_cost, by which ranks get equal work."""
+    """The policy's Shape.pair_cost, which balances the work of the ranks."""
     probe: Probe | None = None
     """Compares each batch with its sampler before anything is trained on it."""
 
     @property
-    def trainees(self) -> list[Trainee[Any]]:
-        """Returns all models that are trained, the policy first."""
-        return [self.policy] if self.critic is None else [self.policy, self.critic.trainee]
+    def trained_models(self) -> list[TrainedModel[Any]]:
+        """The policy, and the critic if there is one."""
+        return [self.policy] if self.critic is None else [self.policy, self.critic.trained_model]
 
     def take(self, rows: Rows, timer: Timer, *, power: float = 0.0, imitation: Imitation | None = None,
              distillation: Distillation | None = None) -> StepOutput:
@@ -220,8 +219,8 @@ class Stepper:
 
         `imitation`: demonstrations that the policy learns in the same updates. `distillation`: weights of the teacher's
         signal, which needs one ratio per token.
-        grad_norm is the policy's, NaN if an update was skipped. Raises LearnerFault if too many updates in a row are
-        skipped, and UserError if the probe finds that the model is not computed correctly.
+        The metric grad_norm is the policy's, NaN if an update was skipped. Raises LearnerFault if too many updates in a
+        row are skipped, and UserError if the probe finds that the model is not computed correctly.
         """
         if self.probe is not None:
             self.probe.check_packs(self.policy.model, rows)
@@ -230,30 +229,30 @@ class Stepper:
             every, later = (self._packs_across(some, rows) for some in (minibatches, minibatches[1:]))
         with timer.phase("forward_backward"):
             prior, figures = self._compute_prior(every, later, rows, distillation)
-        totals, norms, doubt = dict.fromkeys(SUMS, 0.0), [], ""
+        totals, norms, mismatch = dict.fromkeys(SUMS, 0.0), [], ""
         for minibatch in minibatches:
             with timer.phase("forward_backward"):
                 imitated = 0.0 if imitation is None else self._accumulate_imitation(minibatch, imitation.weight)
                 for name, value in (self._accumulate(minibatch, prior) | {"loss/imitation": imitated}).items():
                     totals[name] += value * minibatch.share(name, rows, len(minibatches))
-                if minibatch.opens_step and self.probe is not None:  # all logprobs are there, and nothing is updated
-                    doubt = self.probe.check_sampler(
+                if minibatch.opens_step and self.probe is not None:  # all logprobs are known, and nothing is updated
+                    mismatch = self.probe.check_sampler(
                         self.policy.model, rows, every, [prior.logprobs[p.places] for p in every])
             with timer.phase("optimizer"):
                 norms.append(self.policy.update())
                 if self.critic is not None:
-                    self.critic.trainee.update()
+                    self.critic.trained_model.update()
         metrics = {**self._report(totals, norms, _gaps(every, prior)), "explained_variance": figures.explained_variance,
                    "distill/reverse_kl": self._reverse_kl(every, prior)}
         if imitation is None:
             metrics["loss/imitation"] = math.nan
         return StepOutput(
-            metrics=metrics, advantages=figures.advantages, logprobs=self._gathered(prior.logprobs), doubt=doubt)
+            metrics=metrics, advantages=figures.advantages, logprobs=self._gather(prior.logprobs), mismatch=mismatch)
 
     def _plan(self, rows: Rows, power: float, imitation: Imitation | None) -> list[Minibatch]:
-        """Runs of consecutive rows, as equal as can be and at most minibatch_rows long: no small, noisy last one.
+        """Splits the rows into consecutive minibatches of nearly equal sizes, so that none is small and noisy.
 
-        A conversation is never cut, so a run that has one may be longer.
+        They have at most minibatch_rows rows, or more if a conversation is longer, because conversations are not cut.
         """
         consecutive = runs(rows.sequence, -(-len(rows) // self.section.minibatch_rows))
         minibatches: list[Minibatch] = []
@@ -293,8 +292,8 @@ class Stepper:
     def _packs_across(self, minibatches: list[Minibatch], rows: Rows) -> list[Pack]:
         """Returns this rank's sequences of these minibatches in as few packs as the token budget allows.
 
-        Passes without gradients need not end with a minibatch, whose last pack is rarely full: at many ranks all its
-        packs may be half empty. A token's values differ by rounding from those in another pack.
+        Passes without gradients need not end with a minibatch, whose last pack is rarely full: with many ranks all its
+        packs may be half empty. In another pack a token's values differ by rounding.
         """
         if len(minibatches) < 2:
             return [p for minibatch in minibatches for p in minibatch.packs]
@@ -306,7 +305,7 @@ class Stepper:
     def _compute_prior(self, every: list[Pack], later: list[Pack], rows: Rows,
                        distillation: Distillation | None) -> tuple[PriorValues, _BatchFigures]:
         """Computes everything that uses the weights before the step. `every`: packs of all minibatches; `later`: those
-        of all but the first, whose logprobs before the step are those of its own pass."""
+        of all but the first, whose own training pass gives its logprobs."""
         def spread(packs: list[Pack], values: Iterable[Tensor]) -> Tensor:
             out = torch.zeros(len(rows.sampler_logprobs), device=self.rank_group.device)
             for p, value in zip(packs, values, strict=True):
@@ -342,19 +341,19 @@ class Stepper:
                 means[p.members] = row_mean(output.advantages, p.row, p.num_rows).cpu()
         return np.array(self.rank_group.all_reduce(means.tolist()))
 
-    def _gathered(self, values: Tensor) -> Floats:
-        """Returns values of response tokens [R], each of which one rank has, on all ranks."""
+    def _gather(self, values: Tensor) -> Floats:
+        """Returns the values of response tokens [R] on all ranks; each rank has computed some of them."""
         mine = values.cpu().numpy().astype(np.float64)
         return np.array(self.rank_group.all_reduce(mine.tolist())) if self.rank_group.world > 1 else mine
 
     def _accumulate_imitation(self, minibatch: Minibatch, weight: float) -> float:
         """Accumulates the gradient of the imitation loss. Returns this rank's part of the loss, without its weight.
 
-        The packs of the policy loss follow, so gradients are not reduced yet where they are reduced once.
+        The packs of the policy loss follow, so gradients that are reduced once are not reduced yet.
         """
         total = torch.zeros((), device=self.rank_group.device)
         for p in minibatch.demonstrated.packs:
-            sync_gradients(self.policy.model, whole=self.whole, last=False)
+            sync_gradients(self.policy.model, once=self.reduces_once, last=False)
             loss = imitation_loss(self.policy.model(p)[0], num_tokens=minibatch.demonstrated.num_tokens)
             (weight * loss * p.weight * self.rank_group.world).backward()
             total += loss.detach() * p.weight
@@ -365,8 +364,8 @@ class Stepper:
         section, sums = self.section.loss, dict.fromkeys(SUMS, torch.zeros((), device=self.rank_group.device))
         num_tokens = minibatch.mean.num_tokens
         for i, p in enumerate(minibatch.packs):
-            for trainee in self.trainees:
-                sync_gradients(trainee.model, whole=self.whole, last=i == len(minibatch.packs) - 1)
+            for each in self.trained_models:
+                sync_gradients(each.model, once=self.reduces_once, last=i == len(minibatch.packs) - 1)
             logp, entropy = self.policy.model(p)
             if minibatch.opens_step and p.weight:
                 prior.logprobs[p.places] = logp.detach()

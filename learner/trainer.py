@@ -1,7 +1,7 @@
 """The learner of one rank, without Ray: groups in, new weights out.
 
-Rank 0 calls train, canary, pack, the methods of `sender`, state_dict_for_sampler, save, load, export, park and unpark.
-Ranks above 0 call follow, which does their part. In a cold start all ranks call save_part and load_part.
+Rank 0 calls train, canary, pack, the methods of `sender`, state_dict_for_sampler, save, load, export, offload and
+onload. Ranks above 0 call follow, which does their part. In a cold start all ranks call save_part and load_part.
 """
 
 from __future__ import annotations
@@ -19,29 +19,34 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from learner.checkpoints.export import write_export
-from learner.checkpoints.staging import HostCopy
-from learner.checkpoints.state_files import load_state, save_state
+from learner.checkpoints.state_files import HostCopy, load_state, save_state
 from learner.cold_start.sft_data import TokenRow
 from learner.credit.registry import estimator
 from learner.credit.types import Credit, mixed_share, statistics
 from learner.critic import make_critic
 from learner.model.attention import takes_varlen
 from learner.model.family import needs_grid
+from learner.model.host_memory import HostOffload
 from learner.model.lora import add_adapters
-from learner.model.memory import Layout, Shape, SharedDevice, is_whole, layout_of
-from learner.model.parking import Parking
+from learner.model.memory import Layout, Shape, SharedDevice, layout_of, stays_gathered
 from learner.model.policy import Policy, empty_policy, frozen_reference, initial_policy, shape_in
-from learner.model.probe import Probe
+from learner.model.probe import Probe, policy_canary
 from learner.model.sharding import check_compiles, shard
-from learner.model.trainee import Trainee
+from learner.model.trained_model import TrainedModel
 from learner.model.utilization import forward_flops, passes, utilization
 from learner.rank_group import RankGroup
-from learner.rows.batch import Groups, assign_credit, rows_of, step_mask, with_advantages
-from learner.rows.demonstrated import rows_to_learn, shown_at
+from learner.rows.batch import (
+    Groups,
+    assign_credit,
+    demonstrations_at,
+    rows_of,
+    rows_to_learn,
+    step_mask,
+    with_advantages,
+)
 from learner.rows.judge import judgements
 from learner.rows.packing import Floats, Pack, Rows
 from learner.step import Distillation, Imitation, StepOutput, Stepper, Timer
-from learner.weights.policy_canary import policy_canary
 from learner.weights.rank_sender import RankSender
 from services.config.tree import Config
 from services.seeds import seed_for
@@ -61,18 +66,17 @@ class StepReport:
     logprobs: list[Floats]
     """The learner's logprobs of the response tokens of each turn before the step, in the order of rows_of."""
     utilization: float | None
-    """FLOPs of the step's passes divided by the peak of the GPUs. None if the peak is unknown, or if rows share tokens,
-    which are counted for each row."""
-    doubt: str = ""
-    """By how much learner and sampler differ on tokens of the same weights; "" if rounding explains it."""
+    """FLOPs of the passes divided by the peak of the GPUs. None if the peak is unknown, or if rows share tokens."""
+    mismatch: str = ""
+    """How much learner and sampler differ on tokens of the same weights; "" if rounding explains it."""
 
 
 class Learner:
     """The policy, its frozen reference, the critic if the estimator needs one, and the teacher if there is one.
 
     `model_path`: the initial policy, which is also the reference and the start of the critic. `probed`: whether
-    learner/model/probe.py compares each batch with its sampler. `shared`: what else this rank's GPU holds, if a sampler
-    shares it. `demonstrations`: what learner.imitation imitates. Raises UserError if a folder holds no model, or for an
+    learner/model/probe.py compares each batch with its sampler. `shared`: the memory that a sampler takes on this
+    rank's GPU. `demonstrations`: rows for learner.imitation. Raises UserError if a folder holds no model, or for an
     unknown estimator, and ValueError for imitation without demonstrations.
     """
 
@@ -87,7 +91,7 @@ class Learner:
         self.model_path = model_path
         self.rank_group = rank_group
         self.step = 0
-        """Learner steps that the weights have taken."""
+        """Number of learner steps taken."""
         self._saving: Future[dict[str, str]] | None = None
         self._copy = HostCopy()
         policy, weights = empty_policy(model_path)
@@ -108,12 +112,13 @@ class Learner:
         probe = Probe(
             rank_group=rank_group, token_budget=section.token_budget, half=half, grid=grid) if probed else None
         self.stepper = Stepper(
-            policy=Trainee(policy, section, lr=section.lr), reference=reference, critic=critic, teacher=teacher,
-            rank_group=rank_group, section=section, whole=self.layout.whole and rank_group.world > 1, grid=grid,
-            pair_cost=self.shape.pair_cost, probe=probe)
-        trained = self.stepper.trainees
-        self._parking = Parking(
-            rank_group.device, [*(one.model for one in trained), *models[1:]], [one.optimizer for one in trained])
+            policy=TrainedModel(policy, section, lr=section.lr), reference=reference, critic=critic, teacher=teacher,
+            rank_group=rank_group, section=section, reduces_once=self.layout.gathered and rank_group.world > 1,
+            grid=grid, pair_cost=self.shape.pair_cost, probe=probe)
+        trained = self.stepper.trained_models
+        self._host_offload = HostOffload(
+            rank_group.device, [*(each.model for each in trained), *models[1:]],
+            [each.optimizer for each in trained])
 
     @property
     def _needs_critic(self) -> bool:
@@ -138,7 +143,7 @@ class Learner:
     def _teacher(self, shape: Shape | None, mesh: DeviceMesh) -> Policy | None:
         folder = self.config.learner.distill.teacher
         return None if folder is None or shape is None else frozen_reference(
-            folder, mesh, layout=Layout(whole=is_whole(shape)), half=self.config.model.dtype == "bfloat16")
+            folder, mesh, layout=Layout(gathered=stays_gathered(shape)), half=self.config.model.dtype == "bfloat16")
 
     @property
     def policy(self) -> Policy:
@@ -148,31 +153,30 @@ class Learner:
     def train(self, groups: Groups, *, incarnation: int = 0) -> StepReport:
         """Takes one learner step on complete groups, in the given order. After a LearnerFault the step is not taken.
 
-        `incarnation`: that of the versions which this process publishes. A GPU adds in no fixed order, so a replay on
-        GPUs only nearly reproduces earlier weights. There, tokens of another incarnation count as stale.
+        `incarnation`: of the versions that this process publishes. GPUs add in no fixed order, so a replay there only
+        nearly reproduces earlier weights, and tokens of another incarnation count as stale.
         """
         timer = Timer(device=self.rank_group.device)
         with timer.phase("credit"):
             credits = assign_credit(groups, self.config.learner.credit)
-            beside = judgements([episode for group in groups for episode in group], self.config.learner.judge.weight)
-            rows = rows_of(groups, credits, policy_step=self.step, beside=beside,
+            judged = judgements([episode for group in groups for episode in group], self.config.learner.judge.weight)
+            rows = rows_of(groups, credits, policy_step=self.step, judged=judged,
                            incarnation=incarnation if self.rank_group.device.type == "cuda" else None)
         self.rank_group.send_command("train", rows)
-        taken = self._train(rows, timer)
-        steps = step_mask(groups, beside)
-        metrics, credits = taken.metrics, with_advantages(credits, taken.advantages[steps])
+        output = self._train(rows, timer)
+        steps = step_mask(groups, judged)
+        metrics, credits = output.metrics, with_advantages(credits, output.advantages[steps])
         metrics |= {f"credit/{name}": value for name, value in statistics(credits).items()}
         mixed = mixed_share(credits, [[[step.choices for step in one.steps] for one in group] for group in groups])
         metrics["credit/mixed_share"] = math.nan if mixed is None else mixed
         metrics |= {"sequences": len(rows.lengths), "tokens_trained": int(rows.lengths.sum())}
         metrics |= {f"seconds/{name}": value for name, value in timer.seconds.items()}
-        logprobs = np.split(taken.logprobs, np.cumsum(rows.response_lengths)[:-1])
-        return StepReport(metrics=metrics, credits=credits, doubt=taken.doubt,
+        logprobs = np.split(output.logprobs, np.cumsum(rows.response_lengths)[:-1])
+        return StepReport(metrics=metrics, credits=credits, mismatch=output.mismatch,
                           logprobs=[row for row, own in zip(logprobs, steps, strict=True) if own],
                           utilization=self._utilization(rows, timer.seconds["forward_backward"]))
 
     def _utilization(self, rows: Rows, seconds: float) -> float | None:
-        """Returns the utilization of the learner step just taken."""
         if self.stepper.grid:
             return None
         imitation, distillation = self._imitation(self.step), self._distillation(self.step)
@@ -189,7 +193,7 @@ class Learner:
                            half=self.config.model.dtype == "bfloat16")
 
     def canary(self) -> Canary:
-        """Returns the logprobs by which samplers check that they have these weights."""
+        """Returns the logprobs with which samplers check that they have these weights."""
         self.rank_group.send_command("canary")
         return self._canary()
 
@@ -202,32 +206,32 @@ class Learner:
         return self.sender.pack()
 
     def state_dict_for_sampler(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields (Hugging Face name, whole CPU tensor in the sampler's dtype), with tied entries."""
+        """Yields (Hugging Face name, complete CPU tensor in the sampler's dtype), with tied entries."""
         packed = self.pack()
         yield from unpack(packed.manifest, packed.buffer).items()
 
-    def park(self) -> None:
-        """Moves the states of all ranks to host memory. Until `unpark`, only save and write may be called.
+    def offload(self) -> None:
+        """Moves the states of all ranks to host memory. Until `onload`, only save and write may be called.
 
         Returns once all ranks have done so, because samplers then fill all their GPUs.
         """
-        self.rank_group.send_command("park")
-        self._park()
+        self.rank_group.send_command("offload")
+        self._offload()
 
-    def _park(self) -> None:
-        self._parking.park()
+    def _offload(self) -> None:
+        self._host_offload.offload()
         self.rank_group.barrier()
 
-    def unpark(self) -> None:
-        """Moves the states of all ranks back to their devices. A learner that is not parked stays as it is."""
-        self.rank_group.send_command("unpark")
-        self._parking.unpark()
+    def onload(self) -> None:
+        """Moves the states of all ranks back to their devices. Does nothing if they are there."""
+        self.rank_group.send_command("onload")
+        self._host_offload.onload()
 
     def save(self, folder: Path) -> Future[dict[str, str]]:
         """Begins to write models, optimizers, random state and step into an existing folder that all ranks see.
 
-        Returns once all is copied to host memory, so that training may go on. The future is done when every rank has
-        written its part, and has the digests of the files, by name. Any thread may wait for it.
+        Returns once everything is copied to host memory, so that training can continue. The future is done when every
+        rank has written its part. It returns file name -> digest. Any thread may wait for it.
         """
         self.rank_group.send_command("save", folder)
         return self.save_part(folder)
@@ -251,15 +255,15 @@ class Learner:
                             like=self.model_path, dtype=self.config.model.dtype)
 
     def follow(self) -> None:
-        """Does this rank's part of each command until rank 0 leaves. Called on ranks above 0."""
+        """Does this rank's part of each command until rank 0 stops. Called on ranks above 0."""
         self.rank_group.follow({
             "train": lambda rows: self._train(rows, Timer()),
             "canary": lambda _: self._canary(),
             **self.sender.commands,
             "save": self.save_part,
             "load": self.load_part,
-            "park": lambda _: self._park(),
-            "unpark": lambda _: self._parking.unpark(),
+            "offload": lambda _: self._offload(),
+            "onload": lambda _: self._host_offload.onload(),
         })
         if self._saving is not None:
             self._saving.result(self.config.learner.collective_s)
@@ -267,7 +271,7 @@ class Learner:
     def save_part(self, folder: Path) -> Future[dict[str, str]]:
         """Saves as `save` does, but without a command from rank 0: in a cold start all ranks call it."""
         if self._saving is not None:
-            self._saving.result(self.config.learner.collective_s)  # an error of this rank, which all others have too
+            self._saving.result(self.config.learner.collective_s)  # raises an error on all ranks
         self._saving = save_state(self._state(), folder, copy=self._copy, group=self.rank_group.writers,
                                   wait_s=self.config.learner.collective_s)
         return self._saving
@@ -278,27 +282,28 @@ class Learner:
         load_state(state, folder)
         stepper.policy.load(state)
         if stepper.critic is not None:
-            stepper.critic.trainee.load(state["critic"])
+            stepper.critic.trained_model.load(state["critic"])
         torch.set_rng_state(state["random"])
         self.step, *skipped = state["step"].tolist()
-        for trainee, count in zip(stepper.trainees, skipped, strict=True):
-            trainee.skipped_in_a_row = count
+        for each, count in zip(stepper.trained_models, skipped, strict=True):
+            each.skipped_in_a_row = count
 
     def _train(self, rows: Rows, timer: Timer) -> StepOutput:
         step = self.step + 1
-        taken = self.stepper.take(
+        output = self.stepper.take(
             rows, timer, power=self.config.learner.loss.power_at(step, self.config.steps),
             imitation=self._imitation(step), distillation=self._distillation(step))
         self.step = step
-        return taken
+        return output
 
     def _imitation(self, step: int) -> Imitation | None:
         """Returns the demonstrations of a learner step, the same on all ranks and in a replay; None at weight 0."""
         section = self.config.learner.imitation
         if not (weight := section.weight_at(step)):
             return None
-        shown = shown_at(self._demonstrations, step, count=section.rows, seed=seed_for(self.config.seed, "imitation"))
-        return Imitation(rows=rows_to_learn(shown, prompts=False), weight=weight)
+        rows = demonstrations_at(self._demonstrations, step, count=section.rows,
+                                 seed=seed_for(self.config.seed, "imitation"))
+        return Imitation(rows=rows_to_learn(rows, prompts=False), weight=weight)
 
     def _distillation(self, step: int) -> Distillation | None:
         section = self.config.learner.distill
@@ -306,8 +311,8 @@ class Learner:
 
     def _state(self) -> dict[str, Any]:
         stepper = self.stepper
-        skipped = [trainee.skipped_in_a_row for trainee in stepper.trainees]
+        skipped = [each.skipped_in_a_row for each in stepper.trained_models]
         state = {**stepper.policy.state(), "random": torch.get_rng_state(), "step": torch.tensor([self.step, *skipped])}
         if stepper.critic is not None:
-            state["critic"] = stepper.critic.trainee.state()
+            state["critic"] = stepper.critic.trained_model.state()
         return state

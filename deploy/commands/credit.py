@@ -134,10 +134,9 @@ def _add_option(parser: argparse.ArgumentParser, name: str, field: FieldInfo, me
 def run(args: argparse.Namespace) -> int:
     """Prints the credit; 0. Raises UserError for bad input, an option that means nothing here or is out of range."""
     from learner.credit.registry import unread
-    from learner.logged_groups.agents import read_agents
     from learner.logged_groups.chat import read_chat
-    from learner.logged_groups.files import read_groups
-    from learner.logged_groups.form import credit_of, credit_options, find_doubts, found_nothing
+    from learner.logged_groups.files import read_agents, read_groups
+    from learner.logged_groups.form import credit_of, credit_options, idle_options, quality_warnings
     from learner.logged_groups.verl import read_verl
 
     given = {name: value for name, value in vars(args).items() if name not in _COMMANDS_OWN}
@@ -146,9 +145,9 @@ def run(args: argparse.Namespace) -> int:
         _needs_only_verl(options)
     groups = {"gagpo": read_groups, "verl": read_verl, "agents": read_agents, "chat": read_chat}[args.source](args.file)
     warnings = [f"--{name.replace('_', '-')} does nothing {why}"
-                for name, why in {**found_nothing(groups, options), **unread(options, given)}.items()]
+                for name, why in {**idle_options(groups, options), **unread(options, given)}.items()]
     credits = credit_of(groups, options)
-    warnings += find_doubts(groups, credits, options, agents=args.source == "agents")
+    warnings += quality_warnings(groups, credits, options, agents=args.source == "agents")
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
     for number, (group, credit) in enumerate(zip(groups, credits, strict=True), start=1):

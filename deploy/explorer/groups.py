@@ -291,7 +291,7 @@ def lacks_cuts(group: Group, options: CreditSection) -> bool:
 
 
 def _pools_texts(options: CreditSection) -> bool:
-    from learner.credit.text_pools import TEXT_KEYS
+    from learner.credit.state_keys import TEXT_KEYS
 
     return options.state_key in TEXT_KEYS and not options.stay
 

@@ -53,8 +53,8 @@ def calculation(group: Group, episode: ShownEpisode, options: CreditSection | No
 
     Raises UserError if an estimator of the user's own fails to explain them.
     """
+    from learner.credit.checks import explanation_of
     from learner.credit.explanation import ADVANTAGE, DELTA, RAW, VALUE
-    from learner.credit.returned_texts import explanation_of
     from learner.credit.types import Credit, CreditStep
 
     if not group.has_credit or options is None:
@@ -210,7 +210,7 @@ class _Explained(NamedTuple):
 
 def _explained(run: ExploredRun, group: Group, member: ShownEpisode) -> _Explained:
     """Returns lines and legend. A mistake in an estimator of the user's own leaves the numbers of the archive alone."""
-    from learner.credit.returned_texts import legend_of
+    from learner.credit.checks import legend_of
 
     try:
         return _Explained(calculation(group, member, run.credit), legend_of(run.credit) if run.credit else None)

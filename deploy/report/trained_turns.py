@@ -149,7 +149,7 @@ def state_sizes_grid(runs: Mapping[str, Sequence[Path]]) -> Grid:
 
 def _sizes(folders: Sequence[Path], key: str) -> list[int]:
     """Returns the number of turns in each state of each group; [] if any turn lacks one of the columns."""
-    from learner.credit.text_pools import fold
+    from learner.credit.state_keys import fold
 
     sizes: list[int] = []
     for folder in folders:

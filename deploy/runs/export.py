@@ -20,8 +20,7 @@ from deploy.runs.configs import light_config
 from deploy.runs.folder import RunFolder, is_own
 from deploy.runs.model_sources import origin
 from deploy.runs.policies import EXPORTED_CONFIG
-from learner.checkpoints.export import GENERATION, special_tokens
-from learner.checkpoints.lora_export import write_adapter
+from learner.checkpoints.export import GENERATION, special_tokens, write_adapter
 from services.amounts import number_of
 from services.config.file import dump_config
 from services.config.tree import Config

@@ -18,8 +18,7 @@ import msgspec
 from deploy.runs.configs import light_config, load_config
 from deploy.runs.model_sources import origin
 from envservice.data_digest import agrees
-from learner.checkpoints.checkpoint import Checkpoints, steps_in
-from learner.checkpoints.mirrored import MIRROR
+from learner.checkpoints.checkpoint import MIRROR, Checkpoints, steps_in
 from services.config.file import as_yaml, dump_config, flatten
 from services.config.tree import Config
 from services.errors import UserError

@@ -25,8 +25,7 @@ from typing import BinaryIO
 import msgspec
 
 from deploy.runs.folder import FETCHING, LOCK, RunFolder
-from learner.checkpoints.checkpoint import STATE, WEIGHTS, Checkpoints
-from learner.checkpoints.mirrored import MIRROR, MirrorState
+from learner.checkpoints.checkpoint import MIRROR, STATE, WEIGHTS, Checkpoints, MirrorState
 from rollout.engine.weights_file import MARK
 from services.config.tree import Config
 from services.errors import DeadlineExceeded, LeaseLost, UserError

@@ -21,8 +21,8 @@ from deploy.launch.planning.gpu_pool import smi
 from deploy.selftest.memory import held_memory, used_mib
 from deploy.selftest.sizes import SEED, Size, make_model
 from deploy.selftest.transfer import Sent, Trip, trips
+from learner.model.probe import folder_canary
 from learner.selftest.table import Line, attempt
-from learner.weights.policy_canary import folder_canary
 from rollout.engine.engine import Engine, Sample
 from services.errors import WrongWeights
 from services.process.environment import variable

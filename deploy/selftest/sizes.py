@@ -60,7 +60,7 @@ def make_model(size: Size, folder: Path, *, seed: int = SEED) -> Path:
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     from envservice.registry import open_environment
-    from learner.cold_start.tokenizer import train_tokenizer
+    from learner.cold_start.scratch_model import train_tokenizer
     from services.config.tree import EnvSection
 
     environment = open_environment(EnvSection())

@@ -250,7 +250,7 @@ def _tokenizer(config: Config, path: Path | None, examples: Sequence[Example], s
                report: Report) -> PreTrainedTokenizerBase:
     """Returns the tokenizer of the model at `path`, or a new one if `path` is None."""
     from envservice.registry import find_spec
-    from learner.cold_start.tokenizer import train_tokenizer
+    from learner.cold_start.scratch_model import train_tokenizer
 
     if path is not None:
         return load_tokenizer(path)

@@ -142,7 +142,7 @@ class TrainingRun:
         if self.rl_is_done():
             return
         wait_s, checkpoints = self.config.learner.collective_s, self._checkpoints()
-        newest = checkpoints.newest_whole(wait_s=wait_s)
+        newest = checkpoints.newest_intact(wait_s=wait_s)
         step = newest.step if newest else 0
         drop_rows(self.folder.evaluations, after_step=step, wait_s=wait_s)
         if (checkpoints.best() or 0) > step:

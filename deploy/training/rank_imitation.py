@@ -109,7 +109,7 @@ def _shared_folder(config: Config, lesson: Lesson, out: Path, report: Report) ->
 
 
 def _imitate(config: Config, order: Order, *, report: Report, tell: Tell) -> dict[str, Any]:
-    from learner.cold_start.rank_actor import ImitatingActor
+    from learner.actor import ImitatingActor
 
     learner, file = config.learner, order.work / PROGRESS
     file.unlink(missing_ok=True)  # of a Ray or a driver that died

@@ -15,7 +15,7 @@ import msgspec
 from deploy.runs.folder import Identity, RunFolder, check_folder
 from learner.credit.types import Credit
 from learner.logged_groups.form import LoggedEpisode, LoggedGroup, LoggedStep
-from learner.rows.archived import credit_columns
+from learner.rows.batch import credit_columns
 from services.config.credit import CreditSection
 from services.config.file import dump_config
 from services.config.tree import Config

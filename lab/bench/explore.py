@@ -59,8 +59,7 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def _archive(folder: Path) -> Path:
-    from learner.rows.archived import credit_columns
-    from learner.rows.batch import assign_credit
+    from learner.rows.batch import assign_credit, credit_columns
     from services.store.archive import ArchiveRow, EpisodeArchive
 
     config = Config(name=folder.name, runs_dir=folder.parent, steps=FILES)

@@ -3,7 +3,7 @@
 Rows are steps of groups of episodes by the scripted player, a third of its actions noise, as an early policy plays. A
 token is a word or a mark. Repeated tokens are those that a tree would compute once: the row up to and with the token
 stands at the start of an earlier row of the group too. With a rectangle of attention the learner computes most of them
-once (learner/rows/prefixes.py). A transcript is a prompt that keeps all earlier turns; the learner joins its rows
+once (learner/rows/sequences.py). A transcript is a prompt that keeps all earlier turns; the learner joins its rows
 (learner/rows/sequences.py), so what it repeats is computed once everywhere.
 
 On a CPU one thread computes and its CPU time counts, which other processes hardly change. On a GPU both passes compute
@@ -145,7 +145,7 @@ def _speed(found: Sequence[Row]) -> list[Figure]:
 def _packs(rows: Any, grid: bool) -> Any:
     """The sequences of each pack, as the learner makes them."""
     from learner.rows.packing import split
-    from learner.rows.prefixes import share_prefixes
+    from learner.rows.sequences import share_prefixes
 
     plan = split(rows.lengths, 1, TOKEN_BUDGET, grid=grid)
     return share_prefixes(plan, rows.contents, TOKEN_BUDGET)[0] if grid else plan[0]

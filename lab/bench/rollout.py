@@ -76,8 +76,7 @@ def _figure(name: str, value: float, unit: str, reference: float) -> Figure:
 
 def make_model(folder: Path) -> list[str]:
     """Writes a fresh model and its tokenizer to `folder`. Returns the tasks to play."""
-    from learner.cold_start.scratch_model import scratch_model
-    from learner.cold_start.tokenizer import train_tokenizer
+    from learner.cold_start.scratch_model import scratch_model, train_tokenizer
 
     environment = open_environment(CONFIG.env)
     tasks = environment.tasks(environment.training_splits()[0])[:_TASKS]

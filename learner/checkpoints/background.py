@@ -1,4 +1,4 @@
-"""A piece of work in a thread beside the training loop, one at a time, such as writing a checkpoint."""
+"""A task in a thread alongside the training loop, one at a time, such as writing a checkpoint."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ log = get_logger("learner")
 
 
 class Background:
-    """The caller finds an error of the work at its next `check`, `wait` or `start`.
+    """Runs one task at a time. Its error is raised by the next `check`, `wait` or `start`.
 
-    Use it as a context manager: the end of the block waits for the work. `deadline_s` bounds each wait.
+    Use it as a context manager: the end of the block waits for the task. `deadline_s` bounds each wait.
     """
 
     def __init__(self, doing: str, *, deadline_s: float) -> None:
@@ -25,17 +25,17 @@ class Background:
 
     @property
     def busy(self) -> bool:
-        """Whether the work goes on."""
+        """Whether a task is running."""
         return self._thread is not None and self._thread.is_alive()
 
     def start(self, work: Callable[[], object]) -> None:
-        """Waits for the work before, then begins `work`."""
+        """Waits for the previous task, then starts `work`."""
         self.wait()
         self._thread = threading.Thread(target=self._run, args=(work,), name=self._doing, daemon=True)
         self._thread.start()
 
     def check(self) -> None:
-        """Raises what ended the work, once."""
+        """Raises the error of the last task, once."""
         error, self._error = self._error, None
         if isinstance(error, Exception):
             raise error
@@ -44,7 +44,7 @@ class Background:
             raise LearnerFault(f"{self._doing}: {first}") from error
 
     def wait(self) -> None:
-        """Returns once there is no work. Raises what ended it, or DeadlineExceeded."""
+        """Waits for the task. Raises its error, or DeadlineExceeded."""
         if self._thread is not None:
             self._thread.join(self._deadline_s)
             if self._thread.is_alive():
@@ -55,14 +55,14 @@ class Background:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Waits; an error of the work does not hide that of the block."""
+        """Waits for the task. Its error does not hide an error of the block."""
         if kind is None:
             self.wait()
             return
         try:
             self.wait()
         except Exception as error:
-            log.warning("work beside the loop failed too", doing=self._doing, reason=str(error))
+            log.warning("a background task failed too", doing=self._doing, reason=str(error))
 
     def _run(self, work: Callable[[], object]) -> None:
         try:

@@ -8,6 +8,10 @@ only then the pointer is replaced, atomically. After a crash at any point the pr
 
 `meta.json` lists every file with its size and digest, by which a damaged checkpoint is recognised. Digests do not
 protect against a person who can write into the folder, so state_files.py reads nothing that could run code.
+
+`mirror.json` in the run's folder records what an object store has of the run. The driver writes it, and the learner
+reads it: an episode is retired from Redis only after the checkpoint that trained on it is in the object store too. So
+the loss of the run's folder costs no more than the loss of the learner: the later steps are replayed.
 """
 
 from __future__ import annotations
@@ -35,9 +39,11 @@ PICKLED = 1
 """An older format. Its state was pickled, so it is never loaded."""
 EXPORT = "hf"
 HELD_BY = "config.json"
-"""The file of an export that is locked while somebody plays by the checkpoint."""
+"""The file of an export that is locked while somebody plays with the checkpoint."""
 STATE, WEIGHTS = "step", "weights"
-"""First word of a folder's name: a checkpoint, or the weights of an evaluated step alone."""
+"""First word of a folder's name: a checkpoint, or only the weights of an evaluated step."""
+MIRROR = "mirror.json"
+"""File of the record in the run's folder."""
 log = get_logger("checkpoints")
 
 
@@ -70,7 +76,7 @@ class _Best(_Pointer, frozen=True, kw_only=True):
     measure: tuple[str, float] | None = None
 
 
-_Found = TypeVar("_Found", bound=_Pointer)
+_SomePointer = TypeVar("_SomePointer", bound=_Pointer)
 
 
 def steps_in(root: Path, kind: str = STATE) -> list[int]:
@@ -80,8 +86,8 @@ def steps_in(root: Path, kind: str = STATE) -> list[int]:
 
 
 def hold(folder: Path) -> BinaryIO:
-    """Returns an open file: while it is open, no learner deletes the checkpoint with this folder. Where the storage has
-    no locks, it may. Raises FileNotFoundError if the checkpoint is gone, Damaged if the file is a pipe or a device.
+    """Returns an open file. While it is open, no learner deletes the checkpoint in this folder, if the storage has
+    locks. Raises FileNotFoundError if the checkpoint is gone, Damaged if the file is a pipe or a device.
     """
     with open_plain(folder / EXPORT / HELD_BY) as plain:
         file = os.fdopen(os.dup(plain.fileno()), "rb")
@@ -94,8 +100,10 @@ def hold(folder: Path) -> BinaryIO:
 
 
 def _is_held(folder: Path) -> bool:
-    """Returns whether somebody plays by the checkpoint. The file is closed again before the checkpoint is deleted: NFS
-    keeps an open file in its folder, which then cannot be removed.
+    """Returns whether somebody plays with the checkpoint.
+
+    The file is closed before the checkpoint is deleted: NFS keeps an open file in its folder, which then cannot be
+    removed.
     """
     try:
         handle = os.open(folder / EXPORT / HELD_BY, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)  # it may be a pipe
@@ -115,12 +123,12 @@ def _is_held(folder: Path) -> bool:
 class Checkpoints:
     """The checkpoints of one run. The learner commits them, and the controller records their scores.
 
-    A score is recorded before the next commit can delete its checkpoint, because the learner holds the next version
-    back until then.
+    A score is recorded before the next commit can delete its checkpoint, because the learner publishes no version
+    before that.
     """
 
     def __init__(self, root: Path, keep: int) -> None:
-        """Makes the folder `root`. Raises OSError if the run's folder is away."""
+        """Makes the folder `root`. Raises OSError if the run's folder is unavailable."""
         self.root = root
         self.keep = keep
         root.mkdir(exist_ok=True)
@@ -130,11 +138,12 @@ class Checkpoints:
         return self.root / f"{STATE}-{step:08d}"
 
     def weights_folder(self, step: int) -> Path:
-        """Returns the folder with the weights of a step: that of its checkpoint if it has one. It may not exist."""
+        """Returns the folder with the weights of a step, which is that of its checkpoint if there is one. It may not
+        exist."""
         folder = self.folder(step)
-        return folder if folder.exists() else self._weights_alone(step)
+        return folder if folder.exists() else self._only_weights(step)
 
-    def _weights_alone(self, step: int) -> Path:
+    def _only_weights(self, step: int) -> Path:
         return self.root / f"{WEIGHTS}-{step:08d}"
 
     def written(self, step: int) -> float:
@@ -144,24 +153,24 @@ class Checkpoints:
     def latest(self) -> Position | None:
         """Returns the position of the newest checkpoint whose meta.json can be read; None before the first.
 
-        Raises UserError if there are checkpoints, but all of them are damaged, and OSError if the folder is away.
+        Raises UserError if all checkpoints are damaged, and OSError if the folder is unavailable.
         """
         readable = (meta.position for step in self._newest_first() if (meta := self._meta(step)) is not None)
-        found = next(readable, None)
-        if found is None and self.steps():
+        position = next(readable, None)
+        if position is None and self.steps():
             raise UserError(f"no checkpoint in {self.root} can be read", "restore one, or start a new run (name=...)")
-        return found
+        return position
 
-    def newest_whole(self, *, wait_s: float = 0.0) -> Position | None:
+    def newest_intact(self, *, wait_s: float = 0.0) -> Position | None:
         """Returns the position of the newest checkpoint whose files all have their digests; None before the first.
 
-        Newer checkpoints that are damaged are set aside. Raises UserError if there are checkpoints, but none is whole;
-        then all stay as they are. A shared folder that is away damages none: it is read again until `wait_s` seconds
-        have passed, and then this raises DeadlineExceeded.
+        Newer checkpoints that are damaged are renamed. Raises UserError if all checkpoints are damaged; then nothing is
+        renamed. A shared folder that is unavailable damages none: it is read again for up to `wait_s` seconds, and then
+        this raises DeadlineExceeded.
         """
-        return while_folder_away(self._newest_whole, seconds=wait_s, what=f"{self.root} could not be read")
+        return while_folder_away(self._newest_intact, seconds=wait_s, what=f"{self.root} could not be read")
 
-    def _newest_whole(self) -> Position | None:
+    def _newest_intact(self) -> Position | None:
         damaged: dict[int, str] = {}
         for step in self._newest_first():
             try:
@@ -173,18 +182,18 @@ class Checkpoints:
                 aside = self.folder(broken).with_name(f"damaged-{self.folder(broken).name}")
                 shutil.rmtree(aside, ignore_errors=True)
                 self.folder(broken).rename(aside)
-                log.warning("a damaged checkpoint is set aside, and the run goes on from an older one",
+                log.warning("a damaged checkpoint is renamed, and the run continues from an older one",
                             damaged=reason, kept=str(aside), step=step)
             if damaged:
                 self._write("latest.json", _Pointer(step=step))
             return position
         if damaged:
-            raise UserError(f"no checkpoint in {self.root} is whole ({next(iter(damaged.values()))})",
+            raise UserError(f"all checkpoints in {self.root} are damaged ({next(iter(damaged.values()))})",
                             "restore one, or start a new run (name=...)")
         return None
 
     def check(self, step: int) -> Position:
-        """Raises Damaged if a file of the checkpoint is not as it was written, UserError for an old format."""
+        """Raises Damaged if a file of the checkpoint has changed since it was written, UserError for an old format."""
         return self._check(self.folder(step), step)
 
     def check_weights(self, step: int) -> None:
@@ -202,7 +211,7 @@ class Checkpoints:
         return meta.position
 
     def drafted(self, step: int) -> Path:
-        """Returns the temporary folder in which the checkpoint of a step, or its weights alone, are written."""
+        """Returns the temporary folder in which the checkpoint or the weights of a step are written."""
         return self.root / f".tmp-{self.folder(step).name}"
 
     def draft(self, step: int) -> Path:
@@ -215,8 +224,8 @@ class Checkpoints:
     def commit(self, position: Position, digests: Mapping[str, str] | None = None) -> Path:
         """Makes the draft of this step durable and the newest checkpoint. Returns its path.
 
-        `digests`: path below the draft -> digest of files that were hashed while they were written; the others are
-        read again. Raises OSError, for example because the disk is full, and can then be called again.
+        `digests`: path below the draft -> digest, of files that were hashed while they were written. Other files are
+        read again. Raises OSError, for example if the disk is full, and can then be called again.
         """
         final = self.folder(position.step)
         self._seal(position, final, digests)
@@ -225,36 +234,35 @@ class Checkpoints:
         return final
 
     def commit_weights(self, position: Position, digests: Mapping[str, str] | None = None) -> Path:
-        """Makes the draft of this step durable as weights without a state: no run continues from them. Otherwise as
-        `commit`."""
-        final = self._weights_alone(position.step)
+        """Does as `commit`, for weights without a training state, from which no run can continue."""
+        final = self._only_weights(position.step)
         self._seal(position, final, digests)
         newest = max(self.steps(), default=0)
-        self._remove(self._weights_alone(step) for step in self._weights_steps()
+        self._remove(self._only_weights(step) for step in self._weights_steps()
                      if newest < step < position.step and step != self.best())
         return final
 
     def _seal(self, position: Position, final: Path, digests: Mapping[str, str] | None) -> None:
-        """Gives the draft its name once it is durable."""
+        """Renames the draft to `final` once it is durable."""
         temporary = self.drafted(position.step)
         if temporary.exists() or not final.exists():  # else an earlier call got as far as its rename
             (temporary / META).write_bytes(msgspec.json.encode(
                 _Meta(format=FORMAT, position=position, files=facts_of(temporary, digests))))
             sync_tree(temporary)
-            # A replayed step: the pointer names an older step, or this step's first checkpoint.
-            twin = self._aside(final) if final.exists() else None
+            # A replayed step may have a checkpoint already. The pointer names it, or an older step.
+            replaced = self._hide(final) if final.exists() else None
             temporary.rename(final)
-            if twin is not None:
-                shutil.rmtree(twin)
+            if replaced is not None:
+                shutil.rmtree(replaced)
         sync(self.root)
 
     def record_score(self, step: int, score: float, measure: tuple[str, float] | None = None) -> None:
         """Records the score of `step`. The best weights are kept alongside the newest; of equal scores, the earlier.
 
-        Scores of another `measure` (split and temperature) do not compare: a run that goes on with another one has its
-        best from then on. A score whose measure is not known (None) compares with all.
-        A second score of the best step takes the place of its first one: the step was taken again, and may have other
-        weights. Raises LearnerFault if the weights of `step` are not kept: nobody would have those of that score.
+        Scores of another `measure` (split and temperature) do not compare: a run that continues with another measure
+        has its best step from then on. A score with an unknown measure (None) compares with all.
+        A second score of the best step replaces its first one: the step was taken again, and may have other weights.
+        Raises LearnerFault if the weights of `step` are not kept.
         """
         if not self.weights_folder(step).exists():
             raise LearnerFault(f"step {step} was evaluated, and its weights are not in {self.root}")
@@ -263,7 +271,7 @@ class Checkpoints:
             self._write("best.json", new)
 
     def choose_best(self, scores: Iterable[tuple[int, float, tuple[str, float] | None]]) -> None:
-        """Chooses the best step anew, because the run goes back to a step before it.
+        """Chooses the best step again, when the run goes back to a step before the current best.
 
         `scores`: step, score and measure, in the order in which they were recorded. Steps whose weights are gone are
         left out.
@@ -285,12 +293,11 @@ class Checkpoints:
 
     def best(self) -> int | None:
         """Returns the step of the best evaluated checkpoint, or None."""
-        found = self._pointer("best.json", _Best)
-        return None if found is None else found.step
+        best = self._pointer("best.json", _Best)
+        return None if best is None else best.step
 
     def steps(self) -> list[int]:
-        """Returns the steps of all checkpoints that are kept, oldest first. Raises OSError if the folder is away: that
-        it has none would be a wrong answer."""
+        """Returns the steps of all checkpoints, oldest first. Raises OSError if the folder is unavailable."""
         self.root.stat()
         return steps_in(self.root)
 
@@ -303,14 +310,14 @@ class Checkpoints:
 
     def folders(self) -> list[Path]:
         """Returns the folders of all checkpoints and weights that are kept."""
-        return [*map(self.folder, self.steps()), *map(self._weights_alone, self._weights_steps())]
+        return [*map(self.folder, self.steps()), *map(self._only_weights, self._weights_steps())]
 
     def _newest_first(self) -> list[int]:
-        """Returns the steps up to the one that latest.json names, or all if that one does not exist."""
+        """Returns the steps up to the one in latest.json, or all if that step has no checkpoint."""
         steps, pointer = self.steps()[::-1], self._pointer("latest.json", _Pointer)
         if pointer is None or pointer.step not in steps:
             if pointer is not None:
-                log.warning("latest.json names a checkpoint that is not there", step=pointer.step)
+                log.warning("latest.json names a checkpoint that does not exist", step=pointer.step)
             return steps
         return [step for step in steps if step <= pointer.step]
 
@@ -324,42 +331,67 @@ class Checkpoints:
     def _read(self, folder: Path) -> _Meta:
         try:
             return read_json(folder / META, _Meta)
-        except FileNotFoundError:  # another OSError says nothing about the checkpoint: a shared folder may be away
-            raise Damaged(f"{folder / META} is not there", "restore it") from None
+        except FileNotFoundError:  # another OSError may mean that the storage is unavailable
+            raise Damaged(f"{folder / META} does not exist", "restore it") from None
 
-    def _pointer(self, name: str, kind: type[_Found]) -> _Found | None:
+    def _pointer(self, name: str, kind: type[_SomePointer]) -> _SomePointer | None:
         try:
             return read_json(self.root / name, kind)
         except FileNotFoundError:
             return None
         except Damaged as error:
-            log.warning("passed over", reason=error.what)
+            log.warning("a pointer is ignored", reason=error.what)
             return None
 
     def _retain(self, newest: int) -> None:
         """Removes what the checkpoint of step `newest` makes unnecessary.
 
-        A run that goes back goes back to this checkpoint, so the weights that are the best now stay until the next one,
-        also if a later step is better.
+        If the run goes back, it goes back to this checkpoint. So the weights that are the best now stay until the next
+        checkpoint, even if a later step is better.
         """
         steps, best = self.steps(), self.best()
         keep = {*[step for step in steps if step <= newest][-self.keep:], best}
         self._remove(self.folder(step) for step in steps if step not in keep)
-        self._remove(self._weights_alone(step) for step in self._weights_steps()
+        self._remove(self._only_weights(step) for step in self._weights_steps()
                      if step in steps or (step <= newest and step != best))
 
     def _remove(self, folders: Iterable[Path]) -> None:
         for folder in folders:
             if not _is_held(folder):
-                shutil.rmtree(self._aside(folder))
+                shutil.rmtree(self._hide(folder))
 
-    def _aside(self, checkpoint: Path) -> Path:
-        """Renames a checkpoint that is to be deleted, and returns its new path. A crash while it is deleted leaves no
-        checkpoint without its meta.json, and draft() removes the rest."""
-        aside = self.root / f".tmp-gone-{checkpoint.name}"
-        shutil.rmtree(aside, ignore_errors=True)
-        checkpoint.rename(aside)
-        return aside
+    def _hide(self, checkpoint: Path) -> Path:
+        """Renames a checkpoint that will be deleted, and returns its new path.
+
+        So a crash during the deletion leaves no checkpoint without meta.json, and draft() removes the rest.
+        """
+        hidden = self.root / f".tmp-gone-{checkpoint.name}"
+        shutil.rmtree(hidden, ignore_errors=True)
+        checkpoint.rename(hidden)
+        return hidden
 
     def _write(self, name: str, value: _Pointer) -> None:
         write_whole(self.root / name, msgspec.json.encode(value))
+
+
+class MirrorState(msgspec.Struct, kw_only=True):
+    """Content of mirror.json."""
+
+    format: int = 1
+    url: str
+    """The run's folder in the object store."""
+    owner: str
+    """Name of this copy of the run. Another copy that continues the run writes another name into the object store."""
+    step: int = 0
+    """Learner step of the newest checkpoint that is completely in the object store; 0 before the first."""
+    files: dict[str, tuple[int, int]] = {}
+    """Path below the run's folder -> size and modification time in ns of the file that was uploaded last."""
+
+
+def mirrored_step(run_dir: Path) -> int:
+    """Returns the step of the newest checkpoint that is completely in the object store; 0 before the first, and while
+    the run's folder is unavailable."""
+    try:
+        return read_json(run_dir / MIRROR, MirrorState).step
+    except OSError:
+        return 0

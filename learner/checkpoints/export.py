@@ -1,4 +1,8 @@
-"""A model's folder as transformers and vLLM load it: weights, config and tokenizer."""
+"""A model's folder as transformers and vLLM load it: weights, config and tokenizer; or the adapters in peft's format.
+
+A merged export in bfloat16 rounds W + s B A: where B A is below half a last place of W, the sum is W again. Exported
+adapters are float32, as they were trained.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +15,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor
 
 from learner.checkpoints.file_facts import HashedFile
+from learner.checkpoints.state_files import read_tensors
+from learner.model.lora import DOWN, UP, is_adapter
+from services.config.lora import LoraSection
 from services.files import open_as_folder, read_json, sync_tree, write_whole
 
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab.json", "merges.txt", "added_tokens.json",
@@ -22,11 +30,14 @@ GENERATION = "generation_config.json"
 MODEL = "model.safetensors"
 DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 """dtype of weights -> its name in a safetensors header."""
+PREFIX = "base_model.model."
+"""Precedes each of the base model's names, because peft wraps the model twice."""
+ENDS = {DOWN: "lora_A.weight", UP: "lora_B.weight"}
 
 
 @contextmanager
 def disk_errors() -> Iterator[None]:
-    """Raises OSError for a full disk, too, as safetensors and tokenizers meet it.
+    """Turns the errors of safetensors and tokenizers at a full disk into OSError.
 
     The writer of safetensors has one type for all errors, and that of tokenizers raises a plain Exception.
     """
@@ -41,9 +52,9 @@ def disk_errors() -> Iterator[None]:
 def write_export(folder: Path, tensors: Mapping[str, Tensor], *, like: Path, dtype: str) -> dict[str, str]:
     """Writes the weights, with config and tokenizer of the model folder `like`. `dtype` is that of the weights.
 
-    Returns file name -> digest of the file that holds the weights, which is too large to be read again for it. A tied
-    head is left out, as such a file has it. The generation config keeps its special tokens alone. Takes no part in
-    collectives, so any thread may call it. Raises OSError, and can then be called again.
+    Returns file name -> digest of the file with the weights, which is too large to be read again. `tensors` has no tied
+    head, as such files have none. The generation config keeps only its special tokens. Not a collective, so any thread
+    may call it. Raises OSError, and can then be called again.
     """
     folder.mkdir(exist_ok=True)
     digest = write_safetensors(folder / MODEL, tensors)
@@ -62,8 +73,10 @@ def write_export(folder: Path, tensors: Mapping[str, Tensor], *, like: Path, dty
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
-    """Writes CPU tensors as safetensors.torch.save_file does, to the byte if all have one dtype. Returns the digest of
-    the file. Raises OSError."""
+    """Writes CPU tensors as safetensors.torch.save_file does; equal bytes if all have one dtype.
+
+    Returns the digest of the file. Raises OSError.
+    """
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     header, end = dict[str, object](__metadata__={"format": "pt"}), 0
     for name, tensor in ordered:
@@ -84,5 +97,27 @@ def special_tokens(folder: Path) -> dict[str, Any]:
     Its other values, such as penalties, change how a server samples, and training samples without them.
     """
     path = folder / GENERATION
-    given = read_json(path, dict[str, Any]) if path.exists() else {}
-    return {name: value for name, value in given.items() if name.endswith("_token_id")}
+    values = read_json(path, dict[str, Any]) if path.exists() else {}
+    return {name: value for name, value in values.items() if name.endswith("_token_id")}
+
+
+def write_adapter(state: Path, out: Path, section: LoraSection, *, base: str) -> None:
+    """Writes `adapter_model.safetensors` and `adapter_config.json` into `out`, a new folder.
+
+    `state`: a checkpoint's folder, written by any number of ranks. `base`: name or path of the base model.
+    Raises LearnerFault if the state cannot be read, OSError if `out` cannot be written.
+    """
+    adapters = read_tensors(state, lambda name: name.startswith("model.") and is_adapter(name))
+    tensors, layers = {}, set[str]()
+    for name, tensor in adapters.items():
+        layer, _, part = name.removeprefix("model.hf.").rpartition(".")
+        tensors[f"{PREFIX}{layer}.{ENDS[part]}"] = tensor
+        layers.add(layer.rpartition(".")[2])
+    out.mkdir(parents=True)
+    with disk_errors():
+        save_file(tensors, out / "adapter_model.safetensors", metadata={"format": "pt"})
+    alpha = int(section.alpha) if section.alpha.is_integer() else section.alpha
+    config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "r": section.rank,
+              "lora_alpha": alpha, "lora_dropout": 0.0, "target_modules": sorted(layers), "bias": "none",
+              "use_rslora": False, "fan_in_fan_out": False, "inference_mode": True}
+    (out / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

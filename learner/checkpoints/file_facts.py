@@ -28,8 +28,8 @@ class FileFacts(msgspec.Struct, frozen=True):
 class HashedFile:
     """A file that hashes what is written to it, in a second thread. Use it as a context manager.
 
-    A large file is neither read again for its digest, nor does writing it take as long as both: `write` returns once
-    the slower of the two is done.
+    A large file is not read again for its digest. Writing and hashing run at once: `write` returns once the slower of
+    the two is done.
     """
 
     def __init__(self, path: Path) -> None:
@@ -45,7 +45,7 @@ class HashedFile:
         self._file.close()
 
     def write(self, data: bytes | memoryview) -> int:
-        """Writes and hashes all of `data`. Raises OSError; the file is then of no use."""
+        """Writes and hashes all of `data`. After an OSError the file is useless."""
         hashed = self._thread.submit(self._hash.update, data)
         try:
             return self._file.write(data)
@@ -62,24 +62,24 @@ class HashedFile:
         return getattr(self._file, name)
 
 
-def facts_of(folder: Path, known: Mapping[str, str] | None = None) -> dict[str, FileFacts]:
+def facts_of(folder: Path, hashed: Mapping[str, str] | None = None) -> dict[str, FileFacts]:
     """Returns path below `folder` -> facts of all files except META. Raises OSError.
 
-    `known`: the digests of files that were hashed while they were written. Only the others are read.
+    `hashed`: the digests of files that were hashed while they were written. Only the others are read.
     """
-    sizes, known = _listing(folder), known or {}
-    read = digests(folder, [name for name in sizes if name not in known])
-    return {name: FileFacts(size, known.get(name) or read[name]) for name, size in sizes.items()}
+    sizes, hashed = _sizes(folder), hashed or {}
+    read = digests(folder, [name for name in sizes if name not in hashed])
+    return {name: FileFacts(size, hashed.get(name) or read[name]) for name, size in sizes.items()}
 
 
 def check_facts(folder: Path, files: Mapping[str, FileFacts]) -> None:
-    """Raises Damaged if a file in the folder is not as it was written. Raises OSError."""
-    there = _listing(folder)
-    if changed := sorted(set(there) ^ set(files)) or sorted(
-            name for name, facts in files.items() if there[name] != facts.bytes):
+    """Raises Damaged if the folder has other files than `files`, or other contents in them. Raises OSError."""
+    sizes = _sizes(folder)
+    if changed := sorted(set(sizes) ^ set(files)) or sorted(
+            name for name, facts in files.items() if sizes[name] != facts.bytes):
         raise Damaged(f"{folder / changed[0]} is missing, is too many or has another size", "restore it")
-    found = digests(folder, list(files))
-    if changed := sorted(name for name, facts in files.items() if found[name] != facts.blake2b):
+    present = digests(folder, list(files))
+    if changed := sorted(name for name, facts in files.items() if present[name] != facts.blake2b):
         raise Damaged(f"{folder / changed[0]} is not as it was written", "restore it")
 
 
@@ -93,7 +93,7 @@ def digests(folder: Path, names: Sequence[str]) -> dict[str, str]:
         return dict(zip(names, threads.map(digest, names), strict=True))
 
 
-def _listing(folder: Path) -> dict[str, int]:
+def _sizes(folder: Path) -> dict[str, int]:
     """Returns path below `folder` -> size of all files except META; -1 if it is neither a file nor a folder."""
     files = {path.relative_to(folder).as_posix(): path.lstat() for path in folder.rglob("*")}
     return {name: facts.st_size if stat.S_ISREG(facts.st_mode) else -1 for name, facts in sorted(files.items())

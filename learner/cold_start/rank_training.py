@@ -1,9 +1,9 @@
 """Next-token training on the learner's ranks: the cold start of models for which one process on a CPU is too slow.
 
-The loss is that of sft.py, with AdamW for all weights, or for the adapters alone if the learner trains adapters. A row
-is a sequence of a pack, as in RL, so shards, memory and the split over ranks are the learner's. Every rank has all rows
-and draws the same batches, so the ranks need no leader until the end, when rank 0 exports the weights. Now and then
-they write a state (states.py), from which a later life goes on.
+The loss is that of sft.py, with AdamW for all weights, or only for the adapters if the learner trains adapters. A row
+is a sequence of a pack, so sharding, memory and the split over ranks are as in RL. Every rank has all rows and draws
+the same batches, so no rank leads until rank 0 exports the weights. From time to time the ranks write a state
+(states.py), from which later processes continue.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from learner.cold_start.sft import RECENT, Budget, Reached, SftProgress, lr_fact
 from learner.cold_start.sft_data import TokenRow, drawn
 from learner.model.sharding import sync_gradients
 from learner.rank_group import RankGroup
-from learner.rows.demonstrated import rows_to_learn
+from learner.rows.batch import rows_to_learn
 from learner.rows.packing import Pack, pack_rows
 from learner.step import Stepper
 from learner.trainer import Learner
@@ -43,16 +43,16 @@ def imitator(config: Config, model_path: Path, rank_group: RankGroup) -> Learner
     Raises UserError as Learner does.
     """
     section = config.learner
-    alone = section.model_copy(update={
+    imitation = section.model_copy(update={
         "loss": section.loss.model_copy(update={"kl": 0.0}), "credit": CreditSection(), "lr": config.sft.lr,
         "imitation": ImitationSection(), "distill": DistillSection()})
-    return Learner(config.model_copy(update={"learner": alone}), model_path, rank_group)
+    return Learner(config.model_copy(update={"learner": imitation}), model_path, rank_group)
 
 
 def train_on_ranks(learner: Learner, rows: Sequence[TokenRow], section: SftSection, *, budget: Budget, seed: int,
                    report: Callable[[SftProgress], object], states: States | None = None) -> SftProgress:
     """Trains in place, on all ranks at once, on the loss of learner/cold_start/sft.py. `report` is called after each
-    update. The clock of a budget in minutes is rank 0's. With `states` it goes on from the newest one.
+    update. Rank 0's clock counts for a budget in minutes. With `states` training continues from the newest state.
 
     Raises LearnerFault if the gradient is not finite in several updates in a row, ValueError if there are no rows.
     """
@@ -73,9 +73,9 @@ def train_on_ranks(learner: Learner, rows: Sequence[TokenRow], section: SftSecti
                       recent=tuple(recent))
         report(progress_of(now, len(rows)))
         due = states is not None and states.due()
-        spent, keeps = rank_group.all_reduce(
+        spent, saves = rank_group.all_reduce(
             [0.0, 0.0] if rank_group.rank else [budget.spent(now.updates, now.seconds), due])
-        if states is not None and keeps and spent < 1:
+        if states is not None and saves and spent < 1:
             start += states.save(now)
     return progress_of(now, len(rows))
 
@@ -84,7 +84,7 @@ def _update(stepper: Stepper, batch: Sequence[TokenRow], *, response_tokens: flo
             prompt_loss: float) -> tuple[float, float]:
     """Takes one update. Returns (mean nats per response, mean nats per prompt token), NaN if no prompts are learned.
 
-    Denominators are of the whole batch, which every rank knows, as in learner/step.py.
+    Denominators count the entire batch, which every rank has, as in learner/step.py.
     """
     rank_group, model = stepper.rank_group, stepper.policy.model
     rows = rows_to_learn(batch, prompts=prompt_loss > 0)
@@ -94,7 +94,7 @@ def _update(stepper: Stepper, batch: Sequence[TokenRow], *, response_tokens: flo
     sums = torch.zeros(2, device=rank_group.device)
     for i, part in enumerate(parts):
         pack = pack_rows(rows, part, rank_group.device, grid=stepper.grid)
-        sync_gradients(model, whole=stepper.whole, last=i == len(parts) - 1)
+        sync_gradients(model, once=stepper.reduces_once, last=i == len(parts) - 1)
         nats = _nats(-model(pack)[0], pack, answers)
         loss = nats[0] / (len(batch) * response_tokens) + prompt_loss * nats[1] / max(1, prompt_tokens)
         (loss * pack.weight * rank_group.world).backward()
@@ -105,8 +105,10 @@ def _update(stepper: Stepper, batch: Sequence[TokenRow], *, response_tokens: flo
 
 
 def _nats(nats: Tensor, pack: Pack, answers: np.ndarray) -> Tensor:
-    """Returns the sums of `nats` [T] over the tokens of answers and over those of prompts, [2]. `answers` [N]: where in
-    its sequence the answer of each row of the batch begins."""
+    """Returns the sums of `nats` [T] over the tokens of answers and over those of prompts, [2].
+
+    `answers` [N]: position of the first answer token in the sequence of each row of the batch.
+    """
     begins = torch.as_tensor(answers[pack.members], device=nats.device)
     of_answer = pack.positions[0].index_select(0, pack.predicting) + 1 >= begins.index_select(0, pack.row)
     return torch.stack([(nats * of_answer).sum(), (nats * ~of_answer).sum()])

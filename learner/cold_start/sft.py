@@ -36,16 +36,16 @@ RECENT = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SftProgress:
-    """The progress of the training. Losses are means over the last 100 updates."""
+    """Progress of the training. Losses are means over the last RECENT updates."""
 
     updates: int
     rows: int
     epochs: float
     seconds: float
     loss_response: float
-    """Nats per whole response."""
+    """Nats per response."""
     loss_prompt: float | None
-    """Nats per prompt token. None if prompts are not read for that."""
+    """Nats per prompt token. None if prompts are not learned."""
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the values that sft.json records."""
@@ -67,7 +67,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """The rows to learn, for how long, and the seed of their order."""
+    """The rows to learn, the budget, and the seed of their order."""
 
     rows: Sequence[TokenRow]
     budget: Budget
@@ -76,28 +76,28 @@ class Lesson:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """The same for all learner ranks that make a cold start."""
+    """The task of a cold start, the same for all learner ranks."""
 
     model: Path
-    """Where training starts."""
+    """The folder of the initial model."""
     out: Path
     """The folder of the new model."""
     work: Path
-    """The folder with the rows, which rank 0 tells its progress in."""
+    """The folder of the rows, the states and rank 0's progress."""
     budget: Budget
     seed: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reached:
-    """How far a training came: what it goes on from, apart from weights and moments."""
+    """The position of a training: what it needs to continue, apart from weights and moments."""
 
     updates: int = 0
     rows: int = 0
     seconds: float = 0.0
     """Time of training, without that of writing states."""
     recent: Sequence[tuple[float, float]] = ()
-    """Losses (response, prompt) of the last updates, with NaN for prompts that were not read."""
+    """Losses (response, prompt) of the last updates, with NaN for prompts that are not learned."""
 
 
 def lr_factor(updates: int, spent: float) -> float:
@@ -125,8 +125,8 @@ def optimizers(model: PreTrainedModel, *, lr: float, muon: bool) -> list[torch.o
 def nats(model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the sums of nats over the tokens of responses and over those of prompts, differentiable.
 
-    A large vocabulary's logits [B x T, V] do not fit into memory. They are then made of the tokens that count alone,
-    and in slices that the backward pass computes again.
+    A large vocabulary's logits [B x T, V] do not fit into memory. They are then computed only for the tokens that
+    count, in slices that the backward pass recomputes.
     """
     import torch
     from torch.nn.functional import cross_entropy
@@ -143,7 +143,7 @@ def nats(model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tens
     def of_slice(hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return cross_entropy(logits(hidden).float(), targets, ignore_index=IGNORE, reduction="none")
 
-    if len(targets) <= step:  # another number of rows would change the last digits of the product
+    if len(targets) <= step:  # with other slices the products would differ in the last digits
         each = of_slice(hidden, targets)
     else:
         places = (targets != IGNORE).nonzero()[:, 0]
@@ -159,8 +159,8 @@ def train(
 ) -> SftProgress:
     """Trains in place on mean nats per response token + section.prompt_loss x mean nats per prompt token.
 
-    A pass has at most `token_budget` tokens, padding included, but at least a row. Raises LearnerFault if the loss
-    becomes infinite or NaN, ValueError if there are no rows.
+    A pass has at most `token_budget` tokens with padding, or one row. Raises LearnerFault if the loss becomes infinite
+    or NaN, ValueError if there are no rows.
     """
     rows, budget = lesson.rows, lesson.budget
     if not rows:
@@ -173,29 +173,29 @@ def train(
     recent: deque[tuple[float, float]] = deque(maxlen=RECENT)
     stream = drawn(rows, batch_rows=section.batch_rows, seed=lesson.seed)
     start = reported = time.monotonic()
-    updates = seen = 0
+    updates = trained = 0
     model.train()
     while (spent := budget.spent(updates, time.monotonic() - start)) < 1:
         batch = next(stream)
         passes = [padded(part, pad_id) for part in within_budget(batch, token_budget)]
         response, prompt = _accumulate(model, passes, response_tokens=response_tokens, prompt_loss=section.prompt_loss)
         _update(made, base, lr_factor(updates, spent))
-        updates, seen = updates + 1, seen + len(batch)
+        updates, trained = updates + 1, trained + len(batch)
         recent.append((response, prompt if section.prompt_loss else math.nan))
         if report is not None and time.monotonic() - reported >= REPORT_SECONDS:
             reported = time.monotonic()
             report(progress_of(
-                Reached(updates=updates, rows=seen, seconds=reported - start, recent=recent), len(rows)))
+                Reached(updates=updates, rows=trained, seconds=reported - start, recent=recent), len(rows)))
     model.eval()
     return progress_of(
-        Reached(updates=updates, rows=seen, seconds=time.monotonic() - start, recent=recent), len(rows))
+        Reached(updates=updates, rows=trained, seconds=time.monotonic() - start, recent=recent), len(rows))
 
 
 def _accumulate(model: PreTrainedModel, passes: Sequence[Batch], *, response_tokens: float,
                 prompt_loss: float) -> tuple[float, float]:
     """Accumulates the gradients of one batch. Returns (mean nats per response, mean nats per prompt token).
 
-    Denominators are of the whole batch, so the gradient does not depend on the passes. Raises LearnerFault if the loss
+    Denominators count the entire batch, so the gradient does not depend on the passes. Raises LearnerFault if the loss
     is not finite.
     """
     rows = sum(len(batch.ids) for batch in passes)

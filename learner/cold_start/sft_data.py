@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from learner.cold_start.tokenizer import STOP
+from learner.cold_start.scratch_model import STOP
 from services.answer_end import AnswerEnd, answer_end
 from services.chat import THINK, THINK_END, ChatFormat, ChatRefused, Message
 from services.control_tokens import CUT, tokens
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 IGNORE = -100
 ROWS = "rows.npz"
-"""The rows that the learner's ranks train on, in a folder that they share with the driver."""
+"""File of the rows that the learner's ranks train on, in a folder that they share with the driver."""
 DEMONSTRATIONS = "demonstrations.npz"
-"""The rows that learner.imitation imitates, in the run's folder. The driver writes it before RL."""
+"""File of the rows that learner.imitation imitates, in the run's folder. The driver writes it before RL."""
 PROGRESS = "progress.json"
-"""Heartbeats and progress of rank 0, there too."""
+"""File of the heartbeats and the progress of rank 0, in the folder of ROWS."""
 AT_ONCE = 4096
 """Examples that are encoded at once. A tokenizer's result takes a hundred times the memory of its tokens."""
 _WINDOW = 32
@@ -41,10 +41,11 @@ class Example:
     """One demonstrated step: the prompt of the policy and the answer that it should give."""
 
     prompt: str | Sequence[Message]
-    """The text of one user message, or a whole conversation before the answer."""
+    """The text of one user message, or the conversation before the answer."""
     response: str
     learn_prompt: bool = True
-    """Whether the loss on prompts counts this one. It must not if the prompt holds an answer not to learn."""
+    """Whether the loss on prompts includes this one. It must not if the prompt has an answer that is not to be learned.
+    """
     tools: tuple[Mapping[str, Any], ...] = ()
     """Tools that a conversation's prompt shows, in OpenAI's form."""
 
@@ -58,7 +59,7 @@ class TokenRow:
     prompt_tokens: int
     """P: positions [P, L) are the response."""
     learn_prompt: bool = True
-    """Whether the loss on prompts counts positions [0, P)."""
+    """Whether the loss on prompts includes positions [0, P)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +69,7 @@ class Batch:
     ids: np.ndarray
     """int64 [B, T]."""
     targets: np.ndarray
-    """int64 [B, T]: the next token, IGNORE at positions without one and where it should not be learned."""
+    """int64 [B, T]: the next token; IGNORE at positions without one and where it is not learned."""
     is_response: np.ndarray
     """bool [B, T]: the target belongs to the response."""
 
@@ -79,8 +80,8 @@ def encode(
 ) -> list[TokenRow]:
     """Returns rows of at most `max_tokens`. Longer examples are left out: a cut prompt would teach wrong answers.
 
-    With `chat` a prompt is one user message in that format or a whole conversation, and a thought that the format
-    itself opens is not answered again. Without it, prompts are raw text. `end`: the end of answers. None: that of
+    With `chat` a prompt is one user message in that format or a conversation. If the format itself opens the thought,
+    the answer does not open it again. Without `chat`, prompts are raw text. `end`: the end of answers; None: that of
     `tokenizer` and `chat`, with the tag `</action>`. Raises UserError for a conversation that the template refuses.
     """
     opening = "" if chat is None else chat.opening()
@@ -115,9 +116,9 @@ def _text(example: Example, chat: ChatFormat | None) -> str:
 
 
 def _ids(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:
-    """Returns the tokens of each text, of most in one call, which is fast."""
-    ids: Any = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
-    return [tokens(tokenizer, text) if CUT in text else found for text, found in zip(texts, ids, strict=True)]
+    """Returns the tokens of each text. Most texts are encoded in one call, which is fast."""
+    encoded: Any = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
+    return [tokens(tokenizer, text) if CUT in text else ids for text, ids in zip(texts, encoded, strict=True)]
 
 
 def drawn(rows: Sequence[TokenRow], *, batch_rows: int, seed: int) -> Iterator[list[TokenRow]]:
@@ -151,7 +152,7 @@ def load_rows(file: Path) -> list[TokenRow]:
 
 
 def within_budget(batch: Sequence[TokenRow], token_budget: int) -> list[list[TokenRow]]:
-    """Returns the rows in parts, in their order, of at most so many tokens once padded, but at least a row each."""
+    """Returns the rows in consecutive parts of at most `token_budget` tokens with padding, or one row."""
     parts: list[list[TokenRow]] = []
     longest = 0
     for row in batch:
@@ -165,7 +166,7 @@ def within_budget(batch: Sequence[TokenRow], token_budget: int) -> list[list[Tok
 
 
 def padded(chosen: Sequence[TokenRow], pad_id: int) -> Batch:
-    """Returns rows as one batch."""
+    """Returns the rows as one batch."""
     width = max(len(row.ids) for row in chosen)
     ids = np.full((len(chosen), width), pad_id, dtype=np.int64)
     targets = np.full((len(chosen), width), IGNORE, dtype=np.int64)

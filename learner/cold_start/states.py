@@ -1,8 +1,8 @@
-"""States of a cold start on the learner's ranks, from which it goes on when a rank, its node, Ray or the driver dies.
+"""States of a cold start on the learner's ranks, from which it continues after a rank, a node, Ray or the driver died.
 
-`state-00001200/` is the learner's checkpoint after 1200 updates, with `meta.json`: how far the training was, to which
-order the state belongs, and the digests of all files. It is durable before it has its name. At most two states, one of
-them a draft, are on disk.
+`state-00001200/` is the learner's checkpoint after 1200 updates. Its `meta.json` has the position of the training, the
+digest of the order, and the digests of all files. The folder gets its name once it is durable. At most two states, one
+of them a draft, are on disk.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 LEAST_S = 60.0
-"""Seconds of training before a state, at least."""
+"""Least seconds of training between two states."""
 COST = 1 / 20
 """Share of the time that writing states may take."""
 T = TypeVar("T")
 _FOLDER = re.compile(r"state-(\d{8,})")
 
 
-def is_due(trained_s: float, took_s: float) -> bool:
-    """Whether a state should be written after so many seconds of training. `took_s`: time that writing one takes."""
-    return trained_s >= max(LEAST_S, took_s / COST)
+def is_due(trained_s: float, writing_s: float) -> bool:
+    """Whether a state should be written after `trained_s` of training. `writing_s`: time that writing one takes."""
+    return trained_s >= max(LEAST_S, writing_s / COST)
 
 
 def digest_of(config: Config, order: Order) -> str:
-    """Returns a digest of all that decides the weights of each update: a state goes on only where it is the same.
+    """Returns a digest of everything that affects the weights. Training continues only from a state with this digest.
 
-    How rows are packed, over how many ranks they are split and where moments lie may change.
+    The packing of rows, the number of ranks and the place of the moments may change.
     """
     model = [path.name for path in sorted(order.model.iterdir()) if path.is_file()]
     facts = {
@@ -79,57 +79,59 @@ class _Meta(msgspec.Struct, frozen=True, kw_only=True):
 class States:
     """The states of one cold start in the order's `work`. `load` and `save` are collectives of all ranks.
 
-    Rank 0 alone reads and writes what is no tensor, and decides.
+    Only rank 0 reads and writes meta.json, and decides when to save.
     """
 
     def __init__(self, learner: Learner, order: Order) -> None:
         self._learner, self._order, self._folder = learner, order, order.work
         self._digest = ""
         self._wait_s = learner.config.learner.collective_s
-        self._since, self._took = time.monotonic(), 0.0
+        self._saved_at, self._writing_s = time.monotonic(), 0.0
         self._newest = 0
         self._begun: tuple[float, tuple[str, ...]] | None = None
-        self._short = False
+        self._reported_full = False
 
     def facts(self) -> dict[str, Any]:
-        """Returns the number of updates of the newest whole state (`kept`), and what `load` found (`begun`, None before
-        it): its time, by which two lives differ, and lines for the user. A lack of room is told likewise."""
+        """Returns what rank 0 reports to the driver.
+
+        `kept`: number of updates of the newest intact state. `begun`: time and lines for the user, set by `load` and
+        when the disk has no room; None before that.
+        """
         return {"kept": self._newest, "begun": self._begun}
 
     def load(self) -> Reached:
-        """Loads the newest state of this order that is whole. Returns how far it is, Reached() without one."""
+        """Loads the newest intact state of this order. Returns its position; Reached() without a state."""
         rank_group = self._learner.rank_group
         state = None if rank_group.rank else self._patiently(self._find)
         reached, lines = rank_group.all_gather(state)[0]
         if reached.updates:
             self._learner.load_part(self._named(reached.updates))
-        self._newest, self._begun, self._since = reached.updates, (time.time(), lines), time.monotonic()
+        self._newest, self._begun, self._saved_at = reached.updates, (time.time(), lines), time.monotonic()
         return reached
 
     def due(self) -> bool:
         """Whether it is time to write a state, by the clock of this rank."""
-        return is_due(time.monotonic() - self._since, self._took)
+        return is_due(time.monotonic() - self._saved_at, self._writing_s)
 
     def save(self, reached: Reached) -> float:
-        """Writes a state, if the disk has room for it and for the model. Returns the seconds that it took on this
-        rank."""
+        """Writes a state if the disk has room for it and for the model. Returns the seconds that this rank needed."""
         began, rank = time.monotonic(), self._learner.rank_group.rank
         draft = self._folder / f".{self._named(reached.updates).name}"
         room = None if rank else self._patiently(partial(self._make_room, draft))
         if not self._learner.rank_group.all_gather(room)[0]:
-            self._since = time.monotonic()
-            return self._since - began
+            self._saved_at = time.monotonic()
+            return self._saved_at - began
         with Background("writing a state of the cold start", deadline_s=self._wait_s) as writing:
             saved = self._learner.save_part(draft)
             writing.start(saved.result)
         if not rank:
             self._patiently(partial(self._commit, draft, reached, saved.result()))
-        self._newest, self._since = reached.updates, time.monotonic()
-        self._took = self._since - began
-        return self._took
+        self._newest, self._saved_at = reached.updates, time.monotonic()
+        self._writing_s = self._saved_at - began
+        return self._writing_s
 
     def _find(self) -> tuple[Reached, tuple[str, ...]]:
-        """Returns how far the newest state that can be used is, and lines that say what was found."""
+        """Returns the position of the newest state that can be used, and lines for the user."""
         self._digest, lines = digest_of(self._learner.config, self._order), list[str]()
         for updates in reversed(kept(self._folder)):
             folder = self._named(updates)
@@ -143,11 +145,11 @@ class States:
             except Damaged as error:
                 lines.append(f"warning: the state in {folder} is damaged and is not used: {error.what}")
                 continue
-            return meta.reached, (*lines, f"the cold start goes on after update {updates}")
-        return Reached(), (*lines, *["the cold start begins at its beginning"] * bool(lines))
+            return meta.reached, (*lines, f"the cold start continues after update {updates}")
+        return Reached(), (*lines, *["the cold start begins from the start"] * bool(lines))
 
     def _make_room(self, draft: Path) -> bool:
-        """Removes all but the newest state, and makes the folder of the next. Returns False if it has no room."""
+        """Removes all but the newest state, and creates the folder of the next. Returns whether the disk has room."""
         for old in (*self._folder.glob(".state-*"), *map(self._named, kept(self._folder))):
             if old != self._named(self._newest):
                 shutil.rmtree(old)
@@ -155,19 +157,16 @@ class States:
             12 * weight.numel() for weight in self._learner.policy.parameters() if weight.requires_grad)
         free = shutil.disk_usage(self._folder).free
         if free < needed:
-            self._tell_once(f"warning: {self._folder} has {free / GIB:.1f} GiB free, and a state of the cold start and "
-                            f"its model may take {needed / GIB:.1f}: it goes on without a new state")
+            if not self._reported_full:
+                line = (f"warning: {self._folder} has {free / GIB:.1f} GiB free, and a state of the cold start and its "
+                        f"model may take {needed / GIB:.1f}: it continues without a new state")
+                self._reported_full, self._begun = True, (time.time(), (line,))
             return False
         draft.mkdir()
         return True
 
-    def _tell_once(self, line: str) -> None:
-        if not self._short:
-            self._short, self._begun = True, (time.time(), (line,))
-
     def _commit(self, draft: Path, reached: Reached, saved: Mapping[str, str]) -> None:
-        """Gives a draft its name once it is durable. `saved`: file name -> digest. Raises OSError, and can then be
-        called again."""
+        """Renames a draft once it is durable. `saved`: file name -> digest. After an OSError it can be called again."""
         final = self._named(reached.updates)
         if draft.exists():
             meta = {"order": self._digest, "files": facts_of(draft, saved), **asdict(reached)}
@@ -184,8 +183,7 @@ class States:
 
 
 def folder_of(out: Path) -> Path:
-    """Returns the folder of the states of a cold start whose model goes to `out`. It is hidden, so no mirror copies
-    it."""
+    """Returns the folder of the states of a cold start with the model `out`. It is hidden, so no mirror copies it."""
     return out.absolute().with_name(f".{out.name}.ranks")
 
 
@@ -198,8 +196,8 @@ def kept(folder: Path) -> list[int]:
 def _read(folder: Path) -> _Meta:
     try:
         return read_json(folder / META, _Meta)
-    except FileNotFoundError:  # another OSError says nothing about the state: a shared folder may be away
-        raise Damaged(f"{folder / META} is not there", "restore it") from None
+    except FileNotFoundError:  # another OSError may mean that the storage is unavailable
+        raise Damaged(f"{folder / META} does not exist", "restore it") from None
 
 
 def _number(value: float | None) -> float:

@@ -2,8 +2,8 @@
 
     {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}, ...]}
         a conversation; each answer of the assistant is trained on, after all messages before it. An answer with
-        "weight": 0 is read and not trained on, nor are prompts that contain it. "tools" beside "messages" are shown to
-        the model by its template; calls of them stand in the content, as the model writes them.
+        "weight": 0 is read and not trained on, nor are prompts that contain it. "tools" next to "messages" are shown to
+        the model by its template; calls of them are in the content, as the model writes them.
     {"steps": [{"prompt": "...", "response": "..."}, ...]}
         turns with prompts of their own, as this system plays them
 
@@ -31,8 +31,8 @@ _FORMS = 'write {"messages": [...]} or {"steps": [...]}'
 _CALLS = "write the calls into its content, in the form in which the model writes them"
 _THOUGHT = "write the thought into its content, in its tags"
 _UNREAD = (("tool_calls|function_call", _CALLS), ("(?i).*(reason|think|thought).*", _THOUGHT))
-"""Patterns of the fields of a message that are not read, and where their content belongs. A model would learn to leave
-it out. Each service has a name of its own for thoughts: thinking_blocks, reasoning_details."""
+"""Patterns of message fields that are refused, and the fix: without their content a model would learn to leave it out.
+Services name thoughts differently: thinking_blocks, reasoning_details."""
 _OTHER_FORMS = (
     (("conversations",), "in ShareGPT's form", "rename conversations to messages, from to role (human: user, gpt: "
      "assistant) and value to content"),
@@ -52,11 +52,11 @@ class _Message(msgspec.Struct):
     name: str | None = None
     tool_call_id: str | None = None
 
-    def written(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """Returns the message as chat templates take it."""
-        named = {"name": self.name, "tool_call_id": self.tool_call_id}
+        optional = {"name": self.name, "tool_call_id": self.tool_call_id}
         return {"role": "system" if self.role == "developer" else self.role, "content": self.content,
-                **{key: value for key, value in named.items() if value is not None}}
+                **{key: value for key, value in optional.items() if value is not None}}
 
 
 class _Conversation(msgspec.Struct):
@@ -86,7 +86,7 @@ class Trajectories:
 
 
 def read_trajectories(path: Path, *, chat: bool) -> Trajectories:
-    """Reads a file. `chat`: the model reads conversations; otherwise raw text, for which only steps will do.
+    """Reads a file. `chat`: whether the model reads conversations. For raw text, lines must have steps.
 
     Raises UserError that names the file and the line.
     """
@@ -119,33 +119,33 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 def _examples(line: bytes, where: str, *, chat: bool) -> Iterator[Example]:
     """Yields the examples of one line. Raises UserError if it is no trajectory; `where` names it."""
     try:
-        found = msgspec.json.decode(line, type=_Trajectory)
+        trajectory = msgspec.json.decode(line, type=_Trajectory)
     except NOT_JSON as error:
         raise UserError(f"{where} is no trajectory ({error})", _FORMS) from None
-    if (found.messages is None) == (found.steps is None):
-        if found.messages is not None:
+    if (trajectory.messages is None) == (trajectory.steps is None):
+        if trajectory.messages is not None:
             raise UserError(f"{where} has both messages and steps", _FORMS)
         raise _other_form(line, where)
-    if found.steps is not None:
-        yield from _of_steps(found.steps, where)
+    if trajectory.steps is not None:
+        yield from _of_steps(trajectory.steps, where)
     elif not chat:
         raise UserError(f"{where} has messages, and env.prompt makes raw text, not conversations",
                         "write steps, or use a prompt and a model with a chat template")
     else:
-        yield from _of_messages(_messages(found.messages or [], where), found.tools or [], where)
+        yield from _of_messages(_messages(trajectory.messages or [], where), trajectory.tools or [], where)
 
 
 def _other_form(line: bytes, where: str) -> UserError:
     """Returns the error for a line with neither messages nor steps. It names the form of another tool."""
-    given = msgspec.json.decode(line, type=dict[str, Any])
+    fields = msgspec.json.decode(line, type=dict[str, Any])
     for keys, form, fix in _OTHER_FORMS:
-        if all(key in given for key in keys):
+        if all(key in fields for key in keys):
             return UserError(f"{where} is {form}", fix)
     return UserError(f"{where} has neither messages nor steps", _FORMS)
 
 
 def _messages(written: list[dict[str, Any]], where: str) -> list[_Message]:
-    """Returns the messages of a line. Raises UserError for one that is none, or whose fields are not read."""
+    """Returns the messages of a line. Raises UserError for a malformed message and for fields that are refused."""
     for number, message in enumerate(written, 1):
         if "from" in message and "value" in message:
             raise UserError(f"{where}, message {number} is in ShareGPT's form",
@@ -180,13 +180,13 @@ def _of_messages(messages: list[_Message], tools: list[dict[str, Any]], where: s
         raise UserError(f"{where} has no message of the assistant", "leave the line out, or add its answers")
     if answers[0] == 0:
         raise UserError(f"{where} begins with the assistant, so nothing is asked", "put the prompt before it")
-    unlearned = False
+    has_unlearned = False
     for number in answers:
         answer = messages[number].content
         if not answer:
             raise UserError(f"{where}, message {number + 1} is an empty answer", "leave the rest of the line out")
         if messages[number].weight:
-            yield Example(prompt=tuple(each.written() for each in messages[:number]), response=answer,
-                          learn_prompt=not unlearned, tools=tuple(tools))
+            yield Example(prompt=tuple(each.as_dict() for each in messages[:number]), response=answer,
+                          learn_prompt=not has_unlearned, tools=tuple(tools))
         else:
-            unlearned = True
+            has_unlearned = True

@@ -25,7 +25,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from learner.credit.base import WithinGroup
+from learner.credit.estimator import WithinGroup
 from learner.credit.explanation import ADVANTAGE, RAW, VALUE, CalculationLine, Explanation, plain, signed
 from learner.credit.gigpo import step_term
 from learner.credit.group_operations import average, discounted, penalized, plus, same, state_values, states

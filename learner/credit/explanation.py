@@ -1,8 +1,8 @@
 """The calculation of a step for people: formulas with the step's own numbers.
 
-Each estimator's `explain` builds its lines from the parts here, beside the code that computes the same numbers. A line
-takes its inputs from the credit that it explains and computes its own result. So a reader who compares the two results
-sees whether the run used this formula.
+Each estimator's `explain` builds its lines with these functions, next to the code that computes the same numbers. A
+line takes its inputs from the credit that it explains and computes its own result. A reader who compares the two
+results sees whether the run used this formula.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from services.amounts import number_of
 
 VALUE, DELTA, RAW, ADVANTAGE = "V̄", "δ", "Â", "A"
 NEARLY_ZERO, SMALL = 1e-4, 0.1
-"""A number between them is shown with significant digits: of decimals it would have too few. A smaller one would need
-an exponent."""
+"""A number between them is shown with significant digits, because it has too few decimals. A smaller one would need an
+exponent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class CalculationLine:
 
     @property
     def symbol(self) -> str:
-        """Symbol of the number that is explained: one of VALUE, DELTA, RAW, ADVANTAGE."""
+        """The symbol: one of VALUE, DELTA, RAW, ADVANTAGE."""
         return self.formula.partition(" ")[0]
 
     def __str__(self) -> str:
@@ -43,21 +43,21 @@ Explanation = list[list[CalculationLine]]
 
 
 def decimals(value: float, digits: int) -> str:
-    """Formats a number with so many decimals, a true minus sign, and never as negative zero."""
+    """Formats a number with `digits` decimals and a typographic minus sign, and never as negative zero."""
     text = f"{value:.{digits}f}"
     return text.replace("-", "−") if float(text) else text.replace("-", "")
 
 
 def plain(value: float, digits: int = 3) -> str:
-    """Formats a number with so many decimals, or a small one with as many significant digits: small rewards must not
-    look like zeros, and a reader who works a line out must find its result."""
+    """Formats a number with `digits` decimals, or a small one with as many significant digits, so that small rewards do
+    not look like zeros and a reader can recompute each line."""
     if NEARLY_ZERO <= abs(value) < SMALL:
         return f"{value:.{digits}g}".replace("-", "−")
     return decimals(value, digits)
 
 
 def signed(value: float, digits: int = 3) -> str:
-    """Formats a number like `plain`, with + before a number above zero."""
+    """Formats a number like `plain`, with + before positive numbers."""
     text = plain(value, digits)
     return f"+{text}" if value > 0 and text.strip("0.") else text
 
@@ -118,7 +118,7 @@ class Scale:
     mean: float
     spread: float
     sample: str
-    """The steps that they are over, in words."""
+    """Description of the sample."""
 
 
 def scales(credit: Credit, options: ScaleOptions, episode: int) -> list[Scale | None]:
@@ -177,7 +177,7 @@ def deviation_line(group: Group, options: StatisticsOptions, episode: int, step:
 
 
 def score_line(group: Group, options: CreditOptions, episode: int, step: int) -> CalculationLine:
-    """Explains Â of estimators that compare nothing within the group: S itself."""
+    """Explains Â of estimators without comparisons within the group: S itself."""
     numbers, score = score_of(group, options, episode, step)
     named = "R − penalty" if penalty_of(group[episode][step], options) else "R"
     return CalculationLine(formula=f"Â = S = {named}, R the reward of the episode = {numbers}", result=score)

@@ -1,4 +1,4 @@
-"""G²PO: a step by the state that it leads to, among its state's steps and among all steps (arXiv 2606.22995).
+"""G²PO: compares the states that steps lead to, among the steps of a state and among all steps (arXiv 2606.22995).
 
     V(s) = mean of γ^(T_i - t) R_i                 over all visits (i, t) of s, t from 0; R_i the episode's reward
     U_t = V(s_{t+1}), after the last step R_i      the state that the step leads to
@@ -17,7 +17,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from learner.credit.base import WithinGroup
+from learner.credit.estimator import WithinGroup
 from learner.credit.explanation import ADVANTAGE, DELTA, RAW, VALUE, CalculationLine, Explanation, plain, signed
 from learner.credit.gigpo import GigpoOptions
 from learner.credit.group_operations import (
@@ -37,7 +37,7 @@ from services.amounts import number_of
 
 
 class G2po(WithinGroup):
-    """Credit by nodes and edges of the group's state graph, beside the episode's."""
+    """Credit by nodes and edges of the group's state graph, added to the episode's."""
 
     Options: ClassVar = GigpoOptions
     follows_paths: ClassVar[bool] = True

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
+from learner.credit.estimator import WithinGroup
 from learner.credit.explanation import (
     ADVANTAGE,
     DELTA,
@@ -67,11 +68,8 @@ class GagpoOptions(RecursionOptions, BroadcastOptions):
     """Options of GAGPO."""
 
 
-class GagpoFamily:
-    """The parts that GAGPO and its variants have in common. They differ in the value of a state."""
-
-    needs_tokens: ClassVar[bool] = False
-    needs_critic: ClassVar[bool] = False
+class GagpoFamily(WithinGroup):
+    """Base of GAGPO and its variants, which differ in the value of a state."""
 
     def batch(self, credits: list[Credit], options: ScaleOptions) -> list[Credit]:
         """Normalises all groups together if `normalize` is `batch`."""
@@ -103,7 +101,7 @@ class Gagpo(GagpoFamily):
                                              advantages=raw, states=states(group)))
 
     def legend(self, options: GagpoOptions) -> dict[str, str]:
-        """V̄ is a mean over the group."""
+        """Returns the legend. V̄ is a mean over the group."""
         return family_legend("the mean R̂ of all steps of the group in that state", options)
 
     def explain(self, group: Group, credit: Credit, options: GagpoOptions, episode: int) -> Explanation:
@@ -128,7 +126,7 @@ class Gagpo(GagpoFamily):
 
 
 def family_legend(value: str, options: RecursionOptions, *, elsewhere: str = "") -> dict[str, str]:
-    """Returns the legend of GAGPO and its variants. `value`: the meaning of V̄. `elsewhere`: where Â fades less."""
+    """Returns the legend of GAGPO and its variants. `value`: the meaning of V̄. `elsewhere`: where the decay differs."""
     scaled = {"group": "Â on the scale of its group", "state": "Â on the scale of its state's steps",
               "batch": "Â on the scale of all groups of the learner step", "none": "Â, not rescaled"}
     return {VALUE: value, DELTA: "what the action changed, r + γ V̄(next) − V̄: below 0 it led to a state worth less",
@@ -137,7 +135,7 @@ def family_legend(value: str, options: RecursionOptions, *, elsewhere: str = "")
 
 
 def family_deltas(group: Group, credit: Credit, options: RecursionOptions, episode: int) -> list[CalculationLine]:
-    """Returns the line of δ at each step, for GAGPO and its variants, which differ only in V."""
+    """Returns the line of δ at each step, for GAGPO and its variants."""
     steps, r = group[episode], rewards(group, options)[episode]
     v = [value_at(credit, episode, t) for t in range(len(steps))]
     cut = steps[-1].cut_in if options.bootstrap else None

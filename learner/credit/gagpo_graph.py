@@ -7,8 +7,9 @@
     A_t = (Â_t - μ) / (σ + ε)                                     less the local penalty, which comes last
 
 N(s) counts visits by the other episodes, s' is the state after a visit, m the mean start return of the other episodes,
-κ = prior. A mean of returns knows only how the visitors of s went on; the system also knows how other episodes went on
-from the states that s leads to. A state that no other episode visited carries the value of the step before, with λ = 1.
+κ = prior. A mean of returns counts only what the visitors of s earned later. The system also counts what other episodes
+earned from the states that s leads to. A state that no other episode visited has the value of the step before, with
+λ = 1.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class GraphOptions(RecursionOptions):
     prior: float = Field(default=2.0, gt=0)
     """κ: weight of the mean start return, as a number of visits by other episodes."""
     leave_out: bool = True
-    """Whether an episode's values come from the other episodes alone, or from the whole group."""
+    """Whether an episode's values come only from the other episodes, or from the entire group."""
 
 
 class GagpoGraph(GagpoFamily):
@@ -63,11 +64,11 @@ class GagpoGraph(GagpoFamily):
 
     Options: ClassVar = GraphOptions
     follows_paths: ClassVar[bool] = True
-    """Whether the credit of a step depends on what follows the other steps in its next state, so that states which pool
+    """Whether the credit of a step depends on what followed other steps in its next state, so that states which pool
     unlike steps make false paths. Estimators without this attribute follow none."""
 
     def reads(self, options: GraphOptions) -> frozenset[str]:
-        """The keys of GAGPO's recursion and those of its values."""
+        """Returns the keys of GAGPO's recursion and those of its values."""
         return recursion_keys(options) | {"prior", "leave_out"}
 
     def group(self, group: Group, options: GraphOptions) -> Credit:
@@ -91,13 +92,13 @@ class GagpoGraph(GagpoFamily):
                       advantages=scaled_then_penalized(raw, group, options), baselines=baselines)
 
     def legend(self, options: GraphOptions) -> dict[str, str]:
-        """Says where V̄ comes from."""
+        """Returns the legend, with the source of V̄."""
         whose = "the other episodes" if options.leave_out else "the group"
         return family_legend(f"the value that solves V̄ = r + γ V̄(next) over all steps of {whose}", options,
                              elsewhere=", with λ nearer to 1 the rarer the next state is")
 
     def explain(self, group: Group, credit: Credit, options: GraphOptions, episode: int) -> Explanation:
-        """Shows one equation of the system for each step; the penalty comes off A."""
+        """Explains the numbers, with one equation of the system for each step. The penalty is subtracted from A."""
         steps, raw, scale = group[episode], credit.raw_advantages[episode], scales(credit, options, episode)
         if not has_contrast(group, credit.returns):
             return explain_without_contrast(group, credit, options, episode)
@@ -125,17 +126,17 @@ def _graph_of(group: Group, options: GraphOptions, returns: Nested) -> Transitio
 
 def _value_line(graph: TransitionGraph, solved: Solution, state: str, before: float | None) -> CalculationLine:
     """Returns the line of V̄ of a state; `before`: V̄ of the step before, None at the first step."""
-    found, prior, mean = graph.outcomes(state, solved), graph.prior, solved.mean
-    if not found:
+    outcomes, prior, mean = graph.outcomes(state, solved), graph.prior, solved.mean
+    if not outcomes:
         value = mean if before is None else before
         named = "mean first R̂" if before is None else "V̄(before)"
         return CalculationLine(formula=f"V̄ = {named}, as no other episode was in this state = {plain(value)}",
                                result=value)
-    total = sum(found)
+    total = sum(outcomes)
     return CalculationLine(
         formula=f"V̄ = (Σ (r + γ V̄(next)) + κ · mean first R̂) / (N + κ), over N visits = "
-                f"({plain(total)} + {prior:g} · {plain(mean)}) / ({len(found)} + {prior:g})",
-        result=(total + prior * mean) / (len(found) + prior))
+                f"({plain(total)} + {prior:g} · {plain(mean)}) / ({len(outcomes)} + {prior:g})",
+        result=(total + prior * mean) / (len(outcomes) + prior))
 
 
 def _decays(visits: Sequence[float], options: GraphOptions) -> list[float]:

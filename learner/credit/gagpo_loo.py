@@ -11,10 +11,10 @@
 V_i(t) is a function of the others' returns and of the states that episode i has passed, so the rewards of episode i
 from t on cannot change its own baseline. Therefore no step gets negative credit for the success of the next one, as the
 step before a shared state does in plain GAGPO. A state that no other episode has met is compared with the last state
-that another has met. Its V is carried and not measured, so λ = 1 there: Â does not rely on it, and the whole outcome of
-a sequence of such states reaches the step that led to the first of them.
-A group without contrast (group_operations.py) has V = R̂ and A = 0: there the lag of V behind the discount is all that
-is left, and normalising would scale it up.
+that another has met. Its V is carried over and not measured, so λ = 1 there: Â does not rely on it, and the entire
+outcome of a sequence of such states reaches the step that led to the first of them.
+A group without contrast (group_operations.py) has V = R̂ and A = 0. Otherwise only the lag of V behind the discount
+would be left, and normalising would scale it up.
 The penalty comes after normalising: if all episodes of a group fail, invalid steps get exactly -penalty, others 0.
 """
 

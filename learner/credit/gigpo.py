@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from learner.credit.base import WithinGroup
+from learner.credit.estimator import WithinGroup
 from learner.credit.explanation import ADVANTAGE, RAW, VALUE, CalculationLine, Explanation, signed
 from learner.credit.group_operations import by_state, center, discounted, penalized, plus, states
 from learner.credit.grpo import episode_keys, episode_term

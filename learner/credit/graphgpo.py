@@ -1,4 +1,4 @@
-"""GraphGPO: a step by how near to success the state is that it leads to, on the group's graph (arXiv 2605.26684).
+"""GraphGPO: credit by the distance between success and the state that a step leads to (arXiv 2605.26684).
 
     d(s) = fewest seen transitions from s to a won end      unreachable: the largest d of a reachable state + 1
     R_t = C q^d(s_{t+1})                           q = decay; d = 0 after the last step of a won episode
@@ -20,8 +20,8 @@ from typing import ClassVar, Final
 
 from pydantic import Field
 
-from learner.credit.base import WithinGroup
-from learner.credit.explanation import ADVANTAGE, RAW, Explanation
+from learner.credit.estimator import WithinGroup
+from learner.credit.explanation import ADVANTAGE, RAW
 from learner.credit.gigpo import step_term
 from learner.credit.group_operations import discounted, plus, rewards, states
 from learner.credit.grpo import episode_keys, episode_term
@@ -29,7 +29,7 @@ from learner.credit.options import EpisodeOptions
 from learner.credit.types import Credit, Group, Nested
 
 WON: Final = object()
-"""The end of a won episode. It is no text, because the key of a state may be any text, also an empty one."""
+"""The end of a won episode. It is not a string, because the key of a state may be any string, also an empty one."""
 
 
 class GraphgpoOptions(EpisodeOptions):
@@ -40,7 +40,7 @@ class GraphgpoOptions(EpisodeOptions):
 
 
 class Graphgpo(WithinGroup):
-    """Credit by distances to success, beside the episode's. `statistics` is for the episode's term, `mode` for both
+    """Credit by distances to success, added to the episode's. `statistics` is for the episode's term, `mode` for both
     terms."""
 
     Options: ClassVar = GraphgpoOptions
@@ -63,10 +63,6 @@ class Graphgpo(WithinGroup):
         divided = "" if options.mode == "mean_norm" else ", each term divided by its spread"
         return {RAW: "GRPO's S − mean, plus how near to a won end the step led, less the mean of its state's steps",
                 ADVANTAGE: f"the same{divided}"}
-
-    def explain(self, group: Group, credit: Credit, options: GraphgpoOptions, episode: int) -> Explanation:  # noqa: ARG002
-        """Returns no lines: the terms need the paths of the whole group."""
-        return [[] for _ in group[episode]]
 
 
 def nearness(group: Group, options: GraphgpoOptions) -> Nested:

@@ -63,7 +63,7 @@ def discounted(group: Group, options: CreditOptions) -> Nested:
 
 def scores(group: Group, options: CreditOptions,
            statistics: Literal["rows", "trajectories"] = "rows") -> tuple[Nested, list[float]]:
-    """Row scores S_it, and the sample that their mean and spread are taken over.
+    """Returns row scores S_it, and the sample for their mean and spread.
 
     S_it = R_i, the episode's undiscounted reward, minus the local penalty of step (i, t). The sample has all S_it
     (statistics `rows`), or each R_i once, without a local penalty (`trajectories`).
@@ -75,11 +75,11 @@ def scores(group: Group, options: CreditOptions,
 
 def by_state(group: Group, rows: Nested) -> dict[str, list[float]]:
     """Returns the numbers of all steps in each state. Every occurrence counts, also repeats within one episode."""
-    found: dict[str, list[float]] = {}
+    samples: dict[str, list[float]] = {}
     for episode, row in zip(group, rows, strict=True):
         for step, x in zip(episode, row, strict=True):
-            found.setdefault(step.state, []).append(x)
-    return found
+            samples.setdefault(step.state, []).append(x)
+    return samples
 
 
 def state_values(group: Group, rows: Nested) -> dict[str, tuple[float, int]]:
@@ -101,9 +101,9 @@ def same(sample: Sequence[float]) -> bool:
 def center(sample: Sequence[float], ddof: int) -> tuple[float, float]:
     """Returns mean and spread, the standard deviation + ε. They do not depend on the order of the sample.
 
-    A single number has nothing to compare with: (0, 1). Equal numbers have no spread: (their value, 1), so that their
-    deviations are exactly 0, and a penalised step outside the sample is not magnified by 1/ε. Sums of the same rewards
-    over other turns are equal only up to rounding, which is no spread either.
+    A single number cannot be compared: (0, 1). Equal numbers have no spread: (their value, 1), so that their deviations
+    are exactly 0, and a penalised step outside the sample is not magnified by 1/ε. Sums of the same rewards in another
+    order are equal only up to rounding, which does not count as spread.
     """
     if len(sample) == 1:
         return 0.0, 1.0
@@ -116,10 +116,10 @@ def center(sample: Sequence[float], ddof: int) -> tuple[float, float]:
 def has_contrast(group: Group, returns: Nested) -> bool:
     """Returns whether any choice in the group can be compared with another one.
 
-    It can if episodes began with different returns R̂_0, or if different returns R̂ followed one state. Otherwise every
-    V̄(s) is the return of each step at s, and a difference that an estimator still finds is its own bias, such as a
-    baseline that lags behind the discount, or rounding. R̂_t takes two rounded operations a step, so differences up to
-    2 T ε max|R̂| are rounding (T: longest episode, ε = 2⁻⁵²). A single episode has nothing to compare with.
+    It can if episodes have different first returns R̂_0, or if a state has different returns R̂. Otherwise every V̄(s) is
+    the return of each step at s, and any difference that an estimator computes is its own bias, such as a baseline that
+    lags behind the discount, or rounding. R̂_t takes two rounded operations a step, so differences up to 2 T ε max|R̂|
+    are rounding (T: longest episode, ε = 2⁻⁵²). A single episode cannot be compared.
     """
     if len(group) < 2:
         return False
@@ -170,7 +170,7 @@ def normalized(rows: Nested, ddof: int) -> Nested:
 
 
 def rescaled(rows: Nested, group: Group, options: ScaleOptions) -> Nested:
-    """Returns the rows on the scale that `normalize` names, if it lies within the group; else as they are.
+    """Returns the rows normalised over the group or over each state; unchanged for other values of `normalize`.
 
     `state`: (x - mean) / spread over the steps in the same state. A step that is alone in its state gets 0.
     """
@@ -184,9 +184,9 @@ def rescaled(rows: Nested, group: Group, options: ScaleOptions) -> Nested:
 
 
 def normalized_together(credits: list[Credit], options: ScaleOptions) -> list[Credit]:
-    """Batch hook of `normalize: batch`: Â of all groups to one zero mean and unit spread; else the identity.
+    """Returns the credits with Â of all groups normalised together under `normalize: batch`; else unchanged.
 
-    An episode-level term that `group` added to Â keeps its own scale.
+    An episode-level term that `group` added to Â keeps its scale.
     """
     if options.normalize != "batch" or not credits:
         return credits

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from learner.credit.base import WithinGroup
+from learner.credit.estimator import WithinGroup
 from learner.credit.explanation import ADVANTAGE, RAW, CalculationLine, Explanation, deviation_line, plain
 from learner.credit.group_operations import center, discounted, plus, scores, states
 from learner.credit.options import BroadcastOptions, EpisodeOptions

@@ -18,7 +18,7 @@ from typing import ClassVar, Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from learner.credit.base import WithinGroup
+from learner.credit.estimator import WithinGroup
 from learner.credit.explanation import ADVANTAGE, RAW, VALUE, CalculationLine, Explanation, plain, signed
 from learner.credit.group_operations import (
     discounted,
@@ -42,7 +42,7 @@ class HgpoOptions(CreditOptions):
     mode: Literal["mean_std_norm", "mean_norm"] = "mean_std_norm"
     """Whether deviations from the mean are divided by the standard deviation."""
     history: int = Field(default=2, ge=0)
-    """Number of earlier states that a step's longest history has, beside its own."""
+    """Number of earlier states in a step's longest history, in addition to its own."""
     alpha: float = Field(default=1.0, ge=0, le=100)
     """α: how much more longer histories weigh."""
 

@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from learner.credit.base import WithinGroup
+from learner.credit.estimator import WithinGroup
 from learner.credit.explanation import ADVANTAGE, RAW, CalculationLine, Explanation, score_line
 from learner.credit.group_operations import discounted, penalized, rewards, scores, states
 from learner.credit.options import CreditOptions

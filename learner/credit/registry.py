@@ -1,8 +1,8 @@
-"""Estimators by name, and their options. A new one is a file beside gagpo.py and a line here.
+"""Estimators by name, and their options. A new one is a file next to gagpo.py and a line here.
 
-`learner.credit.estimator` may also be `module:Name`, a class or an object of your own; learner/credit/base.py has the
-base. Each estimator declares its options as a pydantic model, and so does each state key. `options_of` turns the open
-section of a config into the model of its estimator, with all defaults, and refuses a key that nobody declares.
+`learner.credit.estimator` may also be `module:Name`, a class or an object of your own, with the base class WithinGroup.
+Each estimator declares its options as a pydantic model, and so does each state key. `options_of` turns the open section
+of a config into the options of its estimator, with all defaults, and refuses a key that nobody declares.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, cast
 from pydantic import BaseModel, ValidationError
 
 from learner.credit.adastep import Adastep
-from learner.credit.estimator import NamedEstimator
+from learner.credit.estimator import Estimator
 from learner.credit.g2po import G2po
 from learner.credit.gagpo import Gagpo
 from learner.credit.gagpo_boot import GagpoBootstrapped
@@ -38,7 +38,7 @@ from services.config.refusals import refusal
 from services.errors import UserError
 from services.process.own_code import as_user_error, make_object, spelling_hint
 
-ESTIMATORS: dict[str, NamedEstimator] = {
+ESTIMATORS: dict[str, Estimator] = {
     "gagpo": Gagpo(),
     "gagpo_loo": GagpoLeaveOneOut(),
     "gagpo_boot": GagpoBootstrapped(),
@@ -62,23 +62,23 @@ SECTION = "learner.credit."
 _PARTS = ("Options", "needs_tokens", "needs_critic", "group", "batch", "reads", "legend", "explain")
 
 
-def estimator(name: str) -> NamedEstimator:
+def estimator(name: str) -> Estimator:
     """Returns the estimator of that name, or the user's own one if the name is `module:Name`.
 
     Raises UserError for an unknown name, which lists those that exist, and for code that is no estimator.
     """
-    if (found := ESTIMATORS.get(name)) is not None:
-        return found
+    if (shipped := ESTIMATORS.get(name)) is not None:
+        return shipped
     if ":" not in name:
         raise UserError(f"there is no credit estimator {name!r}",
                         spelling_hint(name) or f"use one of: {', '.join(ESTIMATORS)}, or module:Name of your own")
     own = make_object(name, kind="estimator", key=f"{SECTION}estimator")
     if lacks := [part for part in _PARTS if not hasattr(own, part)]:
         raise UserError(f"{name} is no estimator, because it has no {lacks[0]}",
-                        "make it a subclass of learner.credit.base.WithinGroup")
+                        "make it a subclass of gagpo.estimators.WithinGroup")
     if not (isinstance(own.Options, type) and issubclass(own.Options, CreditOptions)):
         raise UserError(f"{name}.Options is no options model",
-                        "make it a subclass of learner.credit.options.CreditOptions")
+                        "make it a subclass of gagpo.estimators.CreditOptions")
     return own
 
 
@@ -123,10 +123,10 @@ def options_of(section: CreditSection, prefix: str = SECTION) -> Any:
     if type(section) is model:
         return section
     section = _with_own_defaults(section)
-    given, known = section.model_dump(), declared(section)
+    given, keys = section.model_dump(), declared(section)
     for name in section.model_extra or {}:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
+        if name not in keys:
+            near = difflib.get_close_matches(name, keys, n=1)
             kind, before = ("key", prefix) if prefix == SECTION else ("option", "")
             raise UserError(f"unknown {kind} {before}{name}: the estimator {section.estimator} has none of this name",
                             f"did you mean {before}{near[0]}?" if near else
@@ -149,14 +149,14 @@ def options_of(section: CreditSection, prefix: str = SECTION) -> Any:
 
 
 def _unknown(given: object, read: object, path: str) -> str | None:
-    """Returns the path of the first key that is given inside a model, or a list of models, and that the model does not
-    declare; None if there is none. pydantic ignores such keys by default."""
+    """Returns the path of the first key inside a model, or a list of models, that the model does not declare; None
+    without one. pydantic ignores such keys by default."""
     inside: list[tuple[object, object, str]] = []
     if isinstance(read, BaseModel) and isinstance(given, Mapping):
         values, fields = cast("Mapping[str, object]", given), type(read).model_fields
-        known = {name for key, field in fields.items() for name in (key, field.alias, field.validation_alias)
+        names = {name for key, field in fields.items() for name in (key, field.alias, field.validation_alias)
                  if isinstance(name, str)}
-        wrong = [name for name in values if name not in known]
+        wrong = [name for name in values if name not in names]
         if wrong and type(read).model_config.get("extra") != "allow":
             return f"{path}.{wrong[0]}"
         inside = [(values[name], getattr(read, name), f"{path}.{name}") for name in fields if name in values]
@@ -168,11 +168,11 @@ def _unknown(given: object, read: object, path: str) -> str | None:
 
 def _idle(given: Mapping[str, Any], model: type[CreditOptions]) -> dict[str, Any]:
     """Returns the given keys of other estimators and state keys, as their models read them. Raises ValidationError."""
-    found: dict[str, Any] = {}
+    idle: dict[str, Any] = {}
     for other in (each.Options for each in (*ESTIMATORS.values(), *KEYS.values())):
-        names = (other.model_fields.keys() & given.keys()) - model.model_fields.keys() - found.keys()
-        found |= other.model_validate({name: given[name] for name in names}).model_dump(include=names) if names else {}
-    return found
+        names = (other.model_fields.keys() & given.keys()) - model.model_fields.keys() - idle.keys()
+        idle |= other.model_validate({name: given[name] for name in names}).model_dump(include=names) if names else {}
+    return idle
 
 
 def make_options(estimator: str = "gagpo", **given: Any) -> Any:
@@ -203,7 +203,7 @@ def without_former(section: CreditSection, former: CreditSection, given: Collect
 
 
 def keys_read(section: CreditSection) -> frozenset[str]:
-    """Returns the keys of `learner.credit` that do something; any other may be set and changes nothing.
+    """Returns the keys of `learner.credit` that have an effect.
 
     Raises UserError as options_of does.
     """
@@ -219,18 +219,18 @@ def keys_read(section: CreditSection) -> frozenset[str]:
 
 
 MOST_ALONE = 1 / 3
-"""Share of steps alone in their state from which on `describe_states` says so."""
+"""`describe_states` warns from this share of steps alone in their state."""
 MOST_MIXED = {False: 1 / 3, True: LEAST_MIXED}
-"""Whether the estimator follows the paths between states -> share of mixed steps from which on it says so. A pooled
-state is a false path to all that follows any of its steps."""
+"""Whether the estimator follows paths between states -> share of mixed steps from which it warns. A pooled state is a
+false path to everything that follows any of its steps."""
 
 
 def describe_states(alone: float, mixed: float | None, section: CreditSection, *,
                     source: Literal["run", "agents", "log"]) -> list[str]:
-    """Returns what makes the states of steps worth little, a sentence each that names the key that helps.
+    """Returns warnings about states that make credit worth little, each with the key that helps.
 
     `alone`: share of steps alone in their state. `mixed`: types.mixed_share; None if no step has a list of admissible
-    actions. `source`: who recorded the steps. [] if the estimator reads no states. Code of the user's own is not
+    actions. `source`: the recorder of the steps. [] if the estimator reads no states. Code of the user's own is not
     imported, and counts as code that reads them.
     """
     own = ":" in section.estimator or ":" in section.state_key
@@ -263,13 +263,15 @@ def _lone_fix(key: str, source: Literal["run", "agents", "log"]) -> str:
 
 
 def unread(section: CreditSection, given: Mapping[str, Any]) -> dict[str, str]:
-    """Maps each given key of `learner.credit` that differs from its default and does nothing to the words that say
-    why: `under the estimator grpo`. A key of another state key does nothing under this state key."""
-    known, read = declared(section), keys_read(section)
+    """Returns key -> reason for the given keys of `learner.credit` that differ from their defaults and have no effect.
+
+    A reason is `under the estimator grpo`, for example. A key of another state key has no effect under this one.
+    """
+    defaults, read = declared(section), keys_read(section)
     of_state_keys = {name for key in KEYS.values() for name in key.Options.model_fields}
     return {name: f"under the state key {section.state_key}" if "state_key" in read and name in of_state_keys else
             f"under the estimator {section.estimator}"
-            for name, value in given.items() if value != known[name] and name not in read}
+            for name, value in given.items() if value != defaults[name] and name not in read}
 
 
 class OptionTable(NamedTuple):

@@ -13,6 +13,7 @@ from dataclasses import replace
 from math import fsum, sqrt
 from typing import ClassVar
 
+from learner.credit.estimator import WithinGroup
 from learner.credit.explanation import ADVANTAGE, RAW, Explanation, score_line
 from learner.credit.group_operations import EPSILON, discounted, scores, states
 from learner.credit.options import SpreadOptions
@@ -21,12 +22,11 @@ from learner.credit.types import Credit, Group, Nested
 WHITENED = "Â on the scale of all response tokens of the learner step"
 
 
-class ReinforcePlusPlus:
+class ReinforcePlusPlus(WithinGroup):
     """Batch-level credit without a group."""
 
     Options: ClassVar = SpreadOptions
     needs_tokens: ClassVar[bool] = True
-    needs_critic: ClassVar[bool] = False
     needs_group: ClassVar[bool] = False
     """Whether an episode is compared with others of its task. Estimators without this attribute compare it."""
 

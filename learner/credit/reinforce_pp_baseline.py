@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from learner.credit.estimator import WithinGroup
 from learner.credit.explanation import ADVANTAGE, RAW, Explanation, deviation_line
 from learner.credit.group_operations import center, scores
 from learner.credit.options import SpreadOptions, StatisticsOptions
@@ -19,12 +20,11 @@ class BaselineOptions(StatisticsOptions, SpreadOptions):
     """Options of REINFORCE++ with a group baseline."""
 
 
-class ReinforcePlusPlusBaseline:
+class ReinforcePlusPlusBaseline(WithinGroup):
     """Batch-level credit with the mean of the group as baseline."""
 
     Options: ClassVar = BaselineOptions
     needs_tokens: ClassVar[bool] = True
-    needs_critic: ClassVar[bool] = False
 
     def reads(self, options: BaselineOptions) -> frozenset[str]:  # noqa: ARG002 the same keys under all options
         """Returns REINFORCE++'s keys, and `statistics` for the baseline of a group."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from learner.credit.base import WithinGroup
+from learner.credit.estimator import WithinGroup
 from learner.credit.explanation import ADVANTAGE, RAW, CalculationLine, Explanation, less, plain, score_of
 from learner.credit.group_operations import average, discounted, scores, states
 from learner.credit.options import StatisticsOptions

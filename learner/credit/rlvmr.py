@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from math import fsum
 from typing import ClassVar
 
-from learner.credit.base import WithinGroup
+from learner.credit.estimator import WithinGroup
 from learner.credit.explanation import ADVANTAGE, RAW, CalculationLine, Explanation, signed
 from learner.credit.gigpo import GigpoOptions
 from learner.credit.group_operations import center, discounted, plus, states

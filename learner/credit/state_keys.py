@@ -8,33 +8,150 @@
     similarity              greedy clusters of texts by difflib's ratio (GiGPO's option for noisy text)
     embedding               greedy clusters of texts by the cosine of counted character trigrams
 
-A key is 32 hexadecimal digits over (group, task, a stand-in for the step). For keys of texts the stand-in is a text:
-pooled texts have the same stand-in, chosen among all texts of the group. Steps of two groups or two tasks never share
-a key.
+A key is 32 hexadecimal digits over (group, task, representative of the step). Keys of texts pool the texts of a group:
+a pool takes the distinct texts in order of appearance and a threshold, and returns each text's representative. Steps of
+two groups or two tasks never share a key.
 
-The state that an episode's budget cut it off in takes part after all others, so it moves no step to another cluster
-and no step's value. A prompt was never made of it: `prompt` has no key for it.
+Greedy clusters: texts are taken once each, in order of first appearance, episode by episode. A text joins the first
+cluster whose first member it resembles, or starts a new one. So clusters depend on the order of the episodes, which is
+that of k, whoever finished first. The other pools do not depend on it.
+
+The state in which a budget cut an episode is pooled after all others, so it moves no step to another cluster and
+changes no step's value. There was no prompt for it, so `prompt` has no key for it.
 
 With `stay`, a step after an action that changed nothing (Step.unchanged) has the key of the step before it, whatever
-its text says. Such an action then leads back to its own state, and its credit is what the lost turn costs there.
+its text is. Such an action then leads back to its own state, and its credit is what the lost turn costs there.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from itertools import chain
 from typing import Any, Protocol, cast
 
+import numpy as np
+import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field
 
-from learner.credit.text_pools import TEXT_KEYS, Pool, exact, pooled
 from services.config.credit import CreditSection
 from services.config.env import Section
 from services.errors import UserError
 from services.process.own_code import make_object, spelling_hint
 from services.records import CUT, Episode, Step
+
+Pool = Callable[[Sequence[str], float], dict[str, str]]
+"""(distinct texts in order of appearance, threshold) -> text -> representative, which is no later text."""
+BUCKETS = 4096
+"""Number of buckets that trigrams are hashed into."""
+
+
+def pooled(rows: Sequence[Sequence[str]], cuts: Iterable[str], pool: Pool, threshold: float) -> dict[str, str]:
+    """Returns text -> representative for all texts of a group: those of its steps, [episode][step], and of its cuts."""
+    return pool(list(dict.fromkeys(chain(chain.from_iterable(rows), cuts))), threshold)
+
+
+def exact(texts: Sequence[str], threshold: float) -> dict[str, str]:  # noqa: ARG001 the registry's form
+    """Returns each text as its own representative."""
+    return {text: text for text in texts}
+
+
+def normalized(texts: Sequence[str], threshold: float) -> dict[str, str]:  # noqa: ARG001 the registry's form
+    """Returns the folded text as representative of all texts that fold to it: see `fold`."""
+    return {text: fold(text) for text in texts}
+
+
+def similarity(texts: Sequence[str], threshold: float) -> dict[str, str]:
+    """Joins texts if SequenceMatcher(a=text, b=first member).ratio() >= threshold.
+
+    The ratio is 2 M / (characters of both), with M matched characters. M is at most the number of characters that both
+    texts share in any order, so counting characters excludes most pairs without changing the result.
+    """
+    alphabet = {c: i for i, c in enumerate(sorted(set(chain.from_iterable(texts))))}
+    counts = np.zeros((len(texts), len(alphabet)), dtype=np.int64)
+    for i, text in enumerate(texts):
+        counts[i] = np.bincount(np.array([alphabet[c] for c in text], dtype=np.intp), minlength=len(alphabet))
+    lengths = counts.sum(axis=1)
+    matchers: dict[int, SequenceMatcher[str]] = {}
+
+    def resembles(new: int, founders: npt.NDArray[np.intp]) -> int | None:
+        common = np.minimum(counts[founders], counts[new]).sum(axis=1)
+        possible = 2.0 * common / (lengths[founders] + lengths[new]) >= threshold
+        for founder in founders[possible].tolist():
+            matcher = matchers.setdefault(founder, SequenceMatcher(None, "", texts[founder]))
+            matcher.set_seq1(texts[new])
+            if matcher.ratio() >= threshold:
+                return founder
+        return None
+
+    return _greedy(texts, resembles)
+
+
+def embedding(texts: Sequence[str], threshold: float) -> dict[str, str]:
+    """Joins texts if the cosine of their trigram counts is >= threshold. The first member stands for its cluster.
+
+    A text's embedding is [BUCKETS] counts of the byte trigrams of its words (case and punctuation folded, numbers
+    kept), each hashed to a bucket. It depends on no other text. Sums of counts are exact, so the result is the same
+    on every machine.
+    """
+    vectors = np.stack([_embed(text) for text in texts])
+    norms = (vectors * vectors).sum(axis=1)
+
+    def resembles(new: int, founders: npt.NDArray[np.intp]) -> int | None:
+        alike = vectors[founders] @ vectors[new] >= threshold * np.sqrt(norms[founders] * norms[new])
+        return int(founders[alike.argmax()]) if alike.any() else None
+
+    return _greedy(texts, resembles)
+
+
+def fold(text: str) -> str:
+    """Returns the words of a text in lower case with one space between them, and `#` for each word with a digit.
+
+    In order: Unicode's compatibility form (NFKC) and case folding; numbers with inner . , : / become one digit, so
+    that 1,299.00 is one number; every character except letters and digits separates words; a word with a digit (7,
+    1st, b07xyz3) becomes `#`.
+    """
+    one = re.sub(r"\d+(?:[.,:/]\d+)*", "0", _plain(text))
+    return " ".join("#" if "0" in word else word for word in _WORDS.findall(one))
+
+
+_WORDS = re.compile(r"[^\W_]+")
+
+
+def _plain(text: str) -> str:
+    return unicodedata.normalize("NFKC", text).casefold()
+
+
+def _embed(text: str) -> npt.NDArray[np.float64]:
+    """Returns the embedding [BUCKETS]. A space is added at both ends, so that even an empty text has a trigram."""
+    spaced = f"  {' '.join(_WORDS.findall(_plain(text)))} "
+    data = np.frombuffer(spaced.encode("utf-8", "surrogatepass"), dtype=np.uint8).astype(np.uint32)
+    grams = data[:-2] << 16 | data[1:-1] << 8 | data[2:]
+    buckets = grams * np.uint32(2654435761) >> 20  # Knuth's multiplicative hash, its upper 12 bits
+    return np.bincount(buckets, minlength=BUCKETS).astype(np.float64)
+
+
+def _greedy(texts: Sequence[str], resembles: Callable[[int, npt.NDArray[np.intp]], int | None]) -> dict[str, str]:
+    """Clusters the texts. `resembles(new, founders)` returns the first of the founders (indices) that `new` joins."""
+    representatives: dict[str, str] = {}
+    founders = np.empty(len(texts), dtype=np.intp)
+    count = 0
+    for new, text in enumerate(texts):
+        joined = resembles(new, founders[:count])
+        if joined is None:
+            joined = founders[count] = new
+            count += 1
+        representatives[text] = texts[joined]
+    return representatives
+
+
+TEXT_KEYS: dict[str, Pool] = {
+    "observation": exact, "normalized": normalized, "similarity": similarity, "embedding": embedding}
+
 
 LISTED_KEY = "observation+admissible"
 CLUSTERED = frozenset({"similarity", "embedding"})
@@ -54,58 +171,56 @@ class Keys:
 def keys_of_group(group: Sequence[Episode], options: CreditSection) -> Keys:
     """Returns the keys of the K episodes of one group, in their order.
 
-    Raises UserError if a key of the user's own returns no Keys, another number of them than there are steps, or other
-    things than texts.
+    Raises UserError if a key of the user's own returns no Keys, a wrong number of keys, or keys that are no texts.
     """
     key = find_key(options.state_key)
-    found = cast("object", key.keys(group, key.Options.model_validate(
+    keys = cast("object", key.keys(group, key.Options.model_validate(
         {name: value for name, value in options if name in key.Options.model_fields})))
-    if not isinstance(found, Keys):
-        raise UserError(f"the state key {options.state_key} returned {found!r:.40}",
-                        "return learner.credit.state_keys.Keys from `keys`")
-    if ([len(row) for row in found.steps], len(found.cut_in)) != ([len(one.steps) for one in group], len(group)):
+    if not isinstance(keys, Keys):
+        raise UserError(f"the state key {options.state_key} returned {keys!r:.40}",
+                        "return gagpo.estimators.Keys from `keys`")
+    if ([len(row) for row in keys.steps], len(keys.cut_in)) != ([len(one.steps) for one in group], len(group)):
         raise UserError(f"the state key {options.state_key} returned another number of keys than there are steps",
                         "return `steps` with one key for each step, [episode][step], and `cut_in` for each episode")
-    flat: list[Any] = [*chain.from_iterable(found.steps), *(cut for cut in found.cut_in if cut is not None)]
+    flat: list[Any] = [*chain.from_iterable(keys.steps), *(cut for cut in keys.cut_in if cut is not None)]
     if wrong := [one for one in flat if not isinstance(one, str)]:
         raise UserError(f"the state key {options.state_key} returned {wrong[0]!r:.40}, which is no text",
-                        "make keys by learner.credit.state_keys.state_key")
-    return stayed(found, [[step.unchanged for step in episode.steps] for episode in group]) if options.stay else found
+                        "make keys with gagpo.estimators.state_key")
+    return stayed(keys, [[step.unchanged for step in episode.steps] for episode in group]) if options.stay else keys
 
 
 def state_key(group: str, task: str, anchor: str | bytes) -> str:
-    """Returns the key of one stand-in, as `state_keys_of` makes it. State keys of the user's own call it
-    (docs/tasks/own-estimator.md)."""
-    return state_keys_of(group, task)(anchor)
+    """Returns the key of one representative. State keys of the user's own call it (docs/tasks/own-estimator.md)."""
+    return key_function(group, task)(anchor)
 
 
-def state_keys_of(group: str, task: str) -> Callable[[str | bytes], str]:
-    """Returns the function that makes a key from a stand-in: 32 hexadecimal digits.
+def key_function(group: str, task: str) -> Callable[[str | bytes], str]:
+    """Returns the function that makes a key from a representative: 32 hexadecimal digits.
 
-    Each part is preceded by its length, so no two triples give the same bytes. What all keys of a task share is hashed
-    once.
+    Each part is preceded by its length, so no two triples give the same bytes. The prefix, which all keys of a task
+    share, is hashed once.
     """
-    shared = hashlib.blake2b(_measured(group) + _measured(task), digest_size=16)
+    prefix = hashlib.blake2b(_with_length(group) + _with_length(task), digest_size=16)
 
     def key(anchor: str | bytes) -> str:
-        digest = shared.copy()
-        digest.update(_measured(anchor))
+        digest = prefix.copy()
+        digest.update(_with_length(anchor))
         return digest.hexdigest()
 
     return key
 
 
-def _measured(part: str | bytes) -> bytes:
+def _with_length(part: str | bytes) -> bytes:
     data = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
     return len(data).to_bytes(8, "big") + data
 
 
-def stayed(found: Keys, unchanged: Sequence[Sequence[bool]]) -> Keys:
-    """Returns the keys with which an action that changed nothing leads back to its own state.
+def stayed(keys: Keys, unchanged: Sequence[Sequence[bool]]) -> Keys:
+    """Returns keys in which an action that changed nothing leads back to its own state.
 
-    `unchanged` says for each step, [episode][step], whether its action changed nothing.
+    `unchanged` [episode][step]: whether the action changed nothing.
     """
-    steps, cut_in = [list(row) for row in found.steps], list(found.cut_in)
+    steps, cut_in = [list(row) for row in keys.steps], list(keys.cut_in)
     for i, (row, same) in enumerate(zip(steps, unchanged, strict=True)):
         for t in range(1, len(row)):
             if same[t - 1]:
@@ -117,7 +232,7 @@ def stayed(found: Keys, unchanged: Sequence[Sequence[bool]]) -> Keys:
 
 @dataclass(frozen=True, slots=True)
 class StateText:
-    """The text that stands for a step, and for the state after the last step of an episode ("": there is none)."""
+    """The text of a step, and that of the state after the last step of an episode ("": there is none)."""
 
     of_step: Callable[[Step], str]
     of_end: Callable[[Episode], str]
@@ -137,7 +252,7 @@ class ClusterOptions(Section):
 
 
 class StateKey(Protocol):
-    """One way to say which steps are in the same state."""
+    """A rule for which steps are in the same state."""
 
     @property
     def Options(self) -> type[BaseModel]:  # noqa: N802 a class, which implementations nest
@@ -146,7 +261,7 @@ class StateKey(Protocol):
 
     @property
     def knows_cuts(self) -> bool:
-        """Whether it has a key for the state in which an episode was cut off."""
+        """Whether it has a key for the state in which an episode was cut."""
         ...
 
     def keys(self, group: Sequence[Episode], options: Any) -> Keys:
@@ -156,7 +271,7 @@ class StateKey(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TextKey:
-    """A key of texts, which `pool` gathers."""
+    """A key of texts, which `pool` pools."""
 
     text: StateText
     pool: Pool
@@ -192,16 +307,16 @@ def similarity_of(options: object) -> float:
 def _text_keys(text: StateText, pool: Pool, group: Sequence[Episode], threshold: float) -> Keys:
     rows = [[text.of_step(step) for step in episode.steps] for episode in group]
     cuts = [text.of_end(episode) if episode.end in CUT else "" for episode in group]
-    stand_in = pooled(rows, filter(None, cuts), pool, threshold)
+    representatives = pooled(rows, filter(None, cuts), pool, threshold)
     steps: list[list[str]] = []
     cut_in: list[str | None] = []
     keys: dict[tuple[str, str], dict[str, str]] = {}
     for episode, row, cut in zip(group, rows, cuts, strict=True):
         of = episode.ticket.group, episode.ticket.task
         if of not in keys:
-            key = state_keys_of(*of)
-            hashed = {text: key(text) for text in set(stand_in.values())}
-            keys[of] = {text: hashed[stand] for text, stand in stand_in.items()}
+            key = key_function(*of)
+            hashed = {text: key(text) for text in set(representatives.values())}
+            keys[of] = {text: hashed[representative] for text, representative in representatives.items()}
         steps.append([keys[of][text] for text in row])
         cut_in.append(keys[of][cut] if cut else None)
     return Keys(steps=steps, cut_in=cut_in)
@@ -215,15 +330,14 @@ class PromptKey:
 
     def keys(self, group: Sequence[Episode], options: Any) -> Keys:  # noqa: ARG002 the protocol's form
         """Returns the keys."""
-        makers = [state_keys_of(episode.ticket.group, episode.ticket.task) for episode in group]
+        functions = [key_function(episode.ticket.group, episode.ticket.task) for episode in group]
         steps = [[key(step.prompt_ids.astype("<i4").tobytes()) for step in episode.steps]
-                 for key, episode in zip(makers, group, strict=True)]
+                 for key, episode in zip(functions, group, strict=True)]
         return Keys(steps=steps, cut_in=[None] * len(group))
 
 
 def listed(observation: str, choices: str) -> str:
-    """Joins an observation and the digest of its admissible actions, which is hexadecimal or empty. Without both it is
-    ""."""
+    """Joins an observation and the digest of its admissible actions, which is hexadecimal or empty; "" without both."""
     return f"{choices}\n{observation}" if observation or choices else ""
 
 
@@ -241,8 +355,8 @@ def find_key(name: str) -> StateKey:
 
     Raises UserError for an unknown name, which lists those that exist, and for code that is no state key.
     """
-    if (found := KEYS.get(name)) is not None:
-        return found
+    if (shipped := KEYS.get(name)) is not None:
+        return shipped
     if ":" not in name:
         raise UserError(f"there is no state key {name!r}",
                         spelling_hint(name) or f"use one of: {', '.join(KEYS)}, or module:Name of your own")

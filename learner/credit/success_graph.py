@@ -1,4 +1,4 @@
-"""GRAFT, CRBC and GraphHCA: steps by the value of success in the states that they lead to, on the group's graph.
+"""GRAFT, CRBC and GraphHCA: credit by the value of success in the states that steps lead to, on the group's graph.
 
     V(s) = γ · mean of V(s_{t+1}) over all visits of s     V = 1 after a won episode, 0 after any other, also a cut one
     δ_t = γ V(s_{t+1}) - V(s_t)
@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from learner.credit.base import WithinGroup
+from learner.credit.estimator import WithinGroup
 from learner.credit.explanation import (
     ADVANTAGE,
     DELTA,
@@ -56,7 +56,7 @@ from learner.credit.types import ZERO, Array, Credit, Group, flat, nested
 from services.amounts import number_of
 
 LEAST_VALUE = 0.01
-"""The value of a state whose logarithm GraphHCA takes for any smaller one."""
+"""GraphHCA takes the logarithm of this value for states with a smaller one."""
 
 
 class SuccessGraph(NamedTuple):
@@ -209,7 +209,7 @@ class _StepTerm(WithinGroup):
     Options: ClassVar = StepTermOptions
     follows_paths: ClassVar[bool] = True
     term: ClassVar[str]
-    """The step's term before it is divided, for people."""
+    """Formula of the step's term before it is divided."""
 
     def terms(self, group: Group, graph: SuccessGraph, options: Any) -> tuple[Array, Array]:
         """Returns the step's term without and with division by a spread, [N]."""
@@ -241,8 +241,8 @@ class _StepTerm(WithinGroup):
         graph = SuccessGraph.of_credit(group, credit)
         lines, both = _value_lines(group, graph, options.gamma, episode), self.terms(group, graph, options)
         pairs = [("Â", f"w (S − mean S) + ω ({self.term})"), ("A", "w A_E + ω A_S")]
-        for (symbol, named), whole, own in zip(pairs, episode_term(group, options), both, strict=True):
-            for line, e, s in zip(lines, whole[episode], nested(own, group)[episode], strict=True):
+        for (symbol, named), term, own in zip(pairs, episode_term(group, options), both, strict=True):
+            for line, e, s in zip(lines, term[episode], nested(own, group)[episode], strict=True):
                 line.append(CalculationLine(
                     formula=f"{symbol} = {named} = {options.broadcast:g} · ({signed(e)}) + {options.omega:g} · "
                             f"({signed(s)})", result=options.broadcast * e + options.omega * s))

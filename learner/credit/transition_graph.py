@@ -100,7 +100,7 @@ class TransitionGraph:
         episodes = len(self._paths)
         # B g, B 1 and γ B M_XS as columns. The parts: C, then its right sides by g and by κ m, and N, as columns.
         self._own, self._parts = np.empty((episodes, own, 2 + shared)), np.empty((episodes, shared, shared + 3))
-        self._whole = np.zeros((shared, shared + 3))
+        self._total = np.zeros((shared, shared + 3))
         for chunk in _chunks(episodes, (own + shared) ** 2):
             some = slice(chunk.start, chunk.stop)
             moves, visits, gains = self._moves(chunk, own + shared), self._visits[some], self._gains[some]
@@ -115,9 +115,9 @@ class TransitionGraph:
             _diagonals(system)[...] += visits[:, own:]
             np.concatenate([system, gains[:, own:, None] + led[:, :, :1], led[:, :, 1:2], visits[:, own:, None]],
                            axis=2, out=self._parts[some])
-        for chunk in _chunks(episodes, self._whole.size):
-            self._whole += self._parts[self._order[chunk.start:chunk.stop]].sum(0)
-        _diagonals(self._whole[:, :shared])[...] += self.prior
+        for chunk in _chunks(episodes, self._total.size):
+            self._total += self._parts[self._order[chunk.start:chunk.stop]].sum(0)
+        _diagonals(self._total[:, :shared])[...] += self.prior
 
     def values(self, without: int | None) -> Solution:
         """Returns the values from all episodes but `without`."""
@@ -125,14 +125,14 @@ class TransitionGraph:
 
     def solutions(self, withouts: Sequence[int | None]) -> list[Solution]:
         """Returns the values for each episode that is left out (None: no episode), solved in few calls."""
-        return [one for chunk in _chunks(len(withouts), self._whole.size)
+        return [one for chunk in _chunks(len(withouts), self._total.size)
                 for one in self._solved(withouts[chunk.start:chunk.stop])]
 
     def _solved(self, withouts: Sequence[int | None]) -> list[Solution]:
         others = [[start for i, start in enumerate(self._starts) if i != without] for without in withouts]
         means = [average(sorted(starts)) if starts else 0.0 for starts in others]
         leaves_out = np.array([without is not None for without in withouts], dtype=float)[:, None, None]
-        kept: Array = self._whole - leaves_out * self._parts[[without or 0 for without in withouts]]
+        kept: Array = self._total - leaves_out * self._parts[[without or 0 for without in withouts]]
         system, gains, priors, visits = kept[:, :, :-3], kept[:, :, -3], kept[:, :, -2], kept[:, :, -1].copy()
         right = gains + self.prior * np.array(means)[:, None] * (1 + priors)
         shared: AnyArray = np.linalg.solve(system, right[..., None])[..., 0]
@@ -177,16 +177,16 @@ class TransitionGraph:
         own = self._own_values(episode, solution) if kept else np.zeros(width)
         values = [*own.tolist(), *solution.shared.tolist()]
         visits = [*(self._visits[episode, :width].tolist() if kept else own.tolist()), *solution.visits.tolist()]
-        found = [(values[at], visits[at]) for at in self._paths[episode]]
+        pairs = [(values[at], visits[at]) for at in self._paths[episode]]
         cut = self._group[episode][-1].cut_in
         if cut is not None:
-            found.append(self.value(cut, solution))
+            pairs.append(self.value(cut, solution))
         row: list[float] = []
         value = solution.mean
-        for here, count in found:
+        for here, count in pairs:
             value = here if count else value
             row.append(value)
-        return row, [count for _, count in found]
+        return row, [count for _, count in pairs]
 
 
 def _chunks(count: int, entries: int) -> list[range]:

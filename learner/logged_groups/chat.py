@@ -4,9 +4,10 @@ completions.
     {"example_id": 7, "prompt": [{"role": "user", ...}], "completion": [{"role": "assistant", ...}, ...], "reward": 1}
     {"task": "7", "messages": [{"role": "user", ...}, {"role": "assistant", "tool_calls": [...]}, ...], "reward": 1}
 
-A group is the lines of one `group`, `task`, `example_id` or `uid`, whichever is there first; without any, those that
-begin alike. Each message of the assistant is an action, with its calls of tools. Its state is what was said since the
-one before: the texts of users and tools. `reward`, or `score`, is the reward of the last step.
+The lines with one `group`, `task`, `example_id` or `uid` (the first of these fields that a line has) are a group;
+without such fields, the lines with the same first state. Each message of the assistant is an action, with its tool
+calls. Its state is the texts of users and tools since the previous action. `reward`, or `score`, is the reward of the
+last step.
 """
 
 from __future__ import annotations
@@ -70,25 +71,25 @@ def _read_line(number: int, line: ChatLine) -> tuple[str, list[LoggedStep]]:
     if reward is None:
         raise UserError(f"line {number}: it has neither `reward` nor `score`", PAGE)
     steps: list[LoggedStep] = []
-    said: list[str] = []
+    texts: list[str] = []
     for message in messages:
         if message.role == "assistant":
-            steps.append(LoggedStep(state="\n".join(said), action=_action(message), reward=0.0))
-            said = []
+            steps.append(LoggedStep(state="\n".join(texts), action=_action(message), reward=0.0))
+            texts = []
         else:
-            said.append(_text(message.content))
+            texts.append(_text(message.content))
     if not steps:
-        raise UserError(f"line {number}: no message of it is the assistant's", PAGE)
+        raise UserError(f"line {number}: it has no message of the assistant", PAGE)
     steps[-1].reward = reward
-    named = [value for field in GROUPS if isinstance(value := getattr(line, field), str | int)]
-    return str(named[0]) if named else steps[0].state, steps
+    names = [value for field in GROUPS if isinstance(value := getattr(line, field), str | int)]
+    return str(names[0]) if names else steps[0].state, steps
 
 
 def _trl_reward(number: int, text: bytes) -> float | None:
     """Returns the reward of a row of TRL's completions, None for another line.
 
-    Raises UserError for more than one column of numbers: TRL weights its reward functions, and the row does not say by
-    what.
+    Raises UserError for more than one column of numbers, because a row does not have the weights of TRL's reward
+    functions.
     """
     fields = msgspec.json.decode(text, type=dict[str, Any])
     if not fields.keys() >= {"step", "prompt", "completion", "advantage"}:
@@ -109,7 +110,7 @@ def _action(message: Message) -> str:
 
 
 def _text(content: object) -> str:
-    """Returns the text of a message's content, of all its parts if it is a list."""
+    """Returns the text of a message's content; of all parts if it is a list."""
     if isinstance(content, list):
         parts = [cast("dict[str, object]", part) for part in cast("list[object]", content) if isinstance(part, dict)]
         return "\n".join(_text(part.get("text", "")) for part in parts)

@@ -1,4 +1,7 @@
-"""Files of logged groups: one JSON document, or a group in each line. A row of parquet counts as a line of JSON."""
+"""Files of logged groups: one JSON document, or a group or an episode in each line. A row of parquet counts as a line.
+
+Episodes in lines are what `gagpo serve-agent --out FILE` records. The episodes of a task are a group.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,13 @@ import sys
 import zlib
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, TypeVar, cast
 
 import msgspec
 
-from learner.logged_groups.form import LoggedGroup, parse_group
+from learner.logged_groups.form import LoggedEpisode, LoggedGroup, LoggedStep, parse_group
 from services.errors import UserError
 from services.files import JSON_BYTES, Damaged, open_plain, without_mark
 from services.parquet_files import read_rows
@@ -23,6 +27,7 @@ from services.process.packages import naming_extras
 Line = TypeVar("Line", bound=msgspec.Struct)
 LINES_BYTES = 256 << 20
 """Size of the largest file of lines that is read, in bytes. A learner step of 1,000 groups has about 100 MB."""
+_AGENTS_FIX = "give a file of gagpo serve-agent --out"
 
 
 def read_groups(name: str) -> list[LoggedGroup]:
@@ -30,17 +35,15 @@ def read_groups(name: str) -> list[LoggedGroup]:
 
     Raises UserError that names the file and the line of the mistake.
     """
-    called = called_by(name)
+    called = _called(name)
     with opened(name) as stream:
         lines = numbered(stream)
         first = next(lines, None)
         if first is None:
             raise UserError(f"{called} is empty", "see gagpo credit --help for the form")
-        if not _is_whole(first[1]):
+        if not _is_document(first[1]):
             return [_document([first, *lines], called)]
-        found = [parse_group(first[1], f"{called} line {first[0]}: ")]
-        found += [parse_group(line, f"{called} line {number}: ") for number, line in lines]
-        return found
+        return [parse_group(line, f"{called} line {number}: ") for number, line in chain([first], lines)]
 
 
 def _document(lines: list[tuple[int, bytes]], called: str) -> LoggedGroup:
@@ -58,8 +61,8 @@ def _document(lines: list[tuple[int, bytes]], called: str) -> LoggedGroup:
                         error.fix) from None
 
 
-def called_by(name: str) -> str:
-    """Returns what messages call the file `name`."""
+def _called(name: str) -> str:
+    """Returns the name of a file in messages."""
     return "standard input" if name == "-" else name
 
 
@@ -69,7 +72,7 @@ def opened(name: str) -> Generator[BinaryIO]:
 
     A UserError about its contents names the file.
     """
-    called = called_by(name)
+    called = _called(name)
     with ExitStack() as stack:
         try:
             stream = sys.stdin.buffer if name == "-" else stack.enter_context(open_plain(name))
@@ -116,8 +119,7 @@ def _parquet_lines(path: Path) -> Iterator[bytes]:
 
 
 def _without_nulls(value: object) -> object:
-    """Returns a value without the null fields of its mappings. Parquet has one for each field that only other rows
-    have."""
+    """Returns a value without the null fields of its mappings. Parquet fills in the fields of other rows with nulls."""
     if isinstance(value, dict):
         fields = cast("dict[str, object]", value)
         return {name: _without_nulls(part) for name, part in fields.items() if part is not None}
@@ -128,7 +130,7 @@ def numbered(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
     """Yields the non-empty lines with their numbers, from 1.
 
     Raises UserError for a line above 64 MiB, or for more than 256 MiB in all, so that memory stays bounded, and for
-    UTF-16, which Windows writes. The mark that it puts before UTF-8 is left out.
+    UTF-16, which Windows writes. A byte order mark before UTF-8 is removed.
     """
     total = 0
     for number in range(1, sys.maxsize):
@@ -158,8 +160,8 @@ def decode_line(number: int, line: bytes, kind: type[Line], fix: str) -> Line:
         raise UserError(f"line {number}: {error}", fix) from None
 
 
-def _is_whole(line: bytes) -> bool:
-    """Whether a line is a JSON document. A document that is nested too deeply counts, and gets its own error later."""
+def _is_document(line: bytes) -> bool:
+    """Whether a line is a JSON document, or one that is nested too deeply, which fails later with its own message."""
     try:
         msgspec.json.decode(line, type=msgspec.Raw)
     except msgspec.DecodeError:
@@ -167,3 +169,28 @@ def _is_whole(line: bytes) -> bool:
     except RecursionError:
         return True
     return True
+
+
+class AgentLine(msgspec.Struct, kw_only=True):
+    """The fields of a recorded episode that are read."""
+
+    task: str
+    steps: list[LoggedStep]
+    final_state: str | None = None
+
+
+def read_agents(name: str) -> list[LoggedGroup]:
+    """Returns the groups of a file of `gagpo serve-agent --out`, in the order of their first episodes.
+
+    Raises UserError that names the first wrong line.
+    """
+    groups: dict[str, list[LoggedEpisode]] = {}
+    with opened(name) as stream:
+        for number, line in numbered(stream):
+            episode = decode_line(number, line, AgentLine, _AGENTS_FIX)
+            if episode.steps:
+                groups.setdefault(episode.task, []).append(
+                    LoggedEpisode(steps=episode.steps, final_state=episode.final_state))
+        if not groups:
+            raise UserError("it has no episode with a call", _AGENTS_FIX)
+    return [LoggedGroup(id=task, episodes=episodes) for task, episodes in groups.items()]

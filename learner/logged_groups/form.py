@@ -20,6 +20,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from envservice.base import admits
+from learner.credit.checks import check_credit
 from learner.credit.estimator import Estimator
 from learner.credit.group_operations import penalized
 from learner.credit.registry import (
@@ -28,9 +29,7 @@ from learner.credit.registry import (
     estimator,
     options_of,
 )
-from learner.credit.returned_credit import check_credit
-from learner.credit.state_keys import LISTED_KEY, Keys, listed, similarity_of, stayed
-from learner.credit.text_pools import TEXT_KEYS, exact, pooled
+from learner.credit.state_keys import LISTED_KEY, TEXT_KEYS, Keys, exact, listed, pooled, similarity_of, stayed
 from learner.credit.types import ZERO, Credit, CreditStep, mixed_share, statistics
 from services.config.credit import CreditSection
 from services.config.refusals import refusal
@@ -59,7 +58,7 @@ class LoggedStep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, gc=Fa
     action: str | None = None
     """The action, for people and for estimators that compare actions."""
     invalid: bool = False
-    """Malformed output, which the penalty touches."""
+    """Malformed output, which gets the penalty."""
     reason: str = ""
     """Why the output is invalid, for people."""
     admissible: list[str] | None = None
@@ -110,20 +109,22 @@ def parse_group(data: str | bytes | Mapping[str, Any], where: str = "") -> Logge
 
 
 def credit_options(given: Mapping[str, Any]) -> CreditSection:
-    """Options of an estimator from keys of `learner.credit`, checked for logged groups. Raises UserError that names
-    the option."""
+    """Returns the options of an estimator from keys of `learner.credit`, checked for logged groups.
+
+    Raises UserError that names the option.
+    """
     try:
         section = CreditSection(**given)
     except ValidationError as error:
         raise refusal(error, "the options", "option ") from None
-    _compares_texts(section.state_key)  # before its module is imported
+    _check_state_key(section.state_key)  # before its module is imported
     options = options_of(section, "option ")
-    _compares_texts(options.state_key)  # which may be a default of the estimator
-    _needs_only_the_input(options.estimator, estimator(options.estimator))
+    _check_state_key(options.state_key)  # it may be a default of the estimator
+    _check_needs(options.estimator, estimator(options.estimator))
     return options
 
 
-def _compares_texts(state_key: str) -> None:
+def _check_state_key(state_key: str) -> None:
     """Raises UserError for a state key that compares what only a run records."""
     if state_key in OF_RUNS or ":" in state_key:
         raise UserError(f"option state_key {state_key}: the input has texts, and this key compares the records "
@@ -133,8 +134,8 @@ def _compares_texts(state_key: str) -> None:
 def credit_of(groups: Sequence[LoggedGroup], options: CreditSection) -> list[Credit]:
     """Returns one credit per group. The groups count as one learner step: `normalize: batch` is over all of them.
 
-    Raises UserError as check_read does, if the state key compares lists of admissible actions and there are none, and
-    if an estimator of the user's own returns anything but one finite advantage for each step, or ends the process.
+    Raises UserError as check_read and check_credit do, if the state key compares lists of admissible actions and there
+    are none, and if an estimator of the user's own ends the process.
     """
     chosen = estimator(options.estimator)
     if options.state_key == LISTED_KEY and all(step.admissible is None for group in groups
@@ -152,7 +153,7 @@ def credit_of(groups: Sequence[LoggedGroup], options: CreditSection) -> list[Cre
 
 
 def _credit_of_group(group: LoggedGroup, chosen: Estimator, options: CreditSection) -> Credit:
-    """Returns the credit of one group. A run has no groups of one episode, and a log may: it has nothing to compare."""
+    """Returns the credit of one group. A log may have groups of one episode, which have nothing to compare."""
     steps = _steps(group, options)
     credit = chosen.group(steps, options)
     if len(steps) == 1 and chosen in ESTIMATORS.values() and getattr(chosen, "needs_group", True):
@@ -162,8 +163,8 @@ def _credit_of_group(group: LoggedGroup, chosen: Estimator, options: CreditSecti
     return credit
 
 
-def found_nothing(groups: Sequence[LoggedGroup], options: CreditSection) -> dict[str, str]:
-    """Maps each option that is set, and reads what no group has, to the words that say so after `does nothing`."""
+def idle_options(groups: Sequence[LoggedGroup], options: CreditSection) -> dict[str, str]:
+    """Returns option -> reason for the options that are set and read fields that no group has."""
     episodes = [episode for group in groups for episode in group.episodes]
     lacking = {
         "stay": None if any(step.unchanged for episode in episodes for step in episode.steps)
@@ -175,39 +176,41 @@ def found_nothing(groups: Sequence[LoggedGroup], options: CreditSection) -> dict
             if lacks and getattr(options, name, False)}
 
 
-def find_doubts(groups: Sequence[LoggedGroup], credits: Sequence[Credit], options: CreditSection, *,
+def quality_warnings(groups: Sequence[LoggedGroup], credits: Sequence[Credit], options: CreditSection, *,
                 agents: bool = False) -> list[str]:
-    """Returns what makes the credit worth little, a sentence each that names the field or option that helps."""
+    """Returns warnings about input that makes credit worth little, each with the field or option that helps."""
     if not groups:
         return []
     if all(len(group.episodes) == 1 for group in groups):
         return ["every group has one episode, so there is nothing to compare: put the episodes of one task into one "
                 "group (in dumps of verl by one `uid`)"]
-    doubts: list[str] = []
+    lines: list[str] = []
     if all(abs(a) <= ZERO for credit in credits for row in credit.advantages for a in row):
-        doubts.append("no step has an advantage, because in each group all that can be compared earned the same: "
+        lines.append("no step has an advantage, because in each group all that can be compared earned the same: "
                       "check the rewards")
     alone = statistics(credits)["singleton_share"]
     if max(len(episode.steps) for group in groups for episode in group.episodes) == 1:
-        doubts.append("every episode has one step, so the credit is that of the whole episode: if they have several "
+        lines.append("every episode has one step, so the credit is that of the episode: if they have several "
                       "turns, the marks between these were lost (in dumps of verl, decode with special tokens)")
     else:
         lists = [[[choices_digest(step.admissible or ()) for step in episode.steps] for episode in group.episodes]
                  for group in groups]
-        doubts += describe_states(alone, mixed_share(credits, lists), options, source="agents" if agents else "log")
-    return doubts
+        lines += describe_states(alone, mixed_share(credits, lists), options, source="agents" if agents else "log")
+    return lines
 
 
 def check_read(steps: Iterable[tuple[str, LoggedStep]], name: str) -> None:
-    """Raises UserError if the estimator of that name reads from steps what these do not say. `steps`: each step after
-    the words for its place."""
+    """Raises UserError if the steps lack a field that the estimator of that name reads.
+
+    `steps`: (place of the step in messages, step).
+    """
     chosen = estimator(name)
     compares, rewards = (getattr(chosen, trait, False) for trait in ("compares_actions", "rewards_tags"))
-    given = list(steps) if compares or rewards else []
-    if rewards and not any(step.tag for _, step in given):
+    placed = list(steps) if compares or rewards else []
+    if rewards and not any(step.tag for _, step in placed):
         raise UserError(f"no step has a tag, and the estimator {name} rewards kinds of reasoning by their tags",
                         "give each step its tag, or choose another estimator")
-    if compares and (lacking := [where for where, step in given if step.action is None]):
+    if compares and (lacking := [where for where, step in placed if step.action is None]):
         raise UserError(f"{lacking[0]} has no action, and the estimator {name} compares actions",
                         "give each step its action, or choose another estimator")
 
@@ -218,7 +221,7 @@ def _as_builtin(value: object) -> object:
     raise TypeError(f"{type(value).__name__} is no text, number, list or mapping")
 
 
-def _needs_only_the_input(name: str, chosen: Estimator) -> None:
+def _check_needs(name: str, chosen: Estimator) -> None:
     lacking = {"a critic": chosen.needs_critic, "response tokens": chosen.needs_tokens}
     if any(lacking.values()):
         what = " and ".join(thing for thing, needed in lacking.items() if needed)
@@ -227,7 +230,7 @@ def _needs_only_the_input(name: str, chosen: Estimator) -> None:
 
 
 def _steps(group: LoggedGroup, options: CreditSection) -> list[list[CreditStep]]:
-    """Returns the steps as input of estimators. Pooled states have the text that stands for all of them."""
+    """Returns the steps as input of estimators. Pooled states have their representative text as key."""
     def text(state: str, admissible: Sequence[str] | None) -> str:
         return listed(state, choices_digest(admissible or ())) if options.state_key == LISTED_KEY else state
 

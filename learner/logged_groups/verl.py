@@ -5,15 +5,15 @@ verl: a line is an episode, or an output of one. Read: `input`, `output`, `score
     PROMPT are a group, those of one SESSION an episode, whose outputs follow one another by INDEX. If such outputs have
     equal scores, they repeat the score of the episode; else each score is the reward of its own output.
     Without a `uid`, lines of one `input` are a group, and each needs another one: it may be a step of verl-agent.
-    `output` is the whole conversation. Marks of a chat format divide it: a line `user` or `tool`, what was said to the
-    model, a line `assistant` or `model`, its next text; or the special tokens around these words. A mark that decoding
-    has glued to a closing tag counts too. Each text of the model is an action. Its state is what was said before it,
-    which for the first one is `input`. `score` is the reward of the last step.
+    `output` is the entire conversation. Marks of a chat format divide it: lines `user`, `tool`, `assistant` or `model`,
+    or the special tokens around these words. A mark that follows a closing tag without a line break counts too. Each
+    text of the model is an action. Its state is the text before it, which for the first action is `input`. `score` is
+    the reward of the last step.
 
 verl-agent: a line is a step. Read: `uid` (group), `traj_uid` (episode), `turn` (order, from 0), `output`, `rewards`;
     `anchor_obs` (the state; without it `input`) and `is_action_valid` if they are there. Its trainer shuffles the steps
-    and repeats some of them to fill a batch, so each needs its turn, and repeats are left out. Its dump has none of
-    these fields but `output` until one adds them: docs/tasks/logged-episodes.md.
+    and repeats some of them to fill a batch, so each needs its turn, and repeats are left out. Its dump lacks these
+    fields, except `output`, until you add them: docs/tasks/logged-episodes.md.
 
 Other fields are not read.
 """
@@ -33,7 +33,7 @@ from services.errors import UserError
 _ROLE = "(assistant|model|user|tool|ipython)"
 SPEAKER = re.compile(rf"(?:^|(?<=</tool_call>)|(?<=</action>)|(?<=</answer>)|(?<=</search>)){_ROLE}[ \t]*$",
                      re.MULTILINE)
-"""A role on a line of its own, as decoding without special tokens leaves it, or behind a closing tag."""
+"""A role on its own line, as decoding without special tokens leaves it, or after a closing tag."""
 SPECIAL = re.compile(rf"(?:\n?(?:<\|im_end\|>|<\|eot_id\|>|<\|eom_id\|>|<end_of_turn>|<\|end\|>)\s*)?"
                      rf"(?:<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>|<\|){_ROLE}"
                      rf"(?:<\|end_header_id\|>|\|>)?[ \t]*\n")
@@ -114,7 +114,7 @@ def _decoded(number: int, text: bytes, kind: type[Decoded]) -> Decoded:
 
 
 def _other_trainer(text: bytes) -> tuple[str, str] | None:
-    """Returns the name of another program whose lines have these fields, and what to do with them; None if unknown."""
+    """Returns the program whose lines have these fields, and the fix for the user; None if unknown."""
     try:
         fields = msgspec.json.decode(text, type=dict[str, msgspec.Raw]).keys()
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -177,7 +177,7 @@ def _outputs(outputs: Sequence[tuple[int, int, EpisodeLine]]) -> list[LoggedStep
 
 
 def _turns(number: int, line: EpisodeLine) -> list[LoggedStep]:
-    """Returns the steps of a conversation: each text of the model is an action, and the text before it is the state.
+    """Returns the steps of a conversation: each text of the model is an action, and the text before it its state.
 
     Raises UserError for a text of the model that follows another one, since its state is unknown.
     """
@@ -186,18 +186,18 @@ def _turns(number: int, line: EpisodeLine) -> list[LoggedStep]:
     if not parts[1].strip() and parts[2:3] == ["assistant"]:  # some versions repeat the header of the first answer
         parts = parts[2:]
     steps: list[LoggedStep] = []
-    said = line.input
+    state = line.input
     for speaker, part in zip(parts[::2], parts[1::2], strict=True):
         text = END.sub("", part.strip()).strip()
         if speaker not in ("assistant", "model"):
-            said = f"{said}\n{text}".strip()
+            state = f"{state}\n{text}".strip()
             continue
-        if steps and not said:
+        if steps and not state:
             raise UserError(f"line {number}: nothing stands between answers {len(steps)} and {len(steps) + 1} of its "
                             "`output`, so the state of the second is unknown",
                             f"decode with special tokens (skip_special_tokens=False), or give states; {PAGE}")
-        steps.append(LoggedStep(state=said, action=text, reward=0.0))
-        said = ""
+        steps.append(LoggedStep(state=state, action=text, reward=0.0))
+        state = ""
     steps[-1].reward = line.score
     return steps
 

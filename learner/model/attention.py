@@ -2,8 +2,8 @@
 
 Two kernels compute the same function. Flash attention for rows of any length (torch's `varlen_attn`) needs CUDA and
 16-bit numbers, and has no padding. In all other cases the rows are laid out as a rectangle [n, L] for
-scaled_dot_product_attention. The pack decides: it has a grid only if the rectangle is wanted. Neither kernel supports
-capped scores and attention sinks, so these are computed in plain steps on the rectangle, which hold all scores.
+scaled_dot_product_attention. A pack has a grid only if it needs the rectangle. Neither kernel supports capped scores
+and attention sinks, so these are computed in plain steps on the rectangle, with all scores in memory.
 
 Legend as in learner/rows/packing.py; H query heads, H_kv key heads, d head size.
 """
@@ -46,7 +46,7 @@ def packed_attention(module: nn.Module, query: Tensor, key: Tensor, value: Tenso
     `softcap` bounds the scores, and `s_aux` [H] holds attention sinks. Raises UserError if the model's family needs any
     other feature.
     """
-    assert attention_mask is None, f"{type(module).__name__} makes a mask of its own"
+    assert attention_mask is None, f"{type(module).__name__} makes its own mask"
     if unknown := {name for name, value in others.items() if value is not None} - HARMLESS:
         raise UserError(f"the attention of {type(module).__name__} asks for {', '.join(sorted(unknown))}, which packed "
                         "rows do not have", "choose a model of a family that docs/models.md lists")
@@ -59,7 +59,8 @@ def packed_attention(module: nn.Module, query: Tensor, key: Tensor, value: Tenso
 
 def attend_varlen(query: Tensor, key: Tensor, value: Tensor, pack: Pack, *, scaling: float | None,
                   window: int | None, kernel: Callable[..., Any] = varlen_attn) -> Tensor:
-    """Attends within rows that lie one after another in the pack. `window`: tokens that a query sees, with its own."""
+    """Attends within rows that lie one after another in the pack. `window`: tokens that a query sees, its own included.
+    """
     flat = [x[0].transpose(0, 1) for x in (query, key, value)]  # [S, h, d]
     left = -1 if window is None else window - 1
     out = kernel(*flat, pack.starts, pack.starts, pack.longest, pack.longest, scale=scaling, window_size=(left, 0),

@@ -4,9 +4,9 @@ Packs are right for a family in one of two ways:
 
     packed      layers mix tokens by attention alone: rows lie one after another, and attention keeps them apart
     rectangle   layers also carry a state (linear attention, convolutions): rows lie side by side and the model's own
-                code sees every row alone; padding is on the right, where no causal layer looks
+                code computes every row separately; padding is on the right, where no causal layer looks
 
-Features that this file does not know are found by probe.py, which compares packs with the model's own forward pass.
+probe.py compares packs with the model's own forward pass, which detects features that this file does not list.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def check_family(folder: Path) -> None:
 
 
 def refusal(config: dict[str, Any]) -> str | None:
-    """Returns why a model with this config.json is refused, or None. Reads nothing but the config."""
+    """Returns why a model with this config.json is refused, or None."""
     if any(isinstance(value, dict) for name, value in config.items() if name in ("vision_config", "audio_config")):
-        return "reads images or sound besides text: its text model alone can be trained"
+        return "reads images or sound besides text: only its text model can be trained"
     if config.get("is_encoder_decoder"):
         return "has an encoder: only decoders are trained"
     experts = max((config.get(key) or 0 for key in EXPERT_KEYS), default=0)
@@ -56,13 +56,13 @@ def refusal(config: dict[str, Any]) -> str | None:
 
 
 def carries_state(hf: Any) -> bool:
-    """Whether a layer passes a state along the sequence, so that rows in one sequence would not be apart."""
+    """Whether a layer passes a state along the sequence, so that rows in one sequence would affect each other."""
     layers = getattr(hf.config.get_text_config(), "layer_types", None) or ()
     return bool(getattr(hf, "_is_stateful", False)) or not ATTENTION_LAYERS.issuperset(layers)
 
 
 def caps_scores(hf: Any) -> bool:
-    """Whether attention caps its scores, as in Gemma 2. torch's kernels leave such a cap out without a word."""
+    """Whether attention caps its scores, as in Gemma 2. torch's kernels silently ignore such a cap."""
     return getattr(hf.config.get_text_config(), "attn_logit_softcapping", None) is not None
 
 
@@ -83,9 +83,9 @@ def logits_function(hf: Any) -> Callable[[Tensor], Tensor]:
     scale = (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
 
     def logits(hidden: Tensor) -> Tensor:
-        found = head(hidden)
+        out = head(hidden)
         if scale != 1.0:
-            found = found * scale
-        return found if cap is None else (found / cap).tanh() * cap
+            out = out * scale
+        return out if cap is None else (out / cap).tanh() * cap
 
     return logits

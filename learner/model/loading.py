@@ -29,10 +29,10 @@ Read = Callable[[str], Tensor]
 
 
 class Weights:
-    """The weights of one folder, to fill the parameters of one empty model, and its buffers that files hold."""
+    """Fills the parameters of one empty model, and its buffers that files hold, with the weights of one folder."""
 
     def __init__(self, hf: PreTrainedModel, read: Read) -> None:
-        self._empty = dict(filed(hf))  # kept alive, so that no other object gets one of their ids
+        self._empty = dict(filed(hf))  # a reference, so that no other object gets one of their ids
         self._names = {id(tensor): name for name, tensor in self._empty.items()}
         self._read = read
 
@@ -53,11 +53,13 @@ class Weights:
 
 
 def filed(hf: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yields the tensors that files hold, by name: parameters, tied ones once, and persistent buffers. Gemma 4 scales
-    each layer's output by such a buffer."""
-    kept = hf.state_dict().keys()
+    """Yields name and tensor of what files hold: parameters, tied ones once, and persistent buffers.
+
+    Gemma 4 scales each layer's output by such a buffer.
+    """
+    names = hf.state_dict().keys()
     yield from hf.named_parameters()
-    yield from ((name, buffer) for name, buffer in hf.named_buffers() if name in kept)
+    yield from ((name, buffer) for name, buffer in hf.named_buffers() if name in names)
 
 
 def empty_model(folder: Path, attention: str) -> tuple[PreTrainedModel, Weights]:
@@ -80,8 +82,8 @@ def empty_model(folder: Path, attention: str) -> tuple[PreTrainedModel, Weights]
 def plain_model(folder: Path, dtype: str) -> PreTrainedModel:
     """Returns the causal LM of a local folder with its weights and with attention that has all features of its family.
 
-    Of its generation config only the special tokens stay: runs neither truncate nor penalise, and transformers refuses
-    to save some configs that it loads. Raises the errors of transformers.
+    Its generation config keeps only special tokens: runs neither truncate nor penalise, and transformers refuses to
+    save some configs that it loads. Raises the errors of transformers.
     """
     hf = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True, trust_remote_code=False)
     if caps_scores(hf):
@@ -118,8 +120,8 @@ def _empty_parameters() -> Iterator[None]:
 def _reader(folder: Path, names: Set[str]) -> Read:
     """Returns a function that reads tensors from the files of the folder.
 
-    If the files use other names for the weights than the model, as those of older architectures do, transformers loads
-    the whole model once, in the files' number format.
+    If the files name the weights differently than the model, as those of older architectures do, transformers loads the
+    entire model once, in the files' number format.
     """
     places: dict[str, Any] = {}
     for file in weight_files(folder):
@@ -127,6 +129,6 @@ def _reader(folder: Path, names: Set[str]) -> Read:
         places |= dict.fromkeys(opened.keys(), opened)
     if names <= places.keys():
         return lambda name: places[name].get_tensor(name)
-    whole = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", local_files_only=True, trust_remote_code=False)
-    tensors = dict(filed(whole))
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", local_files_only=True, trust_remote_code=False)
+    tensors = dict(filed(model))
     return lambda name: tensors[name].detach()

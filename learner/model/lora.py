@@ -3,7 +3,7 @@
 B starts at zero, so the first policy is the model itself. The same layers with their adapters switched off are the
 frozen reference, which therefore takes no memory. Samplers and exports get merged weights, W + s B A.
 
-peft is not used: it would also install accelerate, and this file is all that is needed of it.
+peft is not used: it would also install accelerate, and this file is short.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DOWN, UP = "lora_a", "lora_b"
 
 
 class LoraLinear(nn.Linear):
-    """A linear layer with an adapter beside its frozen weight. A plain layer becomes one in place, so names stay."""
+    """A linear layer with an adapter next to its frozen weight. Plain layers are converted in place, so names stay."""
 
     lora_a: nn.Parameter
     """[r, in]."""
@@ -54,22 +54,22 @@ def add_adapters(body: nn.Module, section: LoraSection, *, seed: int) -> None:
 def adapted(body: nn.Module, section: LoraSection) -> dict[str, nn.Linear]:
     """Returns the layers that `section.targets` names, by their names. The model may be empty.
 
-    Raises UserError for a name that no layer has, though families that fuse layers may lack names of the default, and
-    for a head whose weights are the embeddings too: exports leave it out, and its adapter with it.
+    Raises UserError for a name that no layer has, unless it is one of the defaults, which families that fuse layers may
+    lack; and for a head that is tied to the embeddings: exports leave it out, and its adapter with it.
     """
     owners = Counter(id(weight) for _, weight in body.named_parameters(remove_duplicate=False))
-    targets, known = set(section.targets), linear_names(body)
-    if targets.isdisjoint(known) or targets.difference(known, LoraSection().targets):
-        unknown = ", ".join(sorted(targets.difference(known)))
+    targets, names = set(section.targets), linear_names(body)
+    if targets.isdisjoint(names) or targets.difference(names, LoraSection().targets):
+        unknown = ", ".join(sorted(targets.difference(names)))
         raise UserError(f"learner.lora.targets names no layer of this model ({unknown})",
-                        f"choose from {', '.join(known)}")
-    found = {name: module for name, module in body.named_modules()
-             if isinstance(module, nn.Linear) and name.rpartition(".")[2] in targets}
-    for name, module in found.items():
+                        f"choose from {', '.join(names)}")
+    layers = {name: module for name, module in body.named_modules()
+              if isinstance(module, nn.Linear) and name.rpartition(".")[2] in targets}
+    for name, module in layers.items():
         if owners[id(module.weight)] > 1:
             raise UserError(f"learner.lora.targets names {name.rpartition('.')[2]}, whose weights are the embeddings "
                             "too here", "leave it out")
-    return found
+    return layers
 
 
 def linear_names(body: nn.Module) -> list[str]:

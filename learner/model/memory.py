@@ -17,8 +17,8 @@ LOGITS_AT_ONCE = 1 << 26
 """Elements of [T, V] logits held at once (256 MB in float32). Larger logits are recomputed in slices backwards."""
 LOGIT_TENSORS = 6
 """Float32 tensors of that size at once: logits, their log-softmax, its exponential, the product, two gradients."""
-WHOLE = 12 << 30
-"""A model stays whole between packs if its weights and gradients take at most this (learner/model/sharding.py)."""
+GATHERED_BYTES = 12 << 30
+"""A model stays gathered between packs if its weights and gradients take at most this (learner/model/sharding.py)."""
 WRITTEN_AT_ONCE = GIB
 """Bytes of one file of a checkpoint, unless a single tensor is larger. safetensors holds a file twice to write it."""
 SCORE = 8
@@ -65,7 +65,8 @@ class Layout:
     checkpointing: bool = False
     compiled: bool = False
     """Whether torch compiles each layer."""
-    whole: bool = True
+    gathered: bool = True
+    """Whether the model stays gathered from the first pack of an update to the last."""
     shards: int = 1
     """Number of ranks that the model is sharded over: all ranks, or those of one machine."""
 
@@ -124,17 +125,17 @@ class DeviceMemory:
 class SharedDevice:
     """A GPU that a learner rank shares with a sampler. Sizes are in bytes."""
 
-    beside: float
-    """The sampler and the processes' CUDA contexts, as planned."""
+    occupied: float
+    """Planned memory of the sampler and of the processes' CUDA contexts."""
     sends: float
-    """The version of the weights that the learner sends, among its own tensors."""
+    """The version of the weights that the learner sends, one of its own tensors."""
 
     def bound(self, device_bytes: int) -> float:
-        """Returns how much of the GPU the learner's allocator may take."""
-        return (1 - HEAD_ROOM) * device_bytes - self.beside
+        """Returns the bytes of the GPU that the learner's allocator may take."""
+        return (1 - HEAD_ROOM) * device_bytes - self.occupied
 
     def room(self, device_bytes: int) -> float:
-        """Returns how much of that is left for training."""
+        """Returns the bytes of those that are left for training."""
         return self.bound(device_bytes) - self.sends
 
 
@@ -183,9 +184,9 @@ def saved_per_token(shape: Shape, *, half: bool, checkpointing: bool, grid: bool
 def gradients_in_flight(shape: Shape, *, half: bool) -> float:
     """Returns the bytes per token that a layer's backward pass needs at its peak, beyond what the layer saved.
 
-    The peak is at the product of the two feed-forward branches: the product itself is given back by then, and its
-    gradient and those of both branches are there, so two more of that size are held than were saved. The gradients of
-    the hidden state before and after the feed-forward layer are there too.
+    The peak is at the product of the two feed-forward branches. By then the product itself is freed, and its gradient
+    and those of both branches exist, so two tensors of that size are added to the saved ones. The gradients of the
+    hidden state before and after the feed-forward layer exist too.
     """
     c = 2 if half else 4
     return c * (2 * shape.intermediate + 2 * shape.hidden)
@@ -194,18 +195,18 @@ def gradients_in_flight(shape: Shape, *, half: bool) -> float:
 def memory(shape: Shape, training: Training) -> DeviceMemory:
     """Returns the memory that one rank needs on its device at the peak, which is in the backward pass.
 
-    It is that of any pack but the first of an update, so all gradients are there. A checkpointed layer is computed
-    again in its turn, so beside the inputs of all layers one layer holds what it saves.
+    It is that of any pack but the first of an update, so all gradients exist. Checkpointed layers are recomputed one
+    after another, so the saved tensors of one layer are added to the inputs of all layers.
     """
-    c, whole = 2 if training.half else 4, is_whole(shape)
+    c, gathered = 2 if training.half else 4, stays_gathered(shape)
     trained = training.adapters or shape.parameters
     held = 4 * shape.parameters if not training.adapters else c * shape.parameters + 4 * training.adapters
     root = shape.vocabulary * shape.hidden * (1 if shape.tied else 2)
-    in_turn = root + 2 * (shape.parameters - root) / max(1, shape.layers)  # the root is never given back in a pass
-    at_once = shape.parameters if whole else in_turn
-    between = whole and training.ranks > 1  # gradients are reduced at the last pack, and the model stays until then
-    apart = min(trained, shape.parameters if between else in_turn)
-    beside = (c + 4) * shape.parameters if between and training.critic else 0  # the critic does so too
+    in_turn = root + 2 * (shape.parameters - root) / max(1, shape.layers)  # the root stays gathered in a pass
+    at_once = shape.parameters if gathered else in_turn
+    between = gathered and training.ranks > 1  # gradients are reduced at the last pack
+    unsharded = min(trained, shape.parameters if between else in_turn)
+    of_critic = (c + 4) * shape.parameters if between and training.critic else 0
     half, grid, longest = training.half, training.grid, training.longest
     again = layer_activations(shape, half=half, grid=grid, longest=longest) if training.checkpointing else 0
     # Capped scores have two gradients in float32, as many bytes as a layer saves of them.
@@ -219,7 +220,7 @@ def memory(shape: Shape, training: Training) -> DeviceMemory:
         reference=c * (training.teacher + (shape.parameters if training.reference and not training.adapters else 0)
                        ) / training.shards,
         critic=(8 + moments) * shape.parameters / training.shards if training.critic else 0,
-        gathered=c * at_once + 4 * apart + beside,
+        gathered=c * at_once + 4 * unsharded + of_critic,
         activations=training.tokens * (saved + working),
         logits=LOGIT_TENSORS * 4 * min(LOGITS_AT_ONCE, training.tokens * shape.vocabulary),
     )
@@ -231,8 +232,8 @@ def host_moments(shape: Shape, training: Training) -> float:
     return 8 * trained / training.shards if training.offload else 0
 
 
-def parked(shape: Shape, training: Training) -> float:
-    """Bytes of host memory in which one rank's states wait while a sampler has the GPU (learner/model/parking.py).
+def offloaded_bytes(shape: Shape, training: Training) -> float:
+    """Returns the bytes of one rank's states, which are in host memory while a sampler has the GPU (host_memory.py).
 
     These are weights, reference and critic, and moments that are not in host memory already. There are no gradients
     between learner steps.
@@ -243,16 +244,16 @@ def parked(shape: Shape, training: Training) -> float:
 
 
 def checkpoint_copy(shape: Shape, training: Training) -> float:
-    """Bytes of host memory that one rank holds while a checkpoint is written: what is trained and its moments, and two
-    copies of the file that is being written."""
+    """Returns the bytes of host memory that one rank needs while a checkpoint is written: trained weights, moments, and
+    two copies of the file that is being written."""
     trained = (training.adapters or shape.parameters) + (shape.parameters if training.critic else 0)
     copied, largest = 12 * trained / training.shards, 4 * shape.vocabulary * shape.hidden / training.shards
     return copied + 2 * min(copied, max(WRITTEN_AT_ONCE, largest))
 
 
-def is_whole(shape: Shape) -> bool:
-    """Whether the model stays whole between packs: weights in the compute format, and float32 gradients."""
-    return 8 * shape.parameters <= WHOLE
+def stays_gathered(shape: Shape) -> bool:
+    """Whether the model stays gathered between packs: weights in the compute format, and float32 gradients."""
+    return 8 * shape.parameters <= GATHERED_BYTES
 
 
 def training_of(config: Config, *, critic: bool, adapters: int = 0, teacher: int = 0) -> Training:
@@ -272,7 +273,7 @@ def training_of(config: Config, *, critic: bool, adapters: int = 0, teacher: int
 def adapter_parameters(shape: Shape, config: Config) -> int:
     """Returns the number of parameters of the config's adapters; 0 if it has none.
 
-    A layer of another name counts as one of the feed-forward layers. None would count as training all weights.
+    Layers with other names count as feed-forward layers: with 0 parameters all weights would count as trained.
     """
     h, i, q, k = shape.hidden, shape.intermediate, shape.queries, shape.keys
     sides = {"q_proj": h + q, "k_proj": h + k, "v_proj": h + k, "o_proj": q + h, "qkv_proj": h + q + 2 * k,
@@ -281,9 +282,9 @@ def adapter_parameters(shape: Shape, config: Config) -> int:
 
 
 def settled(training: Training, shape: Shape, config: Config, device_bytes: int | None) -> Training:
-    """The settings with checkpointing decided: `auto` takes it if training does not fit into `device_bytes` otherwise.
+    """Returns the settings with checkpointing decided: `auto` uses it if training does not fit without it.
 
-    None stands for host memory, where nothing is computed twice unless the config says so.
+    `device_bytes` None: host memory, where nothing is recomputed unless the config asks for it.
     """
     if config.learner.checkpointing != "auto" or fits(training, shape, device_bytes):
         return training
@@ -299,12 +300,12 @@ def layout_of(config: Config, shape: Shape, *, critic: bool, per_node: int, rank
               device_bytes: int | None, teacher: int = 0) -> Layout:
     """Returns the layout of a model: sharded over the ranks of one machine if it fits there, else over all ranks.
 
-    `ranks`: those that there are, which may be fewer than the config asks for (learner.fewest_ranks). `teacher`: number
-    of parameters of the teacher.
+    `ranks`: actual number of ranks, which may be fewer than in the config (learner.fewest_ranks). `teacher`: number of
+    parameters of the teacher.
     """
     plain = replace(training_of(config, critic=critic, adapters=adapter_parameters(shape, config), teacher=teacher),
                     ranks=ranks)
     options = (replace(plain, shards=shards) for shards in (per_node, ranks))
     within, across = (settled(training, shape, config, device_bytes) for training in options)
     chosen = within if per_node > 1 and fits(within, shape, device_bytes) else across
-    return Layout(checkpointing=chosen.checkpointing, whole=is_whole(shape), shards=chosen.shards)
+    return Layout(checkpointing=chosen.checkpointing, gathered=stays_gathered(shape), shards=chosen.shards)

@@ -47,8 +47,10 @@ class Policy(nn.Module):
         return {f"{name}.weight" for name, module in self.hf.named_modules() if module is head}
 
     def forward(self, pack: Pack, *, own: bool = False) -> tuple[Tensor, Tensor]:
-        """Returns logprobs and entropies. With `own`, the pack has one row, which the model's own code reads, and the
-        second result is the spread of the tempered logits. That is slow and keeps all logits, so only for comparisons.
+        """Returns logprobs and entropies.
+
+        With `own` the model's own code computes a pack of one row, and the second result is the spread of the tempered
+        logits. That is slow and keeps all logits, so it is only for comparisons.
         """
         if own:
             return self._by_own_code(pack)
@@ -65,7 +67,7 @@ class Policy(nn.Module):
         ours = self.hf.config._attn_implementation
         self.hf.set_attn_implementation(OWN_ATTENTION)
         try:
-            with uncompiled(self.hf):  # else the probe would compare compiled layers with compiled layers
+            with uncompiled(self.hf):  # the probe compares them with compiled layers
                 logits = self.hf(input_ids=pack.tokens, use_cache=False).logits[0].index_select(0, pack.predicting)
         finally:
             self.hf.set_attn_implementation(cast(str, ours))
@@ -115,7 +117,7 @@ def load_policy(folder: Path, device: torch.device | str = "cpu") -> Policy:
 def frozen_reference(folder: Path, mesh: DeviceMesh, *, layout: Layout, half: bool) -> Policy:
     """Returns the initial policy for the KL term, without gradients and sharded like the trained policy.
 
-    Its weights have the compute format: float32 weights would be rounded to it at every use anyway.
+    Its weights have the compute format, because float32 weights would be rounded to it at every use.
     """
     policy, weights = empty_policy(folder)
     policy.requires_grad_(False)
@@ -126,7 +128,7 @@ def frozen_reference(folder: Path, mesh: DeviceMesh, *, layout: Layout, half: bo
 
 
 def initial_policy(policy: Policy) -> Callable[[Pack], tuple[Tensor, Tensor]]:
-    """Returns the policy without its adapters, as the reference of the KL term. It needs no weights of its own."""
+    """Returns the policy without its adapters, a reference for the KL term that needs no weights of its own."""
     def forward(pack: Pack) -> tuple[Tensor, Tensor]:
         with without_adapters(policy):
             return policy(pack)
@@ -139,6 +141,6 @@ def shape_in(policy: Policy) -> Shape:
     return shape_of(policy.hf.config.get_text_config().to_dict(), sum(p.numel() for p in policy.parameters()))
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """Returns the whole tensor, gathered from all ranks if it is sharded. Then this is a collective."""
+def full_tensor(tensor: Tensor) -> Tensor:
+    """Returns the full tensor, gathered from all ranks if it is sharded. Then this is a collective."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -1,7 +1,7 @@
-"""Compares the learner with the model's own code and with the sampler.
+"""Compares the learner with the model's own code and with the sampler, and makes canaries (services/weights/canary.py).
 
     packed equals alone       a few rows of the first batch in one pack, and each by the model's own forward pass
-    learner equals sampler    all tokens of each batch that the present weights sampled
+    learner equals sampler    all tokens of each batch that the current weights sampled
 
 A process is refused at its first batch, before it has updated anything. At later batches a difference is only reported.
 
@@ -22,18 +22,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from learner.model.policy import Policy
+from learner.model.policy import Policy, load_policy
 from learner.model.sharding import end_passes
 from learner.rank_group import RankGroup
 from learner.rows.packing import Ints, Pack, Rows, pack_rows
 from learner.rows.sequences import last_rows
 from services.errors import UserError
+from services.weights.canary import PROMPTS, Canary
 
 OPERATIONS = 8
 """Matrix products and sums of one layer: four projections, two of attention, two additions."""
@@ -74,8 +76,8 @@ class Probe:
     def check_sampler(self, policy: Policy, rows: Rows, packs: Sequence[Pack], recomputed: Sequence[Tensor]) -> str:
         """Compares this learner and the sampler on the tokens that these weights sampled.
 
-        Raises UserError if they disagree at the first batch with such tokens. Later it returns what is wrong; "" if
-        nothing is.
+        Raises UserError if they disagree at the first batch with such tokens. For later batches it returns the
+        mismatch; "" without one.
         """
         if self._bound is None:
             return ""
@@ -88,7 +90,7 @@ class Probe:
             self._refuse(policy, gap, "what the learner computes differs from what the sampler reported")
         elif not gap <= self._bound:
             self._alone(policy, *_chosen(rows, self.token_budget))  # training has widened the logits
-        return "" if gap <= self._bound else self._explained(gap)
+        return "" if gap <= self._bound else self._describe(gap)
 
     def _alone(self, policy: Policy, rows: Rows, indices: Ints) -> list[Tensor]:
         """Returns the logprobs of single rows by the model's own forward pass, and sets the bound by their logits."""
@@ -104,9 +106,9 @@ class Probe:
         assert self._bound is not None
         if not gap <= self._bound:
             raise UserError(f"the family {policy.hf.config.model_type} is not computed rightly: {what} by "
-                            f"{self._explained(gap)}", ADVICE)
+                            f"{self._describe(gap)}", ADVICE)
 
-    def _explained(self, gap: float) -> str:
+    def _describe(self, gap: float) -> str:
         return f"{gap:.2g} nats a token, and {'bfloat16' if self.half else 'float32'} explains {self._bound:.2g}"
 
 
@@ -123,8 +125,8 @@ def rounding(policy: Policy, spread: float, *, half: bool) -> float:
 
 
 def _chosen(rows: Rows, token_budget: int) -> tuple[Rows, Ints]:
-    """Returns rows, and which of their sequences to compare: of different lengths up to LONGEST, the longest first, as
-    many as fit into one pack."""
+    """Returns rows, and the indices of the sequences to compare: of different lengths up to LONGEST, the longest first,
+    as many as fit into one pack."""
     lengths = rows.lengths
     if lengths.min() > LONGEST:
         return _end(rows), np.array([0])
@@ -142,3 +144,34 @@ def _end(rows: Rows) -> Rows:
         response_lengths=responses, sampler_logprobs=np.zeros(int(responses[0]), dtype=np.float32),
         advantages=rows.advantages[last], temperatures=rows.temperatures[last], stale=rows.stale[last],
         ends=rows.ends[last])
+
+
+def policy_canary(policy: Policy, device: torch.device, *, grid: bool, half: bool) -> Canary:
+    """Returns the policy's results for the canary's prompts. A collective of all ranks.
+
+    `grid`: whether packs have a rectangle. `half`: whether policy or sampler compute in bfloat16.
+    """
+    rows = _canary_rows()
+    with torch.no_grad():
+        logprobs, _ = policy(pack_rows(rows, np.arange(len(PROMPTS)), device, grid=grid))
+        _, spread = policy(pack_rows(rows, np.array([0]), device), own=True)
+    return Canary(logprobs=logprobs.tolist(), rounding=rounding(policy, float(spread.mean()), half=half))
+
+
+def folder_canary(folder: Path, *, half: bool) -> Canary:
+    """Returns the same for the model in a folder, computed by Hugging Face's own code in float32 on the CPU."""
+    policy, rows = load_policy(folder), _canary_rows()
+    with torch.no_grad():
+        alone = [policy(pack_rows(rows, np.array([k])), own=True) for k in range(len(PROMPTS))]
+    logprobs, spreads = (torch.cat(parts) for parts in zip(*alone, strict=True))
+    return Canary(logprobs=logprobs.tolist(), rounding=rounding(policy, float(spreads.mean()), half=half))
+
+
+def _canary_rows() -> Rows:
+    """Returns the canary's prompts as rows whose response is all but the first token."""
+    count, responses = len(PROMPTS), np.array([len(prompt) - 1 for prompt in PROMPTS])
+    return Rows(
+        tokens=np.concatenate(PROMPTS).astype(np.int32), sequence=np.arange(count),
+        prompt_lengths=np.ones(count, np.int64), response_lengths=responses,
+        sampler_logprobs=np.zeros(int(responses.sum()), np.float32), advantages=np.zeros(count),
+        temperatures=np.ones(count), stale=np.zeros(count, np.bool_), ends=np.ones(count, np.bool_))

@@ -5,8 +5,8 @@ Three choices are made for each model (`Layout`); the first and the last depend 
 - Checkpointed layers keep only their input and compute the rest again in the backward pass.
 - Compiled layers fuse what lies between their matrix products (`learner.compile`). All layers of one kind share their
   compiled code, whose sizes are symbolic, since no two packs are alike. FSDP's hooks stay outside.
-- A small model stays whole from its first pack to its last: weights are gathered once, and gradients of several packs
-  are summed before they are reduced over the ranks. For a large one, whole weights and gradients would not fit.
+- A small model stays gathered from its first pack to its last: weights are gathered once, and gradients of several
+  packs are summed before they are reduced over the ranks. The gathered weights and gradients of a large one do not fit.
 """
 
 from __future__ import annotations
@@ -48,63 +48,63 @@ def shard(model: nn.Module, body: nn.Module, weights: Weights, mesh: DeviceMesh,
           half: bool, frozen: torch.dtype | None = None) -> None:
     """Loads the weights and shards them in place, the layers of the body one by one, then the rest.
 
-    `half`: computes in bfloat16; trained weights and reductions stay float32. `frozen`: the number format of the
-    files' weights if they are not trained.
+    `half`: computes in bfloat16; trained weights and reductions stay float32. `frozen`: number format of the weights if
+    they are not trained.
     """
     precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if half else None, reduce_dtype=torch.float32)
     device, dtype = mesh.device_type, frozen or torch.float32
 
     def place(module: nn.Module) -> None:
         weights.fill(module, device, dtype)
-        module.to(device)  # what no file holds: adapters, most buffers
-        fully_shard(module, mesh=mesh, mp_policy=precision, reshard_after_forward=not layout.whole)
+        module.to(device)  # adapters and most buffers, which no file holds
+        fully_shard(module, mesh=mesh, mp_policy=precision, reshard_after_forward=not layout.gathered)
 
     layers = getattr(body, "layers", nn.ModuleList())
     for i, layer in enumerate(layers):
-        if layout.compiled:  # the function alone, so that names and hooks stay as they are
+        if layout.compiled:  # only the function, so that names and hooks do not change
             layer.forward = torch.compile(layer.forward, backend=BACKEND, dynamic=True)
-        if layout.checkpointing:  # nothing in a layer is random, so no random state is kept for the second pass
+        if layout.checkpointing:  # layers are not random, so no random state is kept for the second pass
             layers[i] = checkpoint_wrapper(layer, preserve_rng_state=False)
         place(layers[i])
     weights.fill(model, device, dtype)
     model.to(device)
-    # The model's own input is a pack, whose temperatures and advantages stay float32.
+    # The model's input is a pack, whose temperatures and advantages stay float32.
     fully_shard(model, mesh=mesh, mp_policy=replace(precision, cast_forward_inputs=False))
 
 
 def uncompiled(model: nn.Module) -> AbstractContextManager[object]:
-    """Lets compiled layers run as plain ones in its block. Without any, torch's compiler is not even imported."""
+    """Runs compiled layers as plain ones in its block. Without compiled layers, torch's compiler is not imported."""
     compiled = any("forward" in vars(module) for module in model.modules())
     return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
 
 
 def give_back(model: nn.Module) -> None:
-    """Frees the gathered weights of a model, which may never have run."""
+    """Frees the gathered weights of a model. It may never have run."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
 
 
 def end_passes(model: nn.Module) -> None:
-    """Ends forward passes that no backward pass follows, which would do so itself: frees the gathered weights, and
-    FSDP's list of the passes, which grows by each layer of each pass."""
+    """Ends forward passes without a backward pass, which would do the same: frees the gathered weights, and FSDP's list
+    of the passes, which grows with each layer of each pass."""
     if isinstance(model, FSDPModule) and hasattr(model, "reset_iter_state"):
         model.reset_iter_state()
     else:  # torch before 2.13, with which the self-test runs too
         give_back(model)
 
 
-def sync_gradients(model: nn.Module, *, whole: bool, last: bool) -> None:
-    """Prepares a backward pass: if the model stays whole, ranks reduce gradients only at the last pack."""
-    if whole and isinstance(model, FSDPModule):
+def sync_gradients(model: nn.Module, *, once: bool, last: bool) -> None:
+    """Prepares a backward pass. With `once`, ranks reduce gradients only at the last pack."""
+    if once and isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(last)
         model.set_reshard_after_backward(last)
 
 
 def local_part(tensor: Tensor) -> Tensor:
     """Returns this rank's part of a tensor that may be sharded."""
-    found = tensor.detach()
-    return found.to_local() if isinstance(found, DTensor) else found
+    detached = tensor.detach()
+    return detached.to_local() if isinstance(detached, DTensor) else detached
 
 
 def with_part(tensor: Tensor, local: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""The share of its GPUs' speed that a learner step uses: model FLOPs per second over the peak that the maker states.
+"""Utilization of the GPUs by a learner step: model FLOPs per second over the peak in the data sheet.
 
-Only multiplications that the algorithm needs are counted: 2 FLOPs per weight and token forwards, twice that backwards
-(Kaplan et al., arXiv 2001.08361, section 2.1), causal attention. Activations that are computed again do not count.
+Counted are the multiplications that the algorithm needs: 2 FLOPs per weight and token forwards, twice that backwards
+(Kaplan et al., arXiv 2001.08361, section 2.1), and causal attention. Recomputed activations do not count.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ PEAKS = {
     "B200": 2250e12, "H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12,
     "L4": 121e12, "A10": 125e12,
 }
-"""Words of a device's name, the more special ones first -> FLOPs per second of its tensor cores in bfloat16, as in
-float16, of dense matrices (data sheets state twice that for sparse ones first)."""
+"""Words of a device's name, the more specific ones first -> FLOPs per second of its tensor cores in bfloat16 for dense
+matrices. Data sheets state twice that, for sparse ones, first."""
 UNLIKE = ("NVL", "MIG")
 """Words in a device's name for slower variants: boards with less power, and slices of a GPU."""
 BACKWARD = 2
-"""Forward passes that a backward pass costs: one for the gradients of inputs, one for those of weights."""
+"""A backward pass costs so many forward passes: one for the gradients of inputs, one for those of weights."""
 
 
 def peak(device: str) -> float | None:
-    """Returns a GPU's FLOPs per second in bfloat16, found by whole words of its name; None if it is not listed."""
+    """Returns a GPU's FLOPs per second in bfloat16, by the words of its name; None if it is not listed."""
     def named(words: str) -> bool:
         return re.search(rf"\b{re.escape(words)}\b", device) is not None
 
@@ -50,9 +50,12 @@ def forward_flops(policy: Policy, rows: Rows) -> float:
 
 
 def passes(*, reference: bool, critic: bool, adapters: bool = False, updates: int = 1) -> float:
-    """Returns the number of forward passes that a step of so many updates costs: logprobs before the step, which the
-    first update's own pass gives; forwards and backwards; the reference; and the critic, which is as large as the
-    policy and gives its values before the step. Adapters need no gradients of the policy's weights."""
+    """Returns the cost of a step with so many updates, in forward passes of the policy.
+
+    It has the logprobs before the step, which the first update's own pass computes; forward and backward passes; the
+    reference; and the critic, which is as large as the policy and computes its values before the step. Adapters need no
+    gradients of the policy's weights.
+    """
     trained = 1 + BACKWARD
     return (1 - 1 / updates) + trained - adapters + (1 + trained if critic else 0) + reference
 

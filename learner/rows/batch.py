@@ -1,15 +1,17 @@
-"""Turns the groups of a learner step into rows with credit."""
+"""Rows of a learner step: those of its groups with their credit, those of demonstrations, and those of the archive."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from learner.cold_start.sft_data import TokenRow
+from learner.credit.checks import check_credit
 from learner.credit.registry import estimator, options_of
-from learner.credit.returned_credit import check_credit
 from learner.credit.state_keys import keys_of_group
 from learner.credit.types import Credit, CreditStep, nested
 from learner.rows.judge import Judgements
@@ -22,7 +24,7 @@ Groups = Sequence[Sequence[Episode]]
 
 
 def assign_credit(groups: Groups, options: CreditSection) -> list[Credit]:
-    """One credit per group.
+    """Returns one credit per group.
 
     Raises UserError for an unknown estimator or option, and ValueError for an episode without steps.
     """
@@ -50,10 +52,10 @@ def _credit_steps(episode: Episode, states: Sequence[str], cut_in: str | None) -
 
 
 def rows_of(groups: Groups, credits: Sequence[Credit], *, policy_step: int, incarnation: int | None = None,
-            beside: Sequence[Judgements] | None = None) -> Rows:
+            judged: Sequence[Judgements] | None = None) -> Rows:
     """Returns all steps of all episodes, group by group and never shuffled: a minibatch has consecutive episodes.
 
-    `beside`: judgements of each episode, which follow its steps, so that every minibatch has its share of them.
+    `judged`: the judgements of each episode. They follow its steps, so that every minibatch has its share of them.
     Steps of a conversation that continue one another share a sequence. A row is stale if a policy older than
     `policy_step` sampled any of its tokens, or one of another `incarnation` of the learner, if that is given.
     """
@@ -63,7 +65,7 @@ def rows_of(groups: Groups, credits: Sequence[Credit], *, policy_step: int, inca
     episodes = [episode for group in groups for episode in group]
     own = (zip(episode.steps, row, strict=True) for episode, row in zip(
         episodes, (row for credit in credits for row in credit.advantages), strict=True))
-    parts = [[*steps, *more] for steps, more in zip(own, beside or [()] * len(episodes), strict=True)]
+    parts = [[*steps, *more] for steps, more in zip(own, judged or [()] * len(episodes), strict=True)]
     steps = [step for part in parts for step, _ in part]
     starts = np.cumsum([0, *map(len, parts)])
     return make_rows(
@@ -78,10 +80,10 @@ def rows_of(groups: Groups, credits: Sequence[Credit], *, policy_step: int, inca
     )
 
 
-def step_mask(groups: Groups, beside: Sequence[Judgements]) -> npt.NDArray[np.bool_]:
-    """Returns a mask over the rows of rows_of, bool [N]: True for steps, False for judgements (`beside`)."""
+def step_mask(groups: Groups, judged: Sequence[Judgements]) -> npt.NDArray[np.bool_]:
+    """Returns a mask over the rows of rows_of, bool [N]: True for steps, False for judgements (`judged`)."""
     episodes = [episode for group in groups for episode in group]
-    return np.array([row < len(episode.steps) for episode, more in zip(episodes, beside, strict=True)
+    return np.array([row < len(episode.steps) for episode, more in zip(episodes, judged, strict=True)
                      for row in range(len(episode.steps) + len(more))])
 
 
@@ -90,3 +92,42 @@ def with_advantages(credits: Sequence[Credit], advantages: Floats) -> list[Credi
     ends = np.cumsum([sum(map(len, credit.advantages)) for credit in credits])[:-1]
     return [replace(credit, advantages=nested(part, credit.advantages))
             for credit, part in zip(credits, np.split(advantages, ends), strict=True)]
+
+
+def rows_to_learn(batch: Sequence[TokenRow], *, prompts: bool) -> Rows:
+    """Returns demonstrated rows as rows of the learner. Their responses are the tokens to learn: the answers, and with
+    `prompts` also all but the first token of each prompt with `learn_prompt`."""
+    lengths = np.array([len(row.ids) for row in batch])
+    begins = np.array([1 if prompts and row.learn_prompt else max(1, row.prompt_tokens) for row in batch])
+    n, tokens = len(batch), int((lengths - begins).sum())
+    return Rows(
+        tokens=np.concatenate([row.ids for row in batch]), sequence=np.arange(n), prompt_lengths=begins,
+        response_lengths=lengths - begins, sampler_logprobs=np.zeros(tokens, dtype=np.float32),
+        advantages=np.zeros(n), temperatures=np.ones(n), stale=np.zeros(n, dtype=np.bool_),
+        ends=np.ones(n, dtype=np.bool_))
+
+
+def demonstrations_at(demonstrations: Sequence[TokenRow], step: int, *, count: int, seed: int) -> list[TokenRow]:
+    """Returns the `count` rows of learner step `step`, counted from 1. Pure.
+
+    Steps take consecutive parts of an endless sequence of epochs. An epoch has every row once, in a random order.
+    """
+    total, start = len(demonstrations), (step - 1) * count
+    epochs = range(start // total, (start + count - 1) // total + 1)
+    orders = np.concatenate([np.random.default_rng([seed, epoch]).permutation(total) for epoch in epochs])
+    first = start - epochs[0] * total
+    return [demonstrations[place] for place in orders[first:first + count]]
+
+
+def credit_columns(credit: Credit, k: int) -> dict[str, Sequence[Any]]:
+    """Returns the archive's credit columns of episode k, without columns that the estimator does not compute."""
+    columns: dict[str, Sequence[Any]] = {
+        "advantage": credit.advantages[k], "raw_advantage": credit.raw_advantages[k], "return": credit.returns[k],
+        "state_key": credit.states[k]}
+    if credit.values is not None:
+        columns["value"] = [credit.values[state][0] for state in credit.states[k]]
+    if credit.deltas is not None:
+        columns["delta"] = credit.deltas[k]
+    if credit.baselines is not None:
+        columns["baseline"] = credit.baselines[k]
+    return columns

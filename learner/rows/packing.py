@@ -3,10 +3,10 @@
 Legend: N rows and M sequences of a batch, n rows and m sequences of one pack, S tokens of a pack, T response tokens of
 a pack, L its longest sequence. A row is one step of an episode: its prompt and its response. Rows that continue one
 another share a sequence (sequences.py); any other row is a sequence. A pack is one forward pass: sequences one after
-another in S tokens, so that embeddings, projections and MLPs see no padding. If attention has no kernel for sequences
-of any length (learner/model/attention.py), it alone lays them out as an [m, L] rectangle; they are packed in order of
-length, so the rectangle is nearly full, or so that they share tokens (prefixes.py). Against one block-diagonal mask of
-S x S that is three to eight times as fast on CPU. Attention of a sequence never sees another one.
+another in S tokens, so that embeddings, projections and MLPs compute no padding. If attention has no kernel for
+sequences of any length (learner/model/attention.py), it lays them out as an [m, L] rectangle. They are packed by
+length, so that the rectangle is nearly full, or so that they share tokens (sequences.py). On CPUs that is three to
+eight times as fast as one block-diagonal mask of S x S. A sequence never attends to another one.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from learner.rows.prefixes import places_of, shared_lengths
-from learner.rows.sequences import Ints, joined, last_rows, tokens_of
+from learner.rows.sequences import Ints, joined, last_rows, places_of, shared_lengths, tokens_of
 from services.records import Step
 
 Floats = npt.NDArray[np.float64]
@@ -33,13 +32,13 @@ class Rows:
     tokens: npt.NDArray[np.int32]
     """Tokens of sequence 0, of sequence 1, ...: prompt and response of its last row."""
     sequence: Ints
-    """[N]: the sequence of each row. Its numbers grow with their first rows."""
+    """[N]: the sequence of each row, numbered in the order of their first rows."""
     prompt_lengths: Ints
-    """[N]: where in its sequence the response of a row begins."""
+    """[N]: position of a row's response in its sequence."""
     response_lengths: Ints
     """[N], each at least 1."""
     sampler_logprobs: npt.NDArray[np.float32]
-    """All responses one after another."""
+    """Of all responses, one after another."""
     advantages: Floats
     """[N]."""
     temperatures: Floats
@@ -54,7 +53,7 @@ class Rows:
 
     @property
     def lengths(self) -> Ints:
-        """[M] tokens of each sequence."""
+        """[M]: number of tokens of each sequence."""
         return (self.prompt_lengths + self.response_lengths)[last_rows(self.sequence)]
 
     @property
@@ -66,10 +65,11 @@ class Rows:
 def make_rows(steps: Sequence[Step], *, advantages: Sequence[float], temperatures: Sequence[float],
               stale: Sequence[bool], follows: Sequence[int | None] | None = None,
               ends: Sequence[bool] | None = None) -> Rows:
-    """Rows of these steps, in their order. `follows` names the row that each one continues, if any. `ends` says which
-    are the last of their episodes; without it each row is an episode.
+    """Returns the rows of these steps, in their order.
 
-    Raises ValueError for an empty prompt or response, and for a row that does not continue the one that it names.
+    `follows`: the row that each row continues, if any. `ends`: whether a row is the last one of its episode; without it
+    each row is an episode. Raises ValueError for an empty prompt or response, and for a row that does not continue the
+    one in `follows`.
     """
     for step in steps:
         if not len(step.prompt_ids) or not len(step.response_ids):
@@ -132,7 +132,7 @@ class Pack:
     stale: Tensor
     """bool [n]."""
     places: Tensor
-    """int64 [T]: the place of each response token among those of the whole batch, in the order of its rows."""
+    """int64 [T]: the place of each response token among those of the batch, in the order of its rows."""
     weight: float = 1.0
     """0 for a filler, which only keeps the ranks' collectives in step."""
 
@@ -144,10 +144,10 @@ class Pack:
 
 def split(lengths: Ints, ranks: int, token_budget: int, *, grid: bool = True,
           pair_cost: float = 0.0) -> list[list[Ints]]:
-    """Indices of sequences [rank][pack]: the same on every rank, every rank with the same number of packs.
+    """Returns indices of sequences [rank][pack]: the same on every rank, with the same number of packs for every rank.
 
     Longest first, each to the rank with the fewest tokens so far; then `cut`. Ranks wait for each other in every pack,
-    so without a grid the packs themselves get equal work instead, if that shortens the waits. The work of l tokens is
+    so without a grid the work of single packs is balanced instead, if that shortens the waits. The work of l tokens is
     l + pair_cost l² (Shape.pair_cost).
     """
     shares: list[list[int]] = [[] for _ in range(ranks)]
@@ -167,9 +167,9 @@ def split(lengths: Ints, ranks: int, token_budget: int, *, grid: bool = True,
 
 
 def _level(work: Floats, lengths: Ints, ranks: int, count: int, token_budget: int) -> list[list[Ints]] | None:
-    """Returns `count` packs of each rank with as equal work as can be, [rank][pack]; None if they do not fit.
+    """Returns `count` packs for each rank with nearly equal work, [rank][pack]; None if they do not fit.
 
-    Longest first, each to the pack with the least work so far that has room. Packs of like work run at once.
+    Longest first, each to the pack with the least work so far that has room. Packs of similar work run at once.
     """
     packs: list[list[int]] = [[] for _ in range(ranks * count)]
     loads, tokens = np.zeros(len(packs)), np.zeros(len(packs), dtype=np.int64)
@@ -192,9 +192,9 @@ def slowest(packs: list[list[Ints]], work: Floats) -> float:
 
 
 def cut(shares: Sequence[Ints], lengths: Ints, token_budget: int, *, grid: bool = True) -> list[list[Ints]]:
-    """Indices of sequences [rank][pack], given those of each rank, `shares` [rank].
+    """Returns indices of sequences [rank][pack], given those of each rank, `shares` [rank].
 
-    Each rank cuts its sequences, in descending order of length, where m x L (without a grid: S) would exceed the
+    The sequences of a rank, in descending order of length, are cut where m x L (without a grid: S) would exceed the
     budget. A rank with fewer packs than another gets empty ones.
     """
     packs = [_cut(share[np.argsort(-lengths[share], kind="stable")], lengths, token_budget, grid=grid)
@@ -225,7 +225,7 @@ def pack_rows(rows: Rows, indices: Ints, device: torch.device | str = "cpu", *, 
     prompts, responses, lengths = rows.prompt_lengths[members], rows.response_lengths[members], all_lengths[indices]
     response_ends = np.cumsum(rows.response_lengths)
     response_source = ranges((response_ends - rows.response_lengths)[members], responses)
-    # All tokens of these sequences [A], one sequence after another, and where each of them is in S.
+    # All tokens of these sequences [A], one sequence after another, and the position of each in S.
     contents = rows.tokens[ranges((np.cumsum(all_lengths) - all_lengths)[indices], lengths)].astype(np.int64)
     starts, within = np.cumsum(lengths) - lengths, ranges(np.zeros_like(lengths), lengths)
     shared = shared_lengths(np.split(contents, starts[1:])) if grid else np.zeros_like(lengths)
@@ -266,7 +266,7 @@ def _rectangle(lengths: Ints, shared: Ints, device: torch.device | str) -> Recta
 
 
 def _rows_in(sequence: Ints, indices: Ints) -> tuple[Ints, Ints]:
-    """The rows of these sequences, sequence by sequence, and the place of each row's sequence among them. [n] each."""
+    """Returns the rows of these sequences, in that order, and the place of each row's sequence in it. [n] each."""
     place = np.full(int(sequence.max()) + 1, -1, dtype=np.int64)
     place[indices] = np.arange(len(indices))
     members = np.flatnonzero(place[sequence] >= 0)
@@ -275,6 +275,6 @@ def _rows_in(sequence: Ints, indices: Ints) -> tuple[Ints, Ints]:
 
 
 def ranges(starts: Ints, lengths: Ints) -> Ints:
-    """Returns starts[0], starts[0]+1, ... (lengths[0] numbers), then those of starts[1], without a loop over tokens."""
+    """Returns starts[0], starts[0]+1, ... (lengths[0] numbers), then those of starts[1], and so on."""
     offsets = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     return np.repeat(starts, lengths) + offsets

@@ -1,9 +1,9 @@
-"""The measurements of the learner's self-test, one function per question. Each yields lines as it finds them."""
+"""The measurements of the learner's self-test, one method per question. Each yields lines as it goes."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -31,7 +31,7 @@ DLOGP = 0.05
 MFU = 0.45
 """Aim of the share of model FLOPs in those of the measured matrix product, at the largest pack."""
 PACKS = 4
-"""Packs of an update, so that the optimizer's seconds do not weigh as they never do in a run."""
+"""Packs of an update, so that the optimizer's share of the time is like that in a run."""
 PLAN = 0.2
 """Largest relative difference between measured and planned memory."""
 SAME_NORM = 0.02
@@ -51,7 +51,7 @@ class Checks:
         """FLOPs per second of a large matrix product."""
 
     def learner(self, tokens: int, **learner: Any) -> Learner:
-        """Returns a new learner on an emptied device."""
+        """Returns a new learner, after freeing unused memory."""
         self.gauge.fresh()
         return Learner(config(tokens, self.rank_group.device, **learner), self.folder, self.rank_group)
 
@@ -61,8 +61,8 @@ class Checks:
 
     def rows(self, count: int) -> Rows:
         """Returns rows with credit."""
-        found = groups(self.scene, count)
-        return rows_of(found, assign_credit(found, config(64, self.rank_group.device).learner.credit), policy_step=0)
+        batch = groups(self.scene, count)
+        return rows_of(batch, assign_credit(batch, config(64, self.rank_group.device).learner.credit), policy_step=0)
 
     def pack(self, count: int, *, grid: bool) -> Pack:
         """Returns a pack of `count` rows."""
@@ -114,21 +114,21 @@ class Checks:
         yield Line(name=f"{name}: three steps", passed=finite, aim="finite gradients",
                    found=f"gradient norm {rounded(metrics['grad_norm'])}, "
                          f"update in {1e3 * metrics['seconds/optimizer']:.0f} ms")
-        found = self.gauge.peak()
-        if found is not None:
+        measured = self.gauge.peak()
+        if measured is not None:
             if not learner.layout.checkpointing:
-                peaks[tokens] = found
+                peaks[tokens] = measured
             planned = planned_bytes(learner)
             yield Line(name=f"{name}: memory", aim=f"plan {planned / GIB:.1f} GiB",
-                       found=f"{found / GIB:.1f} GiB, {self.gauge.reserved() / GIB:.1f} reserved",
-                       passed=abs(found / planned - 1) <= PLAN)
+                       found=f"{measured / GIB:.1f} GiB, {self.gauge.reserved() / GIB:.1f} reserved",
+                       passed=abs(measured / planned - 1) <= PLAN)
 
     def numerics(self) -> Lines:
         """Compares the learner's logprobs in bfloat16 with those of the plain model in float32."""
         learner = self.learner(self.scene.packs[0])
         varlen = takes_varlen(self.rank_group.device, half=True)
         with torch.no_grad():
-            found, _ = learner.policy(self.pack(1, grid=not varlen))
+            logprobs, _ = learner.policy(self.pack(1, grid=not varlen))
         del learner
         self.gauge.fresh()
         hf = AutoModelForCausalLM.from_pretrained(
@@ -139,7 +139,7 @@ class Checks:
         with torch.no_grad():
             logits = hf(input_ids=pack.tokens, logits_to_keep=self.scene.response + 1).logits[0, :-1]
         expected = torch.log_softmax(logits, -1).gather(-1, pack.targets[:, None])[:, 0]
-        gap = (found - expected).abs()
+        gap = (logprobs - expected).abs()
         yield Line(name="|dlogp| against float32 eager", passed=bool(gap.mean() < DLOGP),
                    found=f"mean {float(gap.mean()):.4f}, largest {float(gap.max()):.4f}", aim=f"mean < {DLOGP}")
 
@@ -197,7 +197,7 @@ class Checks:
         folder = self.folder / "saved"
         folder.mkdir()
         yield self._save("save, first time", learner, folder)  # takes the host memory
-        yield self._save("save, with a step beside it", learner, folder, lambda: learner.train(batch))
+        yield self._save("save during a step", learner, folder, lambda: learner.train(batch))
         expected = dict(learner.state_dict_for_sampler())
         start = time.perf_counter()
         learner.load(folder)
@@ -206,18 +206,18 @@ class Checks:
         start = time.perf_counter()
         packed = learner.pack()
         seconds = time.perf_counter() - start
-        found = unpack(packed.manifest, packed.buffer)
+        weights = unpack(packed.manifest, packed.buffer)
         yield Line(name="pack the weights", found=f"{seconds:.2f} s with their digest, "
                                                   f"{packed.buffer.nbytes / GIB:.2f} GiB")
-        gap = max(float((found[name].float() - expected[name].float()).abs().max()) for name in found)
+        gap = _largest_gap(weights, expected)
         yield Line(name="a step after loading", found=f"largest difference of a weight {gap:.2g}",
                    aim="as without loading", passed=gap <= (1e-3 if self.gauge.cuda else 0.0))
 
-    def _save(self, name: str, learner: Learner, folder: Path, beside: Callable[[], object] = lambda: None) -> Line:
+    def _save(self, name: str, learner: Learner, folder: Path, work: Callable[[], object] = lambda: None) -> Line:
         start = self.gauge.now()
         saving = learner.save(folder)
         middle = time.perf_counter()
-        beside()
+        work()
         saving.result(learner.config.learner.collective_s)
         end = time.perf_counter()
         written = sum(path.stat().st_size for path in folder.iterdir())
@@ -225,7 +225,7 @@ class Checks:
                                      f"{end - middle:.2f} s to the disk")
 
     def adapters(self) -> Lines:
-        """Takes a step with LoRA, and compares merged weights with the layers with adapters."""
+        """Takes a step with LoRA, and compares merged weights with layers that have adapters."""
         tokens = self.scene.packs[-1]
         learner = self.learner(tokens, lr=1e-2, lora={"rank": self.scene.lora_rank})
         yield from self._three_steps(f"LoRA, {tokens} tokens a pack", learner, tokens, {})
@@ -241,7 +241,7 @@ class Checks:
 
     def offload(self) -> Lines:
         """Compares updates with moments in host memory and on the device: same result, less memory, more time."""
-        found: dict[bool, dict[str, Tensor]] = {}
+        weights: dict[bool, dict[str, Tensor]] = {}
         for offloaded in (False, True):
             learner, batch = self.learner(self.scene.packs[0], offload=offloaded), groups(self.scene, 4)
             learner.train(batch)
@@ -251,35 +251,35 @@ class Checks:
             yield Line(name=f"update, moments on the {'host' if offloaded else 'device'}",
                        found=f"{metrics['seconds/optimizer']:.2f} s"
                        + (f", {held / GIB:.1f} GiB" if held is not None else ""))
-            found[offloaded] = dict(learner.state_dict_for_sampler())
+            weights[offloaded] = dict(learner.state_dict_for_sampler())
             del learner
-        gap = max(float((found[True][name].float() - found[False][name].float()).abs().max()) for name in found[True])
+        gap = _largest_gap(weights[True], weights[False])
         yield Line(name="the update with moments on the host", found=f"largest difference of a weight {gap:.2g}",
                    aim="as on the device", passed=gap <= (1e-3 if self.gauge.cuda else 0.0))
 
-    def parking(self) -> Lines:
+    def host_offload(self) -> Lines:
         """Moves the states to host memory and back, and compares a step after that with a step without it.
 
         The first turn is slower, because it makes and pins the host memory.
         """
-        found: dict[bool, dict[str, Tensor]] = {}
-        for parked in (False, True):
+        weights: dict[bool, dict[str, Tensor]] = {}
+        for offloaded in (False, True):
             learner, batch = self.learner(self.scene.packs[0]), groups(self.scene, 4)
             learner.train(batch)
-            for turn in ("first", "second") if parked else ():
+            for turn in ("first", "second") if offloaded else ():
                 yield self._turn(learner, turn)
             learner.train(batch)
-            found[parked] = dict(learner.state_dict_for_sampler())
+            weights[offloaded] = dict(learner.state_dict_for_sampler())
             del learner
-        gap = max(float((found[True][name].float() - found[False][name].float()).abs().max()) for name in found[True])
+        gap = _largest_gap(weights[True], weights[False])
         yield Line(name="a step after that", found=f"largest difference of a weight {gap:.2g}",
                    aim="as with states on the device", passed=gap <= (1e-3 if self.gauge.cuda else 0.0))
 
     def _turn(self, learner: Learner, turn: str) -> Line:
         held, start = self.gauge.held(), self.gauge.now()
-        learner.park()
+        learner.offload()
         left, middle = self.gauge.held(), self.gauge.now()
-        learner.unpark()
+        learner.onload()
         end = self.gauge.now()
         return Line(
             name=f"states to host memory, {turn} turn", aim=f"<= {100 * LEFT:.0f}% left",
@@ -288,15 +288,17 @@ class Checks:
 
 
 def planned_bytes(learner: Learner) -> float:
-    """Returns the bytes that the plan says for a learner without a critic, as it has settled: on a small GPU it
-    computes activations twice."""
+    """Returns the planned bytes of a learner without a critic, which recomputes activations if its layout says so."""
     plain = training_of(learner.config, critic=False, adapters=adapter_parameters(learner.shape, learner.config))
     return memory(learner.shape, replace(plain, checkpointing=learner.layout.checkpointing)).total
 
 
-def same(name: str, found: Sequence[Tensor], expected: Sequence[Tensor], most: float) -> Line:
-    """Returns a line that passes if no element differs by more than `most` of the largest one of its tensor."""
-    gaps = [float((f - e).abs().max() / e.abs().max()) for f, e in zip(found, expected, strict=True)]
+def same(name: str, tensors: Sequence[Tensor], expected: Sequence[Tensor], most: float) -> Line:
+    """Returns a line that passes if no element differs by more than `most` of the largest element of its tensor."""
+    gaps = [float((t - e).abs().max() / e.abs().max()) for t, e in zip(tensors, expected, strict=True)]
     return Line(name=name, found=f"largest difference {max(gaps):.2g}", aim=f"<= {most}",
                 passed=all(gap <= most for gap in gaps))
 
+
+def _largest_gap(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
+    return max(float((weights[name].float() - expected[name].float()).abs().max()) for name in weights)

@@ -11,7 +11,7 @@ from services.errors import in_short
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One measurement. `passed` is None if the line has no aim on this machine."""
+    """One measurement. `passed` is None if there is no aim on this machine."""
 
     name: str
     found: str

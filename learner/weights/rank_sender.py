@@ -1,9 +1,9 @@
-"""One rank's part in sending weights (services/weights/channel.py). Rank 0 calls it, and so commands the other ranks.
+"""One rank's part in sending weights (services/weights/channel.py). Rank 0's calls command the other ranks.
 
 A *stream* is a snapshot of a rank's pieces on its device: c P / R bytes for `nccl`, where every rank sends its own
 rows, and c P for `ipc`, where the ranks gather tensor by tensor for the sampler that shares their GPU. It stays until
-the next snapshot, so that a copy in host memory can be made from it while training goes on. The memory for `ipc` is
-allocated once: a version may have no receivers, and then torch would never free it.
+the next snapshot, so that it can be copied to host memory while training continues. The memory for `ipc` is allocated
+once: torch would never free that of a version without receivers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from learner.model.lora import DOWN, UP, adapter_scale, is_adapter, merged
-from learner.model.policy import Policy, whole
+from learner.model.policy import Policy, full_tensor
 from learner.rank_group import RankGroup
 from services.process.rendezvous import Rendezvous
 from services.process.threads import started
@@ -58,7 +58,7 @@ class PolicyWeights:
             part = self._part(value)
             if stem + DOWN in state:
                 up = self._part(state[stem + UP])  # its rows are sharded like those of the weight
-                part = merged(part, whole(state[stem + DOWN]), up, scale)
+                part = merged(part, full_tensor(state[stem + DOWN]), up, scale)
             flat = part.detach().to(self._format(value)).contiguous().reshape(-1)
             yield flat if piece.size else flat[:0]
 
@@ -74,7 +74,7 @@ class PolicyWeights:
         return TensorPiece(index, offset[0] * row, mine[0] * row)
 
     def _part(self, value: Tensor) -> Tensor:
-        return value.to_local() if isinstance(value, DTensor) and not self._gathers else whole(value)
+        return value.to_local() if isinstance(value, DTensor) and not self._gathers else full_tensor(value)
 
 
 HOST = torch.device("cpu")
@@ -121,9 +121,8 @@ class RankSender:
             self._fill(memory, self._weights.pieces())
         return self._packed(memory)
 
-    def copy(self, known: str) -> Future[Packed]:
-        """Begins to copy the last snapshot, whose digest is `known`, to host memory. The weights may change meanwhile.
-        """
+    def copy(self, snapshot_digest: str) -> Future[Packed]:
+        """Begins to copy the last snapshot, which has this digest, to host memory. The weights may change meanwhile."""
         self._settle()
         held = ExitStack()
         memory, handle = held.enter_context(exported(self._weights.size, HOST))
@@ -132,24 +131,23 @@ class RankSender:
         def filled() -> Packed:
             with held:
                 self._fill_from_stream(memory)
-            return self._packed(memory, known)
+            return self._packed(memory, snapshot_digest)
 
         self._copying = started(filled, "copy")
         return self._copying
 
     def snapshot(self) -> Snapshot:
-        """Copies the weights into a stream on each sender's device, and sums them. A copy of the last one ends before.
-        """
+        """Waits for the last copy, then copies the weights into a stream on each sender's device, and sums them."""
         self._group.send_command("snapshot")
         return self._snapshot()
 
     def offer(self, receivers: int) -> str:
-        """Returns the place where all senders meet so many receivers."""
+        """Returns the address where all senders meet this number of receivers."""
         meeting = Rendezvous(self._group.node, 0, len(self._senders) + receivers)
         return self._connect(meeting, meeting.offer(), receivers).where
 
     def send(self, transfer: Round, abort_reason: Callable[[], str]) -> None:
-        """Broadcasts the streams if the round has a place to meet. Receivers report failures.
+        """Broadcasts the streams if the round has an address. Receivers report failures.
 
         `abort_reason` returns why the round has to end early, or "".
         """
@@ -166,9 +164,9 @@ class RankSender:
         if self._link is not None:
             self._link.close()
 
-    def _packed(self, memory: Tensor, known: str = "") -> Packed:
+    def _packed(self, memory: Tensor, snapshot_digest: str = "") -> Packed:
         manifest, buffer = self._weights.manifest, memory.numpy()
-        return Packed(manifest=manifest, buffer=buffer, digest=known or digest(manifest, buffer))
+        return Packed(manifest=manifest, buffer=buffer, digest=snapshot_digest or digest(manifest, buffer))
 
     def _memory(self, handle: bytes) -> Tensor | None:
         """Returns rank 0's memory, in which the ranks of its machine write."""
@@ -184,25 +182,25 @@ class RankSender:
         self._copying = started(lambda: self._fill_from_stream(memory), "copy")
 
     def _settle(self) -> None:
-        """Returns once the last copy is made. Raises what ended it."""
+        """Waits for the last copy. Raises its error."""
         if self._copying is not None:
             self._copying.result()
 
     def _fill_from_stream(self, memory: Tensor | None) -> None:
-        # Beside the kernels of the training step: in their CUDA stream each would wait for the other.
-        beside = torch.cuda.Stream(self._group.device) if self._group.device.type == "cuda" else None
-        with torch.cuda.stream(beside) if beside else nullcontext():
+        # In the CUDA stream of the training step, copies and kernels would wait for each other.
+        own = torch.cuda.Stream(self._group.device) if self._group.device.type == "cuda" else None
+        with torch.cuda.stream(own) if own else nullcontext():
             parts = () if self._stream is None else self._stream.split([piece.size for piece in self._weights.share])
             self._fill(memory, parts)
 
     def _fill(self, memory: Tensor | None, parts: Iterable[Tensor]) -> None:
         """Writes this rank's pieces into rank 0's memory, or sends them to rank 0 from another machine.
 
-        Returns once rank 0 has those of all senders. With `ipc` rank 0 has all rows itself.
+        Returns once rank 0 has the pieces of all senders. With `ipc` rank 0 has all rows itself.
         """
         group = self._group
         if group.rank not in (self._senders[:1] if self._ipc else self._senders):
-            for _ in parts:  # gathering a tensor needs all ranks
+            for _ in parts:  # all ranks take part in gathering a tensor
                 pass
         elif memory is not None:
             self._write(memory, self._weights.share, parts)
@@ -228,7 +226,7 @@ class RankSender:
         self._settle()
         weights, handle, sends = self._weights, b"", self._group.rank in self._senders
         size = sum(piece.size for piece in weights.share)
-        self._stream = None  # the old memory goes first
+        self._stream = None  # frees the old memory first
         if sends and self._ipc:
             self._exported = self._exported or self._kept.enter_context(exported(size, self._group.device))
             self._stream, handle = self._exported[0], self._exported[1]()

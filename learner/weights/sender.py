@@ -1,9 +1,9 @@
 """Rank 0's end of the weight channel: HostSender, and GpuSender in front of it (services/weights/channel.py).
 
-GpuSender holds a round with the workers that call the registry: it begins, all ranks send, and rank 0 asks for progress
-until every member has reported or is gone, or until the deadline. A failed round ends its connections, and the next one
-connects the members that are there then. After GIVE_UP failed rounds in a row none is tried any more, because each may
-cost its deadline.
+GpuSender runs a round with the workers of the registry: all ranks send, and rank 0 asks for progress until every member
+has reported or is gone, or until the deadline. A failed round ends its connections, and the next one connects the
+members of that time. After GIVE_UP failed rounds in a row there are no more rounds, because each may take until its
+deadline.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ log = get_logger("transfer")
 
 
 class WeightsActorClient:
-    """The weights actor as the learner calls it. `actor`: its handle. If it dies, Ray creates it again, empty.
+    """Calls the weights actor. `actor`: its handle. If it dies, Ray creates it again, empty.
 
-    `seconds` bounds each call, also those that wait for the new actor (`learner.collective_s`).
+    `seconds` limits each call, also those that wait for the new actor (`learner.collective_s`).
     """
 
     def __init__(self, actor: Any, *, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -43,11 +43,11 @@ class WeightsActorClient:
         self._asked = 0.0
 
     def publish(self, version: Version, packed: Packed) -> None:
-        """Hands a version over. If the actor dies meanwhile, its successor gets it. Raises as `ask` does."""
+        """Sends a version. If the actor dies meanwhile, its successor gets the version. Raises as `ask` does."""
         self.ask("publish", version, packed.manifest, packed.buffer)
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """Calls a method and returns its answer. If the actor dies, its successor is asked. Raises DeadlineExceeded."""
+        """Returns the result of a method. If the actor dies, its successor is called. Raises DeadlineExceeded."""
         try:
             call = getattr(self._actor, method).options(max_task_retries=-1)
             return ray.get(call.remote(*arguments), timeout=self._seconds)
@@ -56,19 +56,19 @@ class WeightsActorClient:
                                    "(learner.collective_s)") from error
 
     def wanted(self) -> Version | None:
-        """Returns a version that a worker has asked for in vain, or None. Asks at most every WANTED_EVERY_S."""
+        """Returns a version that a worker needs and the actor lacks, or None. Asks at most every WANTED_EVERY_S."""
         if self._clock() - self._asked < WANTED_EVERY_S:
             return None
         self._asked = self._clock()
         try:
             return ray.get(self._actor.wanted.remote(), timeout=ASK_S)
         except (RayActorError, GetTimeoutError):
-            return None  # it is being created again, or its node is cut off
+            return None  # it is being created again, or its node is unreachable
 
 
 class HostSender:
-    """Sends versions through host memory. `publish` hands one to the weights actor. `wanted` returns a version that a
-    worker has asked for in vain."""
+    """Sends versions through host memory. `publish` sends one to the weights actor. `wanted` returns a version that a
+    worker needs and the actor lacks."""
 
     def __init__(self, ranks: RankSender, publish: Callable[[Version, Packed], None],
                  wanted: Callable[[], Version | None] = lambda: None) -> None:
@@ -88,7 +88,7 @@ class HostSender:
         live(version)
 
     def publish(self, version: Version, packed: Packed) -> None:
-        """Hands a version to the weights actor."""
+        """Sends a version to the weights actor."""
         self._sent = version, packed
         self._publish(version, packed)
 
@@ -100,9 +100,9 @@ class HostSender:
         return copied
 
     def keep(self) -> Version | None:
-        """Publishes the version again that was sent last, if it is wanted: the weights actor died, and has lost it.
+        """Publishes the last version again if a worker needs it, because the weights actor died and lost it.
 
-        Returns the version that is wanted.
+        Returns the version that is needed.
         """
         wanted = self._wanted()
         if self._sent is not None and wanted == self._sent[0]:
@@ -125,7 +125,7 @@ class GpuSender:
         self._connected: tuple[list[Participant], str] = [], ""
 
     def snapshot(self, version: Version) -> Version:
-        """Copies the weights on the GPUs, or to host memory if no worker could receive them from there."""
+        """Copies the weights on the GPUs, or to host memory if no worker can receive them from GPUs."""
         self._snapshot = self._copied = None
         if self.failed >= GIVE_UP or not self._ask("members"):
             return self._host.snapshot(version)
@@ -135,7 +135,7 @@ class GpuSender:
         return version
 
     def send(self, version: Version, live: Callable[[Version], None]) -> None:
-        """Holds a round. Publishes the version in host memory if not every worker has it then."""
+        """Runs a round. Then publishes the version in host memory if a worker lacks it."""
         if self._snapshot is None:
             self._host.send(version, live)
             return
@@ -155,7 +155,7 @@ class GpuSender:
         return self._copied
 
     def keep(self) -> None:
-        """Publishes the version that was sent last in host memory, if it is wanted: for a worker that starts late."""
+        """Publishes the last version in host memory if a worker needs it, because it started late."""
         wanted = self._host.keep()
         if self._snapshot is not None and wanted == self._snapshot[0]:
             self.copy()
@@ -163,11 +163,11 @@ class GpuSender:
     def _published(self, version: Version, copied: Future[Packed]) -> None:
         try:
             self._host.publish(version, copied.result())
-        except Exception as error:  # whoever needs the copy gets its error, and a worker that needs the version asks
+        except Exception as error:  # callers of copy() get it too, and a worker that needs the version asks
             log.warning("not published in host memory", version=version.short, reason=str(error))
 
     def _round(self, version: Version, snapshot: Snapshot) -> bool:
-        """Returns whether every worker that is there holds the version."""
+        """Runs a round. Returns whether every present worker has the version."""
         present: list[Participant] = self._ask("members")
         members = [member for member in present if self._way == "nccl" or member.shared_gpu < len(snapshot.shares)]
         started = time.monotonic()
@@ -181,14 +181,14 @@ class GpuSender:
             self.failed = self.failed + 1 if faults else 0
         if faults:
             self._connected = [], ""
-            log.warning("transfer failed", version=version.short, faults=faults, then="nothing is sent any more"
+            log.warning("transfer failed", version=version.short, faults=faults, then="no more rounds"
                         if self.failed == GIVE_UP else "workers take it from host memory")
         elif members:
             log.info("transferred", version=version.short, workers=len(members), seconds=time.monotonic() - started)
         return not faults and len(members) == len(present) > 0
 
     def _group(self, members: list[Participant]) -> str:
-        """Returns where senders and receivers meet, the same as long as the members are; "" if they do not connect."""
+        """Returns the address of the connection, the same for the same members; "" if they do not connect."""
         if self._way == "ipc" or not members:
             return ""
         if self._connected[0] != members:
@@ -196,7 +196,7 @@ class GpuSender:
         return self._connected[1]
 
     def _faults(self, started: float) -> dict[str, str]:
-        """Waits for all members that are there. Returns why it failed, for each worker for which it did."""
+        """Waits for all members. Returns worker -> reason for each failure."""
         aborted = False
         while True:
             faults, waiting = self._ask("progress")

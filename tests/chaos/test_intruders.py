@@ -76,5 +76,5 @@ def test_a_resume_runs_no_code_that_the_folder_brings(train, watched: Watched, t
     assert again.end(LIFE_S) == 0, again.tail()
     assert again.steps == [1, 2]
     said = again.log.read_text() + (watched.folder / "log.jsonl").read_text()
-    assert "is set aside" not in said, "the checkpoint with the pickles was not the one that was loaded"
+    assert "is renamed" not in said, "the checkpoint with the pickles was not the one that was loaded"
     assert not (tmp_path / "code-ran").exists()

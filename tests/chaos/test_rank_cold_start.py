@@ -42,7 +42,7 @@ def model(runs_dir: Path) -> Path:
 
 def goes_on(said: str) -> list[int]:
     """Returns the updates after which a run said that its cold start goes on."""
-    return [int(update) for update in re.findall(r"the cold start goes on after update (\d+)", said)]
+    return [int(update) for update in re.findall(r"the cold start continues after update (\d+)", said)]
 
 
 @pytest.fixture

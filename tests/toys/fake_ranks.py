@@ -4,8 +4,8 @@ Tensors have sizes and no contents (FakeTensorMode), and collectives reach nobod
 step of 32B on 32 ranks takes seconds and no memory. Everything else is the learner's own code on the path of a GPU with
 bfloat16: rows lie one after another, for the kernel of flash attention.
 
-A case has the keys of a config (`keys`), the arguments of transformers' Qwen2Config (`model`), `ranks` and `whole`,
-which says whether the model stays whole between packs. Its step makes two updates of two equal packs on each rank.
+A case has the keys of a config (`keys`), the arguments of transformers' Qwen2Config (`model`), `ranks` and `gathered`,
+which says whether the model stays gathered between packs. Its step makes two updates of two equal packs on each rank.
 """
 
 import json
@@ -123,7 +123,7 @@ def rows_of(tokens, ranks):
 
 def run(case):
     """Returns the peak bytes of a step, those that collectives carried, and the model's parameters."""
-    memory.WHOLE = 1 << 62 if case["whole"] else 0
+    memory.GATHERED_BYTES = 1 << 62 if case["gathered"] else 0
     config = Config.model_validate(case["keys"])
 
     def empty_policy(folder):
@@ -135,7 +135,7 @@ def run(case):
         module.empty_policy = empty_policy
     trainer.RankSender = lambda *settings, **others: None  # sends nothing here, and reads values
     trainer.takes_varlen = lambda device, *, half: half
-    Stepper._gathered = lambda self, values: np.zeros(len(values))  # numpy needs contents
+    Stepper._gather = lambda self, values: np.zeros(len(values))  # numpy needs contents
     Stepper._row_advantages = lambda self, packs, outputs, num_rows: np.zeros(num_rows)
     nn.Module.to = lambda self, *where: self  # all is there already, and torch cannot replace fake parameters
     group = FakeGroup(case["ranks"])
@@ -144,7 +144,7 @@ def run(case):
         learner = Learner(config, Path("no folder"), group)
         assert not learner.stepper.grid
         usage = Usage()
-        models = [each.model for each in learner.stepper.trainees]
+        models = [each.model for each in learner.stepper.trained_models]
         models += [learner.stepper.reference] if isinstance(learner.stepper.reference, Policy) else []
         usage.note([tensor for model in models for tensor in model.parameters()])
         with usage:

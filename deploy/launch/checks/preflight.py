@@ -246,8 +246,8 @@ def check_scratch(config: Config) -> None:
 
 def _credit(config: Config) -> Iterator[UserError]:
     """Checks that the estimator exists, and that the loss, the prompt and the group size suit it."""
+    from learner.credit.checks import try_estimator
     from learner.credit.registry import ESTIMATORS, estimator, options_of
-    from learner.credit.trial import try_estimator
 
     options = options_of(config.learner.credit)
     learner, name, prompt = config.learner, config.learner.credit.estimator, config.env.prompt

@@ -15,7 +15,7 @@ from typing import Literal
 
 from deploy.launch.planning.gpu_pool import GpuPool
 from deploy.launch.planning.model_memory import model_shape, planned_training, received_bytes, sampler_bytes
-from learner.model.memory import HEAD_ROOM, Shape, SharedDevice, Training, memory, parked, saved_per_token
+from learner.model.memory import HEAD_ROOM, Shape, SharedDevice, Training, memory, offloaded_bytes, saved_per_token
 from rollout.engine.settings import ENGINE_GIB, kv_bytes
 from services.config.file import as_yaml
 from services.config.tree import Config
@@ -63,7 +63,7 @@ class GpuPlan:
     """Whether the learner computes activations twice: the config asks for it, or the run would not fit otherwise."""
     activations_per_token: float
     """Memory of one token's activations in bytes."""
-    parked: float = 0.0
+    offloaded: float = 0.0
     """GiB of a learner rank that move to host memory while a sampler has the GPU."""
     transfer: Transfer = "host"
     """How new weights reach the samplers, with the meaning of weights.transfer."""
@@ -109,7 +109,7 @@ def _plan(config: Config, pool: GpuPool | None, transfer: Transfer) -> GpuPlan:
                    activations_per_token=saved_per_token(shape, half=training.half,
                                                          checkpointing=training.checkpointing, grid=training.grid,
                                                          longest=training.longest),
-                   parked=parked(shape, training) / GIB if config.rollout.sleep else 0.0, transfer=transfer)
+                   offloaded=offloaded_bytes(shape, training) / GIB if config.rollout.sleep else 0.0, transfer=transfer)
 
 
 def shared_device(config: Config, pool: GpuPool | None, transfer: Transfer | None = None) -> SharedDevice | None:
@@ -121,7 +121,7 @@ def shared_device(config: Config, pool: GpuPool | None, transfer: Transfer | Non
     shape, way = model_shape(config.model), transfer or config.transfer
     sampler = _sampler(config, shape, pool, way)
     beside = ENGINE_GIB if config.rollout.sleep else sum(sampler.values())
-    return SharedDevice(beside=(beside + CONTEXT_GIB) * GIB,
+    return SharedDevice(occupied=(beside + CONTEXT_GIB) * GIB,
                         sends=sampler_bytes(config, shape) if way == "ipc" else 0)
 
 
@@ -192,8 +192,8 @@ def describe(plan: GpuPlan) -> list[str]:
         parts = ", ".join(f"{name} {in_gib(size * GIB).removesuffix(' GiB')}" for name, size in seat.holds.items())
         room = "" if plan.pool is None else f", {plan.pool.gib - seat.total:.1f} free"
         lines.append(f"  {seat.gpus:g} x {seat.name}: {seat.total:.1f} GiB{room} ({parts})")
-    if plan.parked:
-        lines.append(f"  each turn moves {plan.parked:.1f} GiB of the learner to pinned host memory and back")
+    if plan.offloaded:
+        lines.append(f"  each turn moves {plan.offloaded:.1f} GiB of the learner to pinned host memory and back")
     lines.append(f"  new weights reach the samplers by {WAYS[plan.transfer]}")
     return lines
 

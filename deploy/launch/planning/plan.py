@@ -25,7 +25,7 @@ from deploy.launch.ray_address import ray_address
 from deploy.runs.folder import RunFolder, standing
 from deploy.runs.model_sources import origin
 from envservice.registry import find_spec
-from learner.model.memory import checkpoint_copy, host_moments, memory, parked
+from learner.model.memory import checkpoint_copy, host_moments, memory, offloaded_bytes
 from services.amounts import number_of
 from services.config.tree import Config
 from services.errors import UserError
@@ -129,7 +129,7 @@ def _learner_gib(config: Config) -> float:
     copy = checkpoint_copy(shape, training)
     if config.learner.gpus:
         weights = 2 * sampler_bytes(config, shape) / config.learner.ranks
-        waiting = parked(shape, training) if config.rollout.sleep else 0
+        waiting = offloaded_bytes(shape, training) if config.rollout.sleep else 0
         return (copy + host_moments(shape, training) + waiting + weights) / GIB
     return (copy + memory(shape, training).total) / GIB
 

@@ -161,3 +161,13 @@ def as_lines(title: str, rows: Sequence[Alignment]) -> list[str]:
 def _shown(one: Interval) -> str:
     """Returns the figure with its interval. Without some of the groups it may be no number, so its interval is none."""
     return f"{one.value:.3f} ±{one.half:.3f}" if math.isfinite(one.half) else UNTOLD
+
+
+def success_credit(won: Sequence[bool], lengths: Sequence[int]) -> list[list[float]]:
+    """Returns for each turn of K >= 2 episodes their success minus the mean success of the others, [episode][turn].
+
+    The mean of its sum of score gradients is K times the gradient of the success rate, whatever the turns were worth
+    (RLOO, arXiv 2402.14740, equation 7, without a penalty and without discounting).
+    """
+    others = len(won) - 1
+    return [[float(one) - (sum(won) - one) / others] * length for one, length in zip(won, lengths, strict=True)]

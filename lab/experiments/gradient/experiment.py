@@ -18,7 +18,7 @@ import numpy as np
 
 from deploy.runs.policies import check_distinct
 from lab.experiments.credit.design import chosen
-from lab.experiments.gradient.alignment import Gradients, PolicyGradients, tables_of
+from lab.experiments.gradient.alignment import Gradients, PolicyGradients, success_credit, tables_of
 from lab.experiments.loglinear.experiment import (
     GROUPS,
     RATE,
@@ -31,7 +31,6 @@ from lab.experiments.loglinear.experiment import (
     training_tasks,
 )
 from lab.experiments.loglinear.policy import DIMENSIONS, WITH_MEMORY, Floats, Play, score_entries
-from learner.credit.success import success_credit
 from services.errors import UserError
 from services.files import write_whole
 from services.seeds import seed_for

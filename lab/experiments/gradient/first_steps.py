@@ -23,8 +23,7 @@ from deploy.runs.model_sources import with_local_model
 from deploy.runs.policies import folder_digest
 from deploy.runs.results import RunResults
 from lab.experiments.credit.design import ARMS
-from lab.experiments.gradient.alignment import Gradients, PolicyGradients
-from learner.credit.success import success_credit
+from lab.experiments.gradient.alignment import Gradients, PolicyGradients, success_credit
 from services.config.tree import Config
 from services.errors import UserError
 from services.records import Episode, Step, Ticket
@@ -128,7 +127,7 @@ def _step(row: Mapping[str, Any]) -> Step:
 
 def _gradients(step: FirstStep, policy: Policy, arms: Sequence[str]) -> Iterator[Gradients]:
     """Yields for each group the gradients of all arms and of success, [arms + 1, parameters]."""
-    from learner.model.score_gradients import score_gradients
+    from lab.experiments.gradient.score_gradients import score_gradients
     from learner.rows.batch import assign_credit, rows_of
 
     credits = [assign_credit(step.groups, lay_over(step.config, ARMS[arm].overrides).learner.credit) for arm in arms]

@@ -55,7 +55,7 @@ def test_a_checkpoint_of_many_parts_comes_back_to_the_bit(request, tmp_path, ser
     there.run_dir.mkdir(parents=True)
     claim(there, resume=True)
     checkpoints = Checkpoints(there.run_dir / "checkpoints", keep=2)
-    assert checkpoints.newest_whole().step == 1
+    assert checkpoints.newest_intact().step == 1
     assert (checkpoints.folder(1) / "weights").read_bytes() == data
 
 

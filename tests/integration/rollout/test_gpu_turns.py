@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from learner.gpu_turn import gpu_turn
+from learner.actor import gpu_turn
 from rollout.gpu_turns import GpuTurns
 from services.errors import DeadlineExceeded, LeaseLost
 from services.store import gpu_lease

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from playing_worker import DEADLINE_S, counted, issue, until, working
 
-from learner.gpu_turn import gpu_turn
+from learner.actor import gpu_turn
 from rollout.gpu_turns import GpuTurns
 from rollout.judge import chosen, labels
 from services.config.objectives import JudgeSection

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from learner.cold_start.scratch_model import train_tokenizer
 from learner.cold_start.sft_data import TokenRow
-from learner.cold_start.tokenizer import train_tokenizer
 from learner.trainer import Learner
 from services.config.tree import Config
 from services.records import Episode, Step, Ticket, Version, VersionSpan
@@ -95,7 +95,7 @@ CASES["critic"] = {
     "credit": {"estimator": "ppo", "gamma": 1.0, "lam": 0.9}}
 VARIANTS = {
     "in-turn": CASES["sequence-actions"],
-    "critic-parked": CASES["critic"],
+    "critic-offloaded": CASES["critic"],
     "lora": {**CASES["token-tokens"], "lr": 5e-3, "lora": {"rank": 4, "alpha": 8.0}},
     "signals": (SIGNALS := {
         **CASES["token-tokens"], "imitation": {"weight": 0.5, "rows": 5, "decay_steps": 4},
@@ -115,18 +115,18 @@ def critic_weights(learner):
     """Returns the critic's weights of a single rank, or {} without a critic."""
     critic = learner.stepper.critic
     return {} if critic is None else {
-        name: tensor.full_tensor().clone() for name, tensor in critic.trainee.model.state_dict().items()}
+        name: tensor.full_tensor().clone() for name, tensor in critic.trained_model.model.state_dict().items()}
 
 
-def norms_of(trainee):
+def norms_of(trained_model):
     """Returns a list that gets the gradient norm of each update from now on. Adam hides a factor of the gradient."""
-    norms, update = [], trainee.update
+    norms, update = [], trained_model.update
 
     def noted():
         norms.append(update())
         return norms[-1]
 
-    trainee.update = noted
+    trained_model.update = noted
     return norms
 
 

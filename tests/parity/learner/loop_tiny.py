@@ -7,10 +7,10 @@ import msgspec
 import numpy as np
 from learner_tiny import make_config, make_step
 
+from learner.actor import onloaded
 from learner.checkpoints.checkpoint import Checkpoints
-from learner.gpu_turn import unparked
 from learner.loop import Leaving, TrainingLoop
-from learner.metrics.observer import Observer
+from learner.observer import Observer
 from learner.trainer import Learner
 from learner.weights.sender import GpuSender, HostSender
 from services.records import Episode, Ticket
@@ -52,13 +52,13 @@ class Crash(Exception):
     pass
 
 
-def run(store, folder, model_path, rank_group, *, crash_at=None, leave_at=None, parks=False, ask=None,
+def run(store, folder, model_path, rank_group, *, crash_at=None, leave_at=None, offloads=False, ask=None,
         meanwhile=lambda check: None, mirrored=None, wanted=lambda: None,
         slow=lambda version: None, **sections):
     """One life of a learner: up to the end, to the publication of `crash_at`, or until it is asked to leave.
 
     `leave_at`: "waiting 2" asks while it waits for groups after the publication of step 2, "publishing 2" before it.
-    `parks`: outside its turns the learner's states wait in host memory. `ask` calls the registry of transfers.
+    `offloads`: outside its turns the learner's states wait in host memory. `ask` calls the registry of transfers.
     `meanwhile` takes the loop's own check while the loop waits until the current version may be replaced.
     `mirrored` returns the step of the newest checkpoint in an object store. `wanted`: a version that a worker lacks.
     `slow` holds up the publication of a version in host memory.
@@ -85,8 +85,8 @@ def run(store, folder, model_path, rank_group, *, crash_at=None, leave_at=None, 
             raise Leaving
 
     learner = Learner(config, model_path, rank_group)
-    if parks:
-        learner.park()
+    if offloads:
+        learner.offload()
     sender = HostSender(learner.sender, publish, wanted)
     if ask is not None:
         sender = GpuSender(learner.sender, sender, ask, way=config.transfer, seconds=config.weights.seconds)
@@ -96,6 +96,6 @@ def run(store, folder, model_path, rank_group, *, crash_at=None, leave_at=None, 
             checkpoints=Checkpoints(folder / "checkpoints", 1),
             observer=Observer(metrics=folder / "metrics.jsonl", patience_s=60.0),
             sender=sender, before_publish=before_publish, check=check, mirrored=mirrored,
-            gpu_turn=partial(unparked, learner) if parks else nullcontext,
+            gpu_turn=partial(onloaded, learner) if offloads else nullcontext,
         ).run()
     return learner, published, replaced

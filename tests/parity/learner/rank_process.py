@@ -39,38 +39,38 @@ from learner.cold_start.sft import Budget, Order
 from learner.cold_start.sft_data import ROWS, load_rows
 from learner.cold_start.states import States
 from learner.model import memory
+from learner.model.probe import folder_canary
 from learner.rank_group import STOP, RankGroup
 from learner.rows.packing import pack_rows
-from learner.weights.policy_canary import folder_canary
 from services.config.sft import SftSection
 from services.process.rendezvous import Rendezvous
 
-PARKED = "parked"
+OFFLOADED = "offloaded"
 COLLECTIVE_S = 240.0
 
 
 def lead(learner, out):
-    parks = "parked" in out.name
+    offloads = "offloaded" in out.name
     reports = []
 
-    def park():
-        if parks:
-            learner.park()
-            (out / PARKED).unlink()  # raises if the last rank, which is late, has not parked
+    def offload():
+        if offloads:
+            learner.offload()
+            (out / OFFLOADED).unlink()  # raises if the last rank, which is late, has not offloaded
 
-    def unpark():
-        if parks:
-            learner.unpark()
+    def onload():
+        if offloads:
+            learner.onload()
 
     for seed in range(2):
-        park()
-        unpark()
+        offload()
+        onload()
         reports.append(learner.train(make_groups(seed, step=seed)))
     checkpoint = out / "checkpoint"
     checkpoint.mkdir()
-    park()
+    offload()
     saving = learner.save(checkpoint)
-    unpark()
+    onload()
     torch.save({"weights": weights(learner), "metrics": [r.metrics for r in reports],
                 "advantages": [c.advantages for r in reports for c in r.credits]}, out / "after.pt")
     packed = learner.pack()
@@ -86,15 +86,15 @@ def lead(learner, out):
 
 
 def parks_late(learner, out):
-    """Makes this rank park after the others, and note each time in a file."""
-    park = learner._parking.park
+    """Makes this rank offload after the others, and note each time in a file."""
+    offload = learner._host_offload.offload
 
     def late():
         time.sleep(0.2)
-        park()
-        (out / PARKED).touch()
+        offload()
+        (out / OFFLOADED).touch()
 
-    learner._parking.park = late
+    learner._host_offload.offload = late
 
 
 def skewed(*arguments, **options):
@@ -142,7 +142,7 @@ def run(rank, world, nodes, rendezvous, model, out, cases):
         if name in LIVES:
             imitates(rank_group, Path(model), Path(out), name)
             continue
-        memory.WHOLE = 0 if name.startswith("in-turn") else 1 << 30
+        memory.GATHERED_BYTES = 0 if name.startswith("in-turn") else 1 << 30
         step.pack_rows = skewed if (name, rank) == ("skewed", 1) else pack_rows
         learner = make_learner(Path(model), rank_group, ranks=world, **(CASES | VARIANTS | WRONG)[name])
         assert learner.layout.shards == (world // nodes if nodes < world else world)

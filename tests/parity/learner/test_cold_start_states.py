@@ -60,7 +60,7 @@ def test_two_interruptions_change_no_bit(live, sft, learner):
     assert live(sft=sft, ends=2, **learner).facts["kept"] == 1
     second = live(sft=sft, ends=7, **learner)
     assert (second.first.updates, second.facts["kept"]) == (2, 6)
-    assert second.facts["begun"][1] == ("the cold start goes on after update 1",)
+    assert second.facts["begun"][1] == ("the cold start continues after update 1",)
     last = live(sft=sft, **learner)
     assert last.first.updates == 7
     assert same(last.weights, whole.weights)
@@ -129,10 +129,10 @@ def test_the_state_before_a_damaged_one_is_used_else_the_beginning(live, tmp_pat
     found = live(ends=4)
     warning, goes_on = found.facts["begun"][1]
     assert warning.startswith(f"warning: the state in {tmp_path / 'state-00000004'} is damaged and is not used: ")
-    assert goes_on == "the cold start goes on after update 3"
+    assert goes_on == "the cold start continues after update 3"
     damage(tmp_path / "state-00000003")
     last = live()
-    assert (last.first.updates, last.facts["begun"][1][-1]) == (1, "the cold start begins at its beginning")
+    assert (last.first.updates, last.facts["begun"][1][-1]) == (1, "the cold start begins from the start")
     assert same(last.weights, whole.weights)
     assert kept(tmp_path) == [7, 8]
 

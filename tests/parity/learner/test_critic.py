@@ -40,14 +40,14 @@ def critic(any_model_path, rank_group):
     made = make_critic(make_config(**CASES["critic"]), any_model_path, rank_group, Layout())
     torch.manual_seed(1)
     with torch.no_grad():
-        made.trainee.model.head.weight.to_local().copy_(torch.randn(1, 32) / 4)
+        made.trained_model.model.head.weight.to_local().copy_(torch.randn(1, 32) / 4)
     return made
 
 
 def plain_values(folder, critic, steps):
     """Returns values [T] of each row, each row alone through the standard body; and model and head for gradients."""
     body = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").base_model
-    head = critic.trainee.model.head.weight.full_tensor().detach().clone().requires_grad_()
+    head = critic.trained_model.model.head.weight.full_tensor().detach().clone().requires_grad_()
     values = []
     for step in steps:
         ids = torch.tensor(np.concatenate([step.prompt_ids, step.response_ids]), dtype=torch.int64)[None]
@@ -99,7 +99,7 @@ def test_turns_are_valued_by_prompts_and_bootstrapped_within_episodes(any_model_
     critic = make_critic(make_config(**options), any_model_path, rank_group, Layout())
     torch.manual_seed(1)
     with torch.no_grad():
-        critic.trainee.model.head.weight.to_local().copy_(torch.randn(1, 32) / 4)
+        critic.trained_model.model.head.weight.to_local().copy_(torch.randn(1, 32) / 4)
     values, _, _ = plain_values(any_model_path, critic, steps)
     v = np.array([row[0].item() for row in values])
     raw = np.zeros(7)
@@ -151,7 +151,7 @@ def test_the_value_gradient_is_that_of_the_plain_formula(any_model_path, critic,
         loss.backward()
         total += loss.item()
     assert total == pytest.approx(plain.item(), rel=1e-5)
-    model = critic.trainee.model
+    model = critic.trained_model.model
     torch.testing.assert_close(model.head.weight.grad.full_tensor(), head.grad, atol=1e-4, rtol=1e-4)
     for (name, mine), (_, theirs) in zip(model.body.named_parameters(), body.named_parameters(), strict=True):
         torch.testing.assert_close(mine.grad.full_tensor(), theirs.grad, atol=2e-4, rtol=1e-3,
@@ -195,6 +195,6 @@ def test_values_are_float32_where_the_body_computes_in_bfloat16(model_path, rank
     half = config.model_copy(update={"model": config.model.model_copy(update={"dtype": "bfloat16"})})
     critic = make_critic(half, model_path, rank_group, Layout())
     with torch.no_grad():
-        critic.trainee.model.head.bias.to_local().fill_(1000.5)
+        critic.trained_model.model.head.bias.to_local().fill_(1000.5)
     assert set(critic.outputs(packs, rows)[0].values.tolist()) == {1000.5}
     assert np.isfinite(Learner(half, model_path, rank_group).train(make_groups(0)).metrics["loss/value"])

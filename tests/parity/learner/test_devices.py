@@ -19,12 +19,12 @@ from learner.cold_start.sft_data import TokenRow
 from learner.credit.registry import estimator
 from learner.critic import Critic, ValueModel
 from learner.model import policy as policies
+from learner.model.host_memory import HostOffload
 from learner.model.lora import add_adapters
 from learner.model.memory import SharedDevice
-from learner.model.parking import Parking
 from learner.model.policy import empty_policy, initial_policy
 from learner.model.probe import Probe
-from learner.model.trainee import Trainee
+from learner.model.trained_model import TrainedModel
 from learner.rows.batch import assign_credit, rows_of
 from learner.step import Stepper, Timer
 from services.config.sft import SftSection
@@ -54,8 +54,9 @@ def make_stepper(config, path, rank_group, device):
     if estimator(section.credit.estimator).needs_critic:
         model = ValueModel(filled(path, device).body, policy.hf.config.hidden_size)
         model.head.to(device)
-        critic = Critic(trainee=Trainee(model, section, lr=section.critic_lr), rank_group=rank_group, section=section)
-    return Stepper(policy=Trainee(policy, section, lr=section.lr), reference=reference, critic=critic,
+        critic = Critic(trained_model=TrainedModel(model, section, lr=section.critic_lr), rank_group=rank_group,
+                        section=section)
+    return Stepper(policy=TrainedModel(policy, section, lr=section.lr), reference=reference, critic=critic,
                    rank_group=rank_group,
                    section=section, probe=Probe(rank_group=rank_group, token_budget=section.token_budget, half=False))
 
@@ -63,16 +64,16 @@ def make_stepper(config, path, rank_group, device):
 def two_steps(config, path, rank_group, device):
     """Returns the metrics of two steps, and the weights after them. The states wait in host memory between the two."""
     stepper = make_stepper(config, path, rank_group, device)
-    models = [trainee.model for trainee in stepper.trainees]
+    models = [trained_model.model for trained_model in stepper.trained_models]
     models += [stepper.reference] if isinstance(stepper.reference, nn.Module) else []
-    parking = Parking(stepper.rank_group.device, models, [trainee.optimizer for trainee in stepper.trainees])
+    moved = HostOffload(stepper.rank_group.device, models, [each.optimizer for each in stepper.trained_models])
     taken = []
     for seed in range(2):
         groups = make_groups(seed, step=seed, count=1, size=2)
         rows = rows_of(groups, assign_credit(groups, config.learner.credit), policy_step=seed + 1)
-        parking.unpark()
+        moved.onload()
         taken.append(stepper.take(rows, Timer(device=stepper.rank_group.device)))
-        parking.park()
+        moved.offload()
     return taken, {f"{i} {name}": value for i, one in enumerate(models) for name, value in one.state_dict().items()}
 
 
@@ -82,13 +83,13 @@ def test_steps_on_a_gpu_mix_no_devices_and_equal_those_on_a_cpu(model_path, rank
     config = make_config(**SETTINGS[case])
     expected, on_cpu = two_steps(config, model_path, rank_group, "cpu")
     with pretended_cuda(monkeypatch):
-        found, parked = two_steps(config, model_path, rank_group, GPU)
+        found, offloaded = two_steps(config, model_path, rank_group, GPU)
     for one, other in zip(found, expected, strict=True):
         assert one.metrics == pytest.approx(other.metrics, rel=1e-3, abs=1e-5, nan_ok=True)
     for name, value in on_cpu.items():
-        assert not isinstance(parked[name], OnGpu), name
+        assert not isinstance(offloaded[name], OnGpu), name
         # Each update moves a weight by up to the learning rate, also by a gradient that is hardly more than rounding.
-        torch.testing.assert_close(parked[name], value, rtol=1e-5, atol=config.learner.lr / 10)
+        torch.testing.assert_close(offloaded[name], value, rtol=1e-5, atol=config.learner.lr / 10)
 
 
 def test_a_cold_start_on_a_gpu_mixes_no_devices_and_equals_that_on_a_cpu(model_path, rank_group, monkeypatch):
@@ -119,11 +120,11 @@ def test_the_allocator_of_a_learner_leaves_a_sampler_its_place(rank_group, monke
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *bound: bounds.append(bound))
     assert rank_group.device_bytes(0.6) == 60 << 30
     assert bounds == []
-    shared = SharedDevice(beside=35 << 30, sends=3 << 30)
+    shared = SharedDevice(occupied=35 << 30, sends=3 << 30)
     assert rank_group.device_bytes(0.6, shared) == 57 << 30
     assert bounds == [(pytest.approx(0.6), GPU)]
     with pytest.raises(UserError, match=r"sampler and contexts take 95\.0 GiB of a GPU of 100\.0 GiB"):
-        rank_group.device_bytes(0.6, SharedDevice(beside=95 << 30, sends=0))
+        rank_group.device_bytes(0.6, SharedDevice(occupied=95 << 30, sends=0))
 
 
 def test_the_stand_in_refuses_what_cuda_refuses(monkeypatch):

@@ -44,7 +44,7 @@ def test_a_checkpoint_waits_for_room_on_a_full_disk(redis_url, model_path, rank_
     learner, _, _ = run(store, tmp_path, model_path, rank_group)
     assert not blocked[0].is_dir()
     assert learner.step == STEPS
-    assert Checkpoints(tmp_path / "checkpoints", 1).newest_whole().step == STEPS
+    assert Checkpoints(tmp_path / "checkpoints", 1).newest_intact().step == STEPS
 
 
 def test_a_kill_right_after_a_checkpoint_loses_no_archive_file(redis_url, model_path, rank_group, tmp_path,
@@ -166,10 +166,10 @@ def test_a_death_between_two_steps_of_a_checkpoint_leaves_a_whole_one(
         with pytest.raises(Died):
             run(store, tmp_path, model_path, rank_group)
     whole = Checkpoints(tmp_path / "checkpoints", 1)
-    assert whole.newest_whole().step == (4 if moment == "committed" else 2)
+    assert whole.newest_intact().step == (4 if moment == "committed" else 2)
     assert store.counts().retired_step == 2
     learner, _, _ = run(store, tmp_path, model_path, rank_group)
-    assert (learner.step, whole.newest_whole().step) == (4, 4)
+    assert (learner.step, whole.newest_intact().step) == (4, 4)
     assert {path.name for path in (tmp_path / "episodes").glob("*.parquet")} == {
         f"step-{n:08d}.parquet" for n in range(1, 5)}
     assert store.counts().retired_step == 4
@@ -216,4 +216,4 @@ def test_a_run_whose_folder_leaves_and_returns_has_every_step(redis_url, model_p
     for name in ("metrics.jsonl", "ledger.jsonl"):
         assert [row["step"] for row in read_rows(folder / name)] == [1, 2, 3, 4]
     assert {path.name for path in (folder / "episodes").iterdir()} == {f"step-{n:08d}.parquet" for n in range(1, 5)}
-    assert Checkpoints(folder / "checkpoints", 1).newest_whole().step == STEPS
+    assert Checkpoints(folder / "checkpoints", 1).newest_intact().step == STEPS

@@ -8,7 +8,7 @@ from learner_tiny import make_config, make_step, weights
 
 from learner.checkpoints.checkpoint import Checkpoints
 from learner.loop import TrainingLoop
-from learner.metrics.observer import Observer
+from learner.observer import Observer
 from learner.trainer import Learner
 from learner.weights.sender import HostSender
 from services.config.tree import Config

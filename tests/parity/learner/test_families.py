@@ -184,7 +184,7 @@ def test_a_learner_that_disagrees_with_its_sampler_is_refused_before_it_trains(f
     assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
     true[3] = -np.inf  # such a token says nothing of the others
     again = Learner(make_config(token_budget=1024), folder, rank_group, probed=True)
-    assert again._train(rows_with(true), _timer()).doubt == ""
+    assert again._train(rows_with(true), _timer()).mismatch == ""
 
 
 def test_a_later_disagreement_with_the_sampler_is_told_and_trained_on(folders, rank_group, rows):
@@ -192,14 +192,14 @@ def test_a_later_disagreement_with_the_sampler_is_told_and_trained_on(folders, r
     learner, unprobed = (Learner(make_config(token_budget=1024), folders("Llama 3"), rank_group, probed=probed)
                          for probed in (True, False))
 
-    def doubt(wrong):
+    def mismatch(wrong):
         with torch.no_grad():
             own = learner.policy(pack_rows(rows, np.arange(4)))[0].numpy()
-        return learner._train(rows_with(own + np.float32(wrong)), _timer()).doubt
+        return learner._train(rows_with(own + np.float32(wrong)), _timer()).mismatch
 
-    assert doubt(0.0) == ""
-    assert re.fullmatch(r"0\.01 nats a token, and float32 explains \S+e-05", doubt(0.01))
-    assert doubt(0.0) == ""
+    assert mismatch(0.0) == ""
+    assert re.fullmatch(r"0\.01 nats a token, and float32 explains \S+e-05", mismatch(0.01))
+    assert mismatch(0.0) == ""
     assert learner.step == 3
     for _ in range(3):
         unprobed._train(rows, _timer())

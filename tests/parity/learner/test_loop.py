@@ -17,7 +17,7 @@ from deploy.commands import export as command_export
 from deploy.runs.policies import resolve
 from learner import loop
 from learner.checkpoints.checkpoint import Checkpoints
-from learner.cold_start.tokenizer import END
+from learner.cold_start.scratch_model import END
 from services.config.file import dump_config
 from services.config.redis import RedisSection
 from services.config.tree import Config
@@ -117,11 +117,11 @@ def test_asked_to_leave_it_makes_what_it_has_published_durable_and_goes_on_bit_f
 def test_a_learner_that_parks_its_states_while_it_waits_leaves_and_goes_on_bit_for_bit(
         uninterrupted, redis_url, model_path, rank_group, tmp_path):
     """It makes the checkpoint of its leave from host memory."""
-    store = Store(redis_url, "parks")
+    store = Store(redis_url, "offloads")
     play(store, range(2 * STEPS))
-    first, _, _ = run(store, tmp_path, model_path, rank_group, parks=True, leave_at="waiting 3")
+    first, _, _ = run(store, tmp_path, model_path, rank_group, offloads=True, leave_at="waiting 3")
     assert (first.step, Checkpoints(tmp_path / "checkpoints", 1).latest().step) == (3, 3)
-    _, published, _ = run(store, tmp_path, model_path, rank_group, parks=True)
+    _, published, _ = run(store, tmp_path, model_path, rank_group, offloads=True)
     assert [version.digest for version, _ in published] == [
         version.digest for version, _ in uninterrupted[3][-2:]]
 

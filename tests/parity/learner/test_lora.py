@@ -13,10 +13,10 @@ from vllm.lora.lora_model import LoRAModel
 from vllm.lora.peft_helper import PEFTHelper
 
 from lab.bench.tiny_families import FAMILIES, make_family
-from learner.checkpoints.lora_export import write_adapter
+from learner.checkpoints.export import write_adapter
 from learner.model.lora import DOWN, UP, LoraLinear, add_adapters
 from learner.model.memory import adapter_parameters
-from learner.model.policy import load_policy, shape_in, whole
+from learner.model.policy import full_tensor, load_policy, shape_in
 from learner.rows.packing import make_rows, pack_rows
 from learner.trainer import Learner
 from services.config.lora import LoraSection
@@ -82,8 +82,8 @@ def test_vllm_reads_an_exported_adapter(trained, tmp_path):
     own = {name: module for name, module in learner.policy.hf.named_modules() if isinstance(module, LoraLinear)}
     assert read.loras.keys() == own.keys()
     for name, module in own.items():
-        assert torch.equal(read.loras[name].lora_a, whole(module.lora_a))
-        assert torch.equal(read.loras[name].lora_b, whole(module.lora_b))
+        assert torch.equal(read.loras[name].lora_a, full_tensor(module.lora_a))
+        assert torch.equal(read.loras[name].lora_b, full_tensor(module.lora_b))
 
 
 def test_without_its_adapters_the_model_is_the_reference(trained, pack, any_model_path, rank_group):

@@ -18,11 +18,11 @@ from learner.model.memory import (
     Shape,
     Training,
     fits,
-    is_whole,
     memory,
     saved_per_token,
     settled,
     shape_of,
+    stays_gathered,
     training_of,
 )
 from learner.model.policy import empty_policy, frozen_reference, load_policy, shape_in
@@ -155,8 +155,8 @@ def test_a_7b_model_fits_a_141_gb_gpu_once_the_moments_lie_in_host_memory():
     base = {"tokens": 16384, "checkpointing": True}
     assert memory(QWEN_7B, Training(**base)).total > 141e9 * 0.9
     assert memory(QWEN_7B, Training(**base, offload=True)).total < 141e9 * 0.9
-    assert is_whole(QWEN_1_5B)
-    assert not is_whole(QWEN_7B)
+    assert stays_gathered(QWEN_1_5B)
+    assert not stays_gathered(QWEN_7B)
     assert memory(QWEN_7B, Training(**base, shards=8, ranks=8)).total < 80e9 * 0.9
 
 
@@ -164,14 +164,14 @@ def test_a_critic_stays_whole_beside_the_policy_between_the_packs_of_several_ran
     """In float32 each of both has 4 P of weights and 4 P of gradients that are not reduced yet."""
     learner = Learner(make_config(**CASES["critic"] | {"minibatch_rows": 1000, "token_budget": 64}), model_path,
                       rank_group)
-    learner.stepper.whole = True  # as on several ranks
+    learner.stepper.reduces_once = True  # as on several ranks
     held, sync = [], step.sync_gradients
 
-    def look(model, *, whole, last):
+    def look(model, *, once, last):
         if last:
             found = [each for each in model.parameters() if not isinstance(each, DTensor)]
             held.append(sum(each.nbytes + each.grad.nbytes for each in found))
-        sync(model, whole=whole, last=last)
+        sync(model, once=once, last=last)
 
     monkeypatch.setattr(step, "sync_gradients", look)
     learner.train(make_groups(0))
@@ -183,7 +183,7 @@ def test_a_critic_stays_whole_beside_the_policy_between_the_packs_of_several_ran
 @pytest.mark.parametrize("half", [False, True])
 def test_checkpointed_layers_give_the_same_gradients(any_model_path, rank_group, pack, half):
     results = []
-    for layout in ({}, {"checkpointing": True}, {"checkpointing": True, "whole": False}):
+    for layout in ({}, {"checkpointing": True}, {"checkpointing": True, "gathered": False}):
         policy = sharded(any_model_path, rank_group, half=half, **layout)
         logp, entropy = policy(pack)
         (logp.sum() + entropy.sum()).backward()

@@ -3,7 +3,7 @@
 import torch
 from learner_tiny import CASES, critic_weights, make_config, make_groups, weights
 
-from learner.model.trainee import HostAdamW
+from learner.model.trained_model import HostAdamW
 from learner.trainer import Learner
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from learner_tiny import make_config, make_groups
 
+from learner.model.probe import folder_canary
 from learner.trainer import Learner
-from learner.weights.policy_canary import folder_canary
 from services.records import Version
 from services.weights.canary import ANSWER, PROMPTS, Canary, CanaryCheck, Played
 

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from learner.model.policy import load_policy
 from learner.rows.packing import make_rows, pack_rows, split
-from learner.rows.prefixes import CELL, share_prefixes
+from learner.rows.sequences import CELL, share_prefixes
 from services.records import Step
 
 

@@ -13,7 +13,7 @@ from learner.cold_start.sft import Budget, Lesson, train
 from learner.cold_start.sft_data import TokenRow, load_rows, save_rows
 from learner.model.loading import plain_model
 from learner.rank_group import RankGroup
-from learner.rows.demonstrated import rows_to_learn
+from learner.rows.batch import rows_to_learn
 from services.config.sft import SftSection
 
 BUDGET = Budget(updates=5)

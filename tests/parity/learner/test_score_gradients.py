@@ -4,10 +4,10 @@ import numpy as np
 import torch
 from learner_tiny import make_groups
 
+from lab.experiments.gradient.score_gradients import score_gradients
 from learner.credit.types import Credit
 from learner.losses import Clip, Mean, sequence_policy_loss
 from learner.model.policy import load_policy
-from learner.model.score_gradients import score_gradients
 from learner.rows.batch import rows_of
 from learner.rows.packing import pack_rows
 

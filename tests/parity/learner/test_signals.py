@@ -19,7 +19,7 @@ from learner_tiny import (
 )
 from transformers import AutoModelForCausalLM
 
-from learner.rows.demonstrated import shown_at
+from learner.rows.batch import demonstrations_at
 from learner.trainer import Learner
 from services.config.objectives import DistillSection, ImitationSection
 from services.seeds import seed_for
@@ -65,13 +65,13 @@ def test_a_weight_falls_linearly_to_zero():
 @pytest.mark.parametrize("count", [3, 7, 10, 15])
 def test_consecutive_steps_show_every_row_equally_often(count):
     rows = [*range(7)]
-    batches = [shown_at(rows, step, count=count, seed=5) for step in range(1, 8)]  # 7 x count rows: count epochs
+    batches = [demonstrations_at(rows, step, count=count, seed=5) for step in range(1, 8)]  # count epochs
     assert [len(batch) for batch in batches] == [count] * 7
     order = [row for batch in batches for row in batch]
     epochs = [order[start:start + 7] for start in range(0, len(order), 7)]
     assert all(sorted(epoch) == list(range(7)) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) > 1
-    assert order[3 * count:4 * count] == batches[3] == shown_at(rows, 4, count=count, seed=5)
+    assert order[3 * count:4 * count] == batches[3] == demonstrations_at(rows, 4, count=count, seed=5)
 
 
 def test_at_weight_zero_a_run_keeps_its_digits(model_path, rank_group):
@@ -100,7 +100,7 @@ def test_the_gradient_of_imitation_is_that_of_the_plain_formula(model_path, rank
     norms = norms_of(learner.stepper.policy)
     groups = with_steps(make_groups(0), lambda step: msgspec.structs.replace(step, reward=0.0))
     metrics, hf = learner.train(groups).metrics, plain(model_path)
-    rows = shown_at(make_demonstrations(), 1, count=5, seed=seed_for(0, "imitation"))
+    rows = demonstrations_at(make_demonstrations(), 1, count=5, seed=seed_for(0, "imitation"))
     nats = -torch.cat([logprobs(hf, row.ids[:row.prompt_tokens], row.ids[row.prompt_tokens:]) for row in rows])
     (0.25 * nats.mean()).backward()
     assert metrics["loss/imitation"] == pytest.approx(nats.mean().item(), rel=1e-5)

@@ -37,13 +37,13 @@ FIGURES = ("loss/policy", "loss/value", "loss/kl", "loss/entropy", "grad_norm", 
 
 def trained(model_path, rank_group, steps=2, first=0, **learner):
     made = make_learner(model_path, rank_group, **learner)
-    made.slack = [Slack(trainee) for trainee in made.stepper.trainees]
+    made.slack = [Slack(trained_model) for trained_model in made.stepper.trained_models]
     reports = [made.train(make_groups(first + step, step=step)) for step in range(steps)]
     return made, reports
 
 
 class Slack:
-    """How far rounding may move each weight of a trainee: what the arithmetic allows, whatever the machine.
+    """How far rounding may move each weight of a trained_model: what the arithmetic allows, whatever the machine.
 
     Another packing or another number of ranks sums the same gradient in another order. In float32 (u = 2^-24) that
     leaves an error of e = C u G in each of its entries: G is the model's largest entry, since an entry that is nearly 0
@@ -60,10 +60,10 @@ class Slack:
 
     C, U, EPS = 64.0, 2.0**-24, 1e-8
 
-    def __init__(self, trainee):
-        self.sums = {name: torch.zeros(parameter.shape) for name, parameter in trainee.model.named_parameters()}
-        self._trainee = trainee
-        trainee.optimizer.register_step_post_hook(self._add)
+    def __init__(self, trained_model):
+        self.sums = {name: torch.zeros(parameter.shape) for name, parameter in trained_model.model.named_parameters()}
+        self._trainee = trained_model
+        trained_model.optimizer.register_step_post_hook(self._add)
 
     def _add(self, optimizer, *_):
         group = optimizer.param_groups[0]
@@ -79,7 +79,7 @@ class Slack:
             self.sums[name] += 2 * self.C * self.U * largest * group["lr"] / (root + self.EPS)
 
     def _sum(self, name):
-        """A trainee's names may have a prefix; a tied head is the embedding."""
+        """A trained_model's names may have a prefix; a tied head is the embedding."""
         found = [value for own, value in self.sums.items() if own.endswith(name)]
         return found[0] if found else self._sum("embed_tokens.weight")
 
@@ -181,9 +181,9 @@ def test_a_rank_group_with_fewer_ranks_than_the_config_asks_for_trains_the_same_
 
 def test_ranks_that_park_their_states_between_steps_end_with_the_same_bits(pair):
     """97 tokens over two ranks: their shards differ in size, and FSDP pads one of them."""
-    plain, parked = (torch.load(pair / case / "after.pt") for case in ("critic", "critic-parked"))
-    assert_same(parked["weights"], plain["weights"], 0)
-    assert parked["advantages"] == plain["advantages"]
+    plain, offloaded = (torch.load(pair / case / "after.pt") for case in ("critic", "critic-offloaded"))
+    assert_same(offloaded["weights"], plain["weights"], 0)
+    assert offloaded["advantages"] == plain["advantages"]
 
 
 def test_a_rank_that_counts_three_percent_too_much_is_beyond_the_bound(model_path, rank_group, pair):
@@ -344,11 +344,11 @@ def one_update(model_path, rank_group, kind, **learner):
     made.step = 1
     made.stepper = kind(**{field.name: getattr(made.stepper, field.name) for field in fields(Stepper)})
     gradients, passes = [], []
-    update, trainees = made.stepper.policy.update, made.stepper.trainees
+    update, trained_models = made.stepper.policy.update, made.stepper.trained_models
     made.policy.register_forward_hook(lambda *_: passes.append(1))
 
     def noted():
-        gradients.extend(p.grad.full_tensor().clone() for trainee in trainees for p in trainee.trained)
+        gradients.extend(p.grad.full_tensor().clone() for each in trained_models for p in each.trained)
         return update()
 
     made.stepper.policy.update = noted

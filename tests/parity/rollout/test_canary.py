@@ -17,7 +17,7 @@ import pytest_asyncio
 from deploy.selftest.engine_part import _Trial
 from deploy.selftest.sizes import CPU
 from deploy.selftest.transfer import Sent, trips
-from learner.weights.policy_canary import folder_canary
+from learner.model.probe import folder_canary
 from rollout.engine.engine import Engine
 from rollout.weights.receiver import GpuReceiver, HostReceiver
 from services.errors import WrongWeights

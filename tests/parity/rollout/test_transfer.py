@@ -22,7 +22,7 @@ import pytest
 import torch
 
 from deploy.selftest.transfer import Sent, trips
-from learner.weights.policy_canary import folder_canary
+from learner.model.probe import folder_canary
 from rollout.engine.engine import Engine
 from rollout.weights.receiver import GpuReceiver, HostReceiver
 from services.records import Version

@@ -2,7 +2,7 @@
 
 Ray counts the GPUs that it is told of, and gives each worker and rank its GPU in CUDA_VISIBLE_DEVICES. All of the
 product runs as on a GPU, with two stand-ins: engines and ranks compute on the CPU, and the memory of a GPU is a lock
-on a file below $PRETENDED_GPUS. A sampler that is awake or a learner whose states are not parked fills the GPU, which
+on a file below $PRETENDED_GPUS. A sampler that is awake or a learner with its states on it fills the GPU, which
 fits one of them: who comes second runs out of memory. As on a GPU, the end of a process frees what it held.
 
 While there is a file `hold` beside the GPUs, ranks whose states have come back to their GPUs compute for ever. Each
@@ -93,15 +93,15 @@ def _learner_fills(module: Any) -> None:
     _around(module.Learner, "__init__", before=_fill)
 
 
-def _parking_frees(module: Any) -> None:
-    _around(module.Parking, "park", after=_free)
-    _around(module.Parking, "unpark", before=_fill_and_compute)
+def _offload_frees(module: Any) -> None:
+    _around(module.HostOffload, "offload", after=_free)
+    _around(module.HostOffload, "onload", before=_fill_and_compute)
 
 
 STAND_INS: dict[str, Callable[[Any], None]] = {
     "rollout.engine.settings": _sample_on_cpus, "learner.rank_group": _train_on_cpus,
     "vllm.v1.worker.cpu_worker": _sampler_fills, "learner.trainer": _learner_fills,
-    "learner.model.parking": _parking_frees}
+    "learner.model.host_memory": _offload_frees}
 
 
 class _Finder(MetaPathFinder):

@@ -10,7 +10,7 @@ from envservice.adapters.gymnasium import plays_twice
 from envservice.base import Turn
 from examples.tool_agent import agent as example
 from examples.tool_agent.arithmetic import SPEC, Beginner, ToolPrompt
-from learner.cold_start.tokenizer import train_tokenizer
+from learner.cold_start.scratch_model import train_tokenizer
 from services.chat import ChatFormat
 from services.config.tree import EnvSection
 

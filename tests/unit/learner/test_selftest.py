@@ -44,7 +44,7 @@ def test_every_check_passes_at_a_tiny_size():
                  "cold start on a rank"):
         assert any(line.startswith(f"pass {name}") for line in lines), name
     for name in ("bfloat16 matrix product", "attention, rectangle", "compiled layers", "pack the weights",
-                 "save, first time", "save, with a step beside it", "candidates", "a step under the profiler",
+                 "save, first time", "save during a step", "candidates", "a step under the profiler",
                  "states to host memory, second turn"):
         assert any(line.startswith(f"-    {name}") for line in lines), name
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

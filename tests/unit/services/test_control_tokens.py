@@ -9,8 +9,8 @@ from third_party import TOKENIZERS, renderer_of
 
 from envservice.base import Outcome
 from envservice.text.tool_calls import TAGS
+from learner.cold_start.scratch_model import train_tokenizer
 from learner.cold_start.sft_data import Example, encode
-from learner.cold_start.tokenizer import train_tokenizer
 from rollout.prompt_renderer import PromptRenderer
 from services.chat import ChatFormat, chat_format
 from services.config.tree import ModelSection

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from deploy.cli import parse
 from deploy.runs.configs import load_config
-from learner.credit.base import CreditOptions, WithinGroup
+from learner.credit.estimator import CreditOptions, WithinGroup
 from learner.credit.registry import ESTIMATORS, options_of
 from learner.credit.types import Credit
 from services.errors import UserError

@@ -6,8 +6,7 @@ from pathlib import Path
 from deploy.commands.play import load_agent
 from deploy.runs.configs import load_config
 from envservice.base import Outcome
-from learner.cold_start.scratch_model import scratch_model
-from learner.cold_start.tokenizer import train_tokenizer
+from learner.cold_start.scratch_model import scratch_model, train_tokenizer
 from services.config.tree import ModelSection
 
 

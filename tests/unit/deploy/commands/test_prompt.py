@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from deploy.cli import main
-from learner.cold_start.tokenizer import train_tokenizer
+from learner.cold_start.scratch_model import train_tokenizer
 
 TASK = "alfworld-gen/valid/pick-0000"
 OTHER = "search-gen/valid/000000"

@@ -11,8 +11,7 @@ import numpy as np
 
 from learner.credit.registry import completed
 from learner.credit.types import Credit
-from learner.rows.archived import credit_columns
-from learner.rows.batch import assign_credit
+from learner.rows.batch import assign_credit, credit_columns
 from services.config.credit import CreditSection
 from services.config.file import dump_config
 from services.config.tree import Config

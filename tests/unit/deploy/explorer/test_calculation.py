@@ -8,7 +8,7 @@ from explorer_run import make_run
 
 from deploy.explorer.pages import calculation
 from deploy.explorer.runs import open_runs
-from learner.credit.returned_texts import legend_of
+from learner.credit.checks import legend_of
 
 ALL = "V̄ δ Â A"
 HOLDING = {

@@ -21,8 +21,7 @@ from deploy.explorer.filters import number
 from deploy.explorer.graph import LAYER, LETTER, NARROWEST, SHADES, draw
 from deploy.explorer.groups import NEWER, credit_input
 from deploy.explorer.runs import open_runs
-from learner.credit.state_keys import Keys, state_key
-from learner.credit.text_pools import fold
+from learner.credit.state_keys import Keys, fold, state_key
 
 
 class ByLength:

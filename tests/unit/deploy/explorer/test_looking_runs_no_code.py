@@ -19,7 +19,7 @@ from deploy.explorer.app import create_app
 from deploy.explorer.runs import ExploredRun
 from deploy.runs.export import export
 from deploy.runs.folder import RunFolder
-from learner.cold_start.tokenizer import train_tokenizer
+from learner.cold_start.scratch_model import train_tokenizer
 from services.config.keys import config_keys, takes_text
 from services.config.tree import Config
 from services.errors import UserError

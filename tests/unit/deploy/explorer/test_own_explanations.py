@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 
 from deploy.explorer.app import create_app
 from deploy.explorer.runs import open_runs
-from learner.credit.base import WithinGroup
+from learner.credit.estimator import WithinGroup
 from learner.credit.explanation import ADVANTAGE, CalculationLine
 from learner.credit.group_operations import discounted, states
 from learner.credit.types import Credit

@@ -6,7 +6,7 @@ import pytest
 from pydantic import BaseModel
 
 from deploy.runs.configs import lay_over, load_config
-from learner.credit.base import WithinGroup
+from learner.credit.estimator import WithinGroup
 from learner.credit.options import RecursionOptions
 from services.config.tree import Config
 from services.errors import UserError

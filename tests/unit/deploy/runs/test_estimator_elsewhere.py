@@ -10,7 +10,7 @@ from deploy.runs.configs import load_config
 from deploy.runs.export import export
 from deploy.runs.folder import RunFolder
 from deploy.runs.policies import resolve
-from learner.cold_start.tokenizer import train_tokenizer
+from learner.cold_start.scratch_model import train_tokenizer
 from services.config.file import dump_config
 from services.config.tree import Config
 from services.errors import UserError

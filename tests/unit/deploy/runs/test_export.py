@@ -13,7 +13,7 @@ from deploy.runs.export import export
 from deploy.runs.folder import RunFolder
 from deploy.runs.policies import EXPORTED_CONFIG
 from learner.checkpoints.state_files import save_state
-from learner.cold_start.tokenizer import train_tokenizer
+from learner.cold_start.scratch_model import train_tokenizer
 from services.config.file import dump_config
 
 TEMPLATE = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}[agent]"

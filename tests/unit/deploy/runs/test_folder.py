@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from deploy.runs.configs import lay_over, load_config
 from deploy.runs.folder import RunFolder, check_run, differences, locked, open_run, standing
 from deploy.runs.wanted import WantedNumbers, read_wanted, write_wanted
-from learner.checkpoints.mirrored import MIRROR
+from learner.checkpoints.checkpoint import MIRROR
 from learner.credit.registry import ESTIMATORS
 from services.config.tree import Config
 from services.errors import UserError

@@ -10,8 +10,7 @@ from deploy.runs import mirror as module
 from deploy.runs.configs import default_config
 from deploy.runs.folder import check_folder
 from deploy.runs.mirror import OWNER, Mirror, claim, config_at
-from learner.checkpoints.checkpoint import Checkpoints
-from learner.checkpoints.mirrored import MIRROR, MirrorState, mirrored_step
+from learner.checkpoints.checkpoint import MIRROR, Checkpoints, MirrorState, mirrored_step
 from rollout.engine.weights_file import MARK
 from services.errors import LeaseLost, UserError
 from services.files import Damaged, open_plain, read_json
@@ -37,7 +36,7 @@ def test_a_run_is_fetched_whole_where_its_folder_is_gone(tmp_path, elsewhere):
     files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     fetched = {name: (elsewhere.run_dir / name).read_bytes() for name in files if name != MIRROR}
     assert fetched == {name: data for name, data in files.items() if name != MIRROR}
-    assert Checkpoints(elsewhere.run_dir / "checkpoints", keep=2).newest_whole().step == 3
+    assert Checkpoints(elsewhere.run_dir / "checkpoints", keep=2).newest_intact().step == 3
     assert read_json(elsewhere.run_dir / MIRROR, MirrorState).step == 3
 
 
@@ -97,7 +96,7 @@ def test_a_checkpoint_that_is_made_again_is_hidden_until_it_is_whole(tmp_path, e
         with pytest.raises(StoreAway, match="the network is gone"):
             mirror.push()
     claim(elsewhere, resume=True)
-    assert Checkpoints(elsewhere.run_dir / "checkpoints", keep=2).newest_whole().step == 1
+    assert Checkpoints(elsewhere.run_dir / "checkpoints", keep=2).newest_intact().step == 1
 
 
 def test_a_file_that_cannot_be_read_to_its_end_is_no_fault_of_the_store(tmp_path, monkeypatch):
@@ -181,7 +180,7 @@ def test_a_fetch_that_ends_between_two_renames_begins_again(tmp_path, elsewhere,
             claim(elsewhere, resume=True)
     check_folder(elsewhere.run_dir)
     claim(elsewhere, resume=True)
-    assert Checkpoints(elsewhere.run_dir / "checkpoints", keep=2).newest_whole().step == 1
+    assert Checkpoints(elsewhere.run_dir / "checkpoints", keep=2).newest_intact().step == 1
     assert not (elsewhere.run_dir / ".fetching").exists()
 
 

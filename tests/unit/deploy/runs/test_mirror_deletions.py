@@ -6,7 +6,7 @@ import pytest
 from mirrored_run import a_run, commit, config, stored
 
 from deploy.runs.mirror import Mirror, claim
-from learner.checkpoints.mirrored import mirrored_step
+from learner.checkpoints.checkpoint import mirrored_step
 from services.object_folder import ObjectFolder
 
 

@@ -30,11 +30,11 @@ def kept(folder, *steps):
 def test_latest_is_what_was_committed_last(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep=2)
     assert checkpoints.latest() is None
-    assert checkpoints.newest_whole() is None
+    assert checkpoints.newest_intact() is None
     folder = commit(checkpoints, 3)
     assert (folder / "data").read_text() == "x"
     assert Checkpoints(tmp_path, keep=2).latest() == position(3)
-    assert Checkpoints(tmp_path, keep=2).newest_whole() == position(3)
+    assert Checkpoints(tmp_path, keep=2).newest_intact() == position(3)
 
 
 def test_a_commit_that_met_a_full_disk_can_be_made_again(tmp_path):
@@ -45,7 +45,7 @@ def test_a_commit_that_met_a_full_disk_can_be_made_again(tmp_path):
         commit(checkpoints, 3)
     (tmp_path / "latest.json").rmdir()
     assert checkpoints.commit(position(3)) == checkpoints.folder(3)
-    assert checkpoints.newest_whole() == position(3)
+    assert checkpoints.newest_intact() == position(3)
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path):
@@ -65,7 +65,7 @@ def weigh(checkpoints, step):
 def test_weights_alone_are_nothing_that_a_run_continues_from(tmp_path):
     checkpoints = kept(tmp_path, 1)
     assert weigh(checkpoints, 2) == checkpoints.weights_folder(2) == tmp_path / "weights-00000002"
-    assert checkpoints.latest() == checkpoints.newest_whole() == position(1)
+    assert checkpoints.latest() == checkpoints.newest_intact() == position(1)
     assert (checkpoints.steps(), checkpoints.weights_steps()) == ([1], [1, 2])
     checkpoints.check_weights(2)
     flip(tmp_path / "weights-00000002" / "data")
@@ -205,7 +205,7 @@ def test_a_pointer_to_nothing_falls_back_to_the_newest_that_is_there(tmp_path, p
     checkpoints = kept(tmp_path, 1, 2)
     (tmp_path / "latest.json").write_text(pointer)
     (tmp_path / "best.json").write_text(pointer)
-    assert checkpoints.latest() == checkpoints.newest_whole() == position(2)
+    assert checkpoints.latest() == checkpoints.newest_intact() == position(2)
     checkpoints.record_score(2, 0.5)
     assert checkpoints.best() == 2
 
@@ -230,10 +230,10 @@ def add(file):
 @pytest.mark.attack
 @pytest.mark.parametrize("name", ["data", "meta.json"])
 @pytest.mark.parametrize("damage", [cut, flip, link, add, os.remove])
-def test_a_damaged_newest_one_is_set_aside_for_the_newest_whole_one(tmp_path, name, damage):
+def test_a_damaged_newest_one_is_set_aside_for_the_newest_intact_one(tmp_path, name, damage):
     checkpoints = kept(tmp_path, 1, 2, 3)
     damage(checkpoints.folder(3) / name)
-    assert checkpoints.newest_whole() == position(2)
+    assert checkpoints.newest_intact() == position(2)
     assert checkpoints.steps() == [1, 2]
     assert checkpoints.latest() == position(2)
     assert (tmp_path / "damaged-step-00000003").is_dir()
@@ -253,20 +253,20 @@ def test_a_checkpoint_that_cannot_be_read_just_now_is_not_passed_over(tmp_path):
     checkpoints = kept(tmp_path, 1, 2)
     back = away(checkpoints.folder(2) / "meta.json")
     with pytest.raises(DeadlineExceeded, match=r"could not be read for 0 s \(\[Errno 5\] .*; learner.collective_s\)"):
-        checkpoints.newest_whole()
+        checkpoints.newest_intact()
     with pytest.raises(OSError, match="Errno 5"):
         checkpoints.latest()
     assert checkpoints.steps() == [1, 2]
     threading.Timer(0.2, back).start()
-    assert checkpoints.newest_whole(wait_s=60) == checkpoints.latest() == position(2)
+    assert checkpoints.newest_intact(wait_s=60) == checkpoints.latest() == position(2)
 
 
 def test_where_none_is_whole_all_stay_and_one_line_says_so(tmp_path):
     checkpoints = kept(tmp_path, 1, 2)
     for step in (1, 2):
         flip(checkpoints.folder(step) / "data")
-    with pytest.raises(UserError, match=r"is whole \(.*step-00000002/data is not as it was written\)"):
-        checkpoints.newest_whole()
+    with pytest.raises(UserError, match=r"are damaged \(.*step-00000002/data is not as it was written\)"):
+        checkpoints.newest_intact()
     assert checkpoints.steps() == [1, 2]
     with pytest.raises(Damaged):
         checkpoints.check(1)
@@ -280,5 +280,5 @@ def test_a_pickled_checkpoint_is_refused_and_its_step_is_still_told(tmp_path):
     meta.write_text(json.dumps({"format": 1, "position": json.loads(meta.read_text())["position"]}))
     assert checkpoints.latest() == position(4)
     with pytest.raises(UserError, match=r"in a format that runs code when it is loaded; start a run from its"):
-        checkpoints.newest_whole()
+        checkpoints.newest_intact()
     assert checkpoints.steps() == [4]

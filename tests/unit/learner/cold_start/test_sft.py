@@ -10,10 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from learner.cold_start import sft_data
-from learner.cold_start.scratch_model import scratch_model
+from learner.cold_start.scratch_model import END, scratch_model, train_tokenizer
 from learner.cold_start.sft import FINAL_LR, Budget, Lesson, _accumulate, lr_factor, nats, train
 from learner.cold_start.sft_data import IGNORE, Example, TokenRow, drawn, encode, padded, within_budget
-from learner.cold_start.tokenizer import END, train_tokenizer
 from learner.model import memory
 from services.answer_end import answer_end
 from services.chat import ChatFormat

@@ -8,8 +8,8 @@ import pytest
 from third_party import TOKENIZERS
 
 from envservice.text.tool_calls import TAGS, tool
+from learner.cold_start.scratch_model import END, train_tokenizer
 from learner.cold_start.sft_data import Example, encode
-from learner.cold_start.tokenizer import END, train_tokenizer
 from learner.cold_start.trajectories import read_trajectories
 from services.chat import ChatFormat
 from services.errors import UserError

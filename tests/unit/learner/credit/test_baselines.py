@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from learner.credit.registry import ESTIMATORS, estimator, make_options
-from learner.credit.state_keys import state_keys_of
+from learner.credit.state_keys import key_function
 from learner.credit.types import CreditStep
 from services.errors import UserError
 
@@ -134,7 +134,7 @@ def test_unknown_tokens_are_refused(group, name):
 def test_two_tasks_that_share_texts_are_never_pooled(group, name):
     """Keys of two tasks: each step is alone in its state, so renaming the second task's states changes nothing."""
     def with_keys(tasks):
-        return [[msgspec.structs.replace(s, state=state_keys_of("g", task)(s.state)) for s in episode]
+        return [[msgspec.structs.replace(s, state=key_function("g", task)(s.state)) for s in episode]
                 for episode, task in zip(group("SX+", "SX-"), tasks, strict=True)]
 
     (apart,), (renamed,) = credit(name, with_keys("ab")), credit(name, [

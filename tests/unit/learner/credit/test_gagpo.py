@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from learner.credit.registry import estimator, make_options
-from learner.credit.state_keys import state_keys_of
+from learner.credit.state_keys import key_function
 from learner.credit.types import mixed_share, statistics
 
 
@@ -72,11 +72,11 @@ def test_all_fail_no_penalty(group):
 def test_same_texts_of_two_tasks_or_groups_are_never_pooled(group):
     """State keys keep them apart even where they meet in one call."""
     texts = [[step.state for step in episode] for episode in group("SX+", "SX-")]
-    keys = [[state_keys_of("train/1", task)(text) for text in row] for task, row in zip("ab", texts, strict=True)]
+    keys = [[key_function("train/1", task)(text) for text in row] for task, row in zip("ab", texts, strict=True)]
     assert not set(keys[0]) & set(keys[1])
-    assert state_keys_of("train/1", "a")("S") != state_keys_of("train/2", "a")("S")
-    assert state_keys_of("train/1", "a")("S") == state_keys_of("train/1", "a")("S")
-    assert state_keys_of("g", "ab")("c") != state_keys_of("g", "a")("bc")
+    assert key_function("train/1", "a")("S") != key_function("train/2", "a")("S")
+    assert key_function("train/1", "a")("S") == key_function("train/1", "a")("S")
+    assert key_function("g", "ab")("c") != key_function("g", "a")("bc")
     two = [[type(step)(state=key, reward=step.reward) for key, step in zip(row, episode, strict=True)]
            for row, episode in zip(keys, group("SX+", "SX-"), strict=True)]
     c = credit(two)

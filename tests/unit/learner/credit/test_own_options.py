@@ -3,7 +3,7 @@
 import pytest
 from pydantic import BaseModel, Field
 
-from learner.credit.base import WithinGroup
+from learner.credit.estimator import WithinGroup
 from learner.credit.options import CreditOptions
 from learner.credit.registry import completed, make_options, without_former
 from learner.credit.types import Credit

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 from random_groups import credit_steps, groups, options
 
-from learner.credit.base import WithinGroup
+from learner.credit.estimator import WithinGroup
 from learner.credit.options import CreditOptions
 from learner.credit.registry import (
     ESTIMATORS,

@@ -10,8 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from learner.credit.registry import make_options
-from learner.credit.state_keys import KEYS, Keys, NoOptions, keys_of_group, state_keys_of
-from learner.credit.text_pools import TEXT_KEYS, embedding, exact, fold, normalized, similarity
+from learner.credit.state_keys import (
+    KEYS,
+    TEXT_KEYS,
+    Keys,
+    NoOptions,
+    embedding,
+    exact,
+    fold,
+    key_function,
+    keys_of_group,
+    normalized,
+    similarity,
+)
 from learner.rows.batch import credit_steps
 from services.errors import UserError
 from services.records import Episode, Step, Ticket, Version, VersionSpan, choices_digest
@@ -72,7 +83,7 @@ def test_observation_is_the_hash_of_group_task_and_text():
     data = b"".join(len(part).to_bytes(8, "big") + part for part in (b"train/1", b"t", "A café".encode()))
     found = keys(episode("A café", "B", "A café"))
     assert found.steps[0][0] == found.steps[0][2] == hashlib.blake2b(data, digest_size=16).hexdigest()
-    assert found.steps[0][1] == state_keys_of("train/1", "t")("B")
+    assert found.steps[0][1] == key_function("train/1", "t")("B")
 
 
 def test_observation_tells_apart_what_differs_in_one_character():
@@ -283,7 +294,7 @@ def test_steps_of_credit_know_their_tokens_and_the_state_of_a_cut():
     made = credit_steps(group, make_options())
     assert [step.tokens for step in made[0]] == [2, 3]
     assert [[step.cut_in for step in row] for row in made] == [
-        [None, made[0][0].state], [None, state_keys_of("train/1", "t")("Y")], [None], [None], [None, None]]
+        [None, made[0][0].state], [None, key_function("train/1", "t")("Y")], [None], [None], [None, None]]
 
 
 def test_a_prompt_key_has_no_state_after_an_episode_cut_off():

@@ -96,7 +96,7 @@ def test_a_parquet_file_is_read_to_a_limit_and_a_damaged_one_named(tmp_path: Pat
 
 @pytest.mark.parametrize(("row", "match"), [
     ({"messages": [{"role": "assistant", "content": "a"}]}, "line 1: it has neither `reward` nor `score`"),
-    ({"messages": [{"role": "user", "content": "a"}], "reward": 1}, "line 1: no message of it is the assistant's"),
+    ({"messages": [{"role": "user", "content": "a"}], "reward": 1}, "line 1: it has no message of the assistant"),
     ({"messages": "a", "reward": 1}, "line 1: Expected"),
 ])
 def test_a_line_without_what_credit_needs_is_refused(tmp_path: Path, row: object, match: str):

@@ -23,7 +23,7 @@ from deploy.launch.planning.gpu_plan import gpu_plan
 from deploy.runs.configs import SHIPPED, load_config
 from learner.credit.registry import estimator
 from learner.model import memory
-from learner.model.memory import Training, host_moments, is_whole, shape_of, training_of
+from learner.model.memory import Training, host_moments, shape_of, stays_gathered, training_of
 
 LAYERS = 3
 ROW = PROMPT + RESPONSE
@@ -44,9 +44,9 @@ class Case:
     credit: str
 
     @property
-    def whole(self) -> bool:
-        """Whether the model of this size stays whole between packs."""
-        return is_whole(shape_of(QWEN[self.size], PARAMETERS[self.size]))
+    def gathered(self) -> bool:
+        """Whether the model of this size stays gathered between packs."""
+        return stays_gathered(shape_of(QWEN[self.size], PARAMETERS[self.size]))
 
     def described(self) -> dict[str, Any]:
         """Returns the case for fake_ranks.py."""
@@ -58,7 +58,7 @@ class Case:
             "credit": {"estimator": self.credit}}
         keys = {"name": self.size, "steps": 1, "model": {"dtype": "bfloat16"}, "learner": learner}
         model = QWEN[self.size] | {"num_hidden_layers": LAYERS, "max_position_embeddings": 32_768}
-        return {"keys": keys, "model": model, "ranks": training.ranks, "whole": self.whole}
+        return {"keys": keys, "model": model, "ranks": training.ranks, "gathered": self.gathered}
 
 
 def cases(folder: Path) -> Iterator[Case]:
@@ -94,7 +94,7 @@ def test_a_step_takes_the_memory_that_the_plan_says(
     """Moments in host memory count too, because all tensors are on one fake device."""
     wrong: dict[str, float] = {}
     for case, measured in results.items():
-        monkeypatch.setattr(memory, "WHOLE", 1 << 62 if case.whole else 0)
+        monkeypatch.setattr(memory, "GATHERED_BYTES", 1 << 62 if case.gathered else 0)
         shape = replace(shape_of(QWEN[case.size], measured["parameters"]), layers=LAYERS)
         planned = memory.memory(shape, case.training).total + host_moments(shape, case.training)
         if not -LESS <= measured["peak"] / planned - 1 <= MORE:
@@ -106,7 +106,7 @@ def test_a_step_moves_the_bytes_that_follow_from_its_passes(results: dict[Case, 
     """Layers are gathered in bfloat16 for each forward and each backward pass, and before the step for the packs of all
     updates but the first, for all of the reference, and for all of the critic. Embeddings and head stay from a pass to
     the backward pass, so they are gathered once a pack, and once for the reference. Gradients are reduced in float32
-    in each backward pass. The models that several GPUs train do not stay whole."""
+    in each backward pass. The models that several GPUs train do not stay gathered."""
     wrong: dict[str, tuple[float, float]] = {}
     for case, measured in results.items():
         if case.training.ranks == 1:

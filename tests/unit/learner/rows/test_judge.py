@@ -1,4 +1,4 @@
-"""Judgements in the learner: advantages by hand, and rows beside the steps."""
+"""Judgements in the learner: advantages by hand, and rows alongside the steps."""
 
 import math
 
@@ -70,14 +70,14 @@ def test_judgements_are_rows_after_the_steps_of_their_episode():
     plain = [[msgspec.structs.replace(each, judged=[]) for each in group]]
     credits, expected = assign_credit([group], options), assign_credit(plain, options)
     assert credits == expected
-    beside = judgements(group, 1.0)
-    rows, alone = rows_of([group], credits, policy_step=7, beside=beside), rows_of(plain, expected, policy_step=7)
-    own = step_mask([group], beside)
+    answers = judgements(group, 1.0)
+    rows, alone = rows_of([group], credits, policy_step=7, judged=answers), rows_of(plain, expected, policy_step=7)
+    own = step_mask([group], answers)
     assert own.tolist() == [True] * 2 + [False] * 4 + [True] * 2
     for name in ("prompt_lengths", "response_lengths", "advantages", "temperatures", "stale", "ends"):
         np.testing.assert_array_equal(getattr(rows, name)[own], getattr(alone, name), err_msg=name)
     assert rows.tokens.reshape(-1, 3)[own].ravel().tolist() == alone.tokens.tolist()
-    assert rows.advantages[~own].tolist() == [advantage for _, advantage in beside[0]]
+    assert rows.advantages[~own].tolist() == [advantage for _, advantage in answers[0]]
     assert rows.stale[~own].tolist() == [True, True, False, False]
     assert rows.ends[~own].all()
     assert set(rows.temperatures) == {0.5}
@@ -86,9 +86,9 @@ def test_judgements_are_rows_after_the_steps_of_their_episode():
 def test_rows_without_judgements_are_the_steps_alone():
     group = [episode(), episode(k=1, won=False)]
     credits = assign_credit([group], make_options())
-    beside = judgements(group, 1.0)
-    with_none, before = (rows_of([group], credits, policy_step=7, **given) for given in ({"beside": beside}, {}))
-    assert step_mask([group], beside).all()
+    answers = judgements(group, 1.0)
+    with_none, before = (rows_of([group], credits, policy_step=7, **given) for given in ({"judged": answers}, {}))
+    assert step_mask([group], answers).all()
     for name in ("tokens", "sequence", "advantages", "ends", "stale"):
         np.testing.assert_array_equal(getattr(with_none, name), getattr(before, name))
 

@@ -17,7 +17,7 @@ from scripted_engine import ScriptedEngine
 
 from deploy.cli import main
 from envservice.server.app import Settings, create_app
-from learner.logged_groups.agents import read_agents
+from learner.logged_groups.files import read_agents
 from rollout.agents.standalone_endpoint import OpenEpisodes, Opening, ServedPolicy, agents_url
 from services.config.env import EnvSection
 from services.config.file import default_config

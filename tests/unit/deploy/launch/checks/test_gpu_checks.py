@@ -130,7 +130,7 @@ def test_several_gpus_are_shared_in_pairs(models: dict[str, Path]):
     plan = gpu_plan(asked, FOUR)
     assert plan is not None
     assert (gpus_needed(asked), [seat.gpus for seat in plan.seats]) == (4, [4, 4])
-    assert plan.parked == pytest.approx((12 + 2) * 7_615_616_512 / 4 / 2**30)
+    assert plan.offloaded == pytest.approx((12 + 2) * 7_615_616_512 / 4 / 2**30)
     with pytest.raises(UserError, match=r"would hold .* GiB") as error:
         gpu_checks.check_gpus(config(models, size="7b"), FOUR, private=True)
     assert "rollout.workers=" in error.value.fix
@@ -157,8 +157,8 @@ def test_in_turns_each_side_has_the_gpu_but_for_what_the_other_keeps(models: dic
     both = split.seats[0].holds
     assert set(both) - set(training.holds) == {"sampler weights", "KV cache"}
     assert set(playing.holds) == {"sampler weights", "KV cache", "vLLM itself", "CUDA context"}
-    assert plan.parked == pytest.approx(sum(both[name] for name in ("weights", "moments", "reference")))
-    assert split.parked == 0
+    assert plan.offloaded == pytest.approx(sum(both[name] for name in ("weights", "moments", "reference")))
+    assert split.offloaded == 0
     assert all(seat.holds[name] == both[name] for seat in plan.seats for name in seat.holds)
     assert gpus_needed(config(models, "rollout.sleep=true")) == 1
 

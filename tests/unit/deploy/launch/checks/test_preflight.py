@@ -122,7 +122,7 @@ def test_a_refusal_of_memory_names_the_first_change_with_which_the_plan_fits(
 def test_an_estimator_that_lacks_what_it_needs_is_refused(
         overrides: tuple[str, ...], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "own_credit.py").write_text(
-        "from learner.credit.base import WithinGroup\n\nclass Broken(WithinGroup):\n"
+        "from learner.credit.estimator import WithinGroup\n\nclass Broken(WithinGroup):\n"
         "    def group(self, group, options):\n        raise ValueError('no')\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert expected in refusal(*overrides)

@@ -10,7 +10,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from deploy.launch.checks.teacher import check_teacher
 from deploy.runs.configs import load_config
-from learner.cold_start.tokenizer import train_tokenizer
+from learner.cold_start.scratch_model import train_tokenizer
 from services.errors import UserError
 
 TOKENS = ("learner.loss.ratio=token",)

@@ -6,11 +6,11 @@ from random import Random
 
 import pytest
 
-from learner.credit.base import WithinGroup
+from learner.credit.checks import try_estimator
+from learner.credit.estimator import WithinGroup
 from learner.credit.explanation import CalculationLine, value_at
 from learner.credit.group_operations import discounted, states
 from learner.credit.registry import make_options
-from learner.credit.trial import try_estimator
 from learner.credit.types import Credit
 from services.errors import UserError
 
@@ -171,13 +171,13 @@ def test_an_estimator_that_works_is_taken(size, name):
 @pytest.mark.parametrize(("name", "said"), [
     ("DividesByTheReturn", "failed on a made-up group (ZeroDivisionError: float division by zero (in weighed,"),
     ("LastStepAlone", "returned another number of advantages than there are steps"),
-    ("Writes", "failed on a made-up group (AttributeError: immutable type: 'CreditStep' (in group, test_trial.py:"),
+    ("Writes", "failed on a made-up group (AttributeError: immutable type: 'CreditStep' (in group, test_checks.py:"),
     ("Lists", "returned something that is no Credit"),
-    ("Leaves", "failed on a made-up group (SystemExit: 3 (in weighed, test_trial.py:"),
+    ("Leaves", "failed on a made-up group (SystemExit: 3 (in weighed, test_checks.py:"),
     ("Forgets", "returned something that is no Credit"),
     ("RunningMean", "returned other numbers for the same groups; keep nothing between calls, and"),
     ("UnseededWeight", "returned other numbers for the same groups; keep nothing between calls, and"),
-    ("ReadsValues", "failed (TypeError: 'NoneType' object is not subscriptable (in value, test_trial.py:"),
+    ("ReadsValues", "failed (TypeError: 'NoneType' object is not subscriptable (in value, test_checks.py:"),
     ("SaysNothing", "returned None; return"),
 ])
 def test_a_mistake_is_told_in_one_line(name, said):

@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from learner.credit.success import success_credit
+from lab.experiments.gradient.alignment import success_credit
 
 
 def test_each_turn_has_success_minus_that_of_the_others():

@@ -1,6 +1,6 @@
-"""Reports what the training loop does: heartbeat, log, and the lines of metrics.jsonl and the ledger.
+"""Reports what the training loop does: heartbeat, log, and the rows of metrics.jsonl and the ledger.
 
-The loop names its moments to an Observer (waiting, training, trained, published) and contains no other reporting.
+The loop calls an Observer at each event (waiting, training, trained, published) and contains no other reporting.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ GAUGES = {
 
 
 @counted("metrics")
-def step_taken(heartbeat: Heartbeat, row: Mapping[str, Any], credits: Sequence[Credit],
+def set_meters(heartbeat: Heartbeat, row: Mapping[str, Any], credits: Sequence[Credit],
                utilization: float | None) -> None:
     """Sets the meters of one learner step. `row` has all METRIC_KEYS; `utilization` is a share of the GPUs' FLOPs."""
     meters = heartbeat.meters
@@ -78,7 +78,7 @@ def metrics_row(version: Version | None, manifest: Manifest, groups: Sequence[Se
     """Returns a row with all keys of services.telemetry.metrics_file.METRIC_KEYS.
 
     `version`: published after the step. `measured`: the learner's metrics. `seconds`: the time of each phase of the
-    loop. All but the figures of _played are over the groups trained on: shares over their turns, ages in learner steps
+    loop. All values but those of _totals are over the groups trained on: shares over their turns, ages in learner steps
     at consumption.
     """
     episodes = [episode for group in groups for episode in group]
@@ -88,7 +88,7 @@ def metrics_row(version: Version | None, manifest: Manifest, groups: Sequence[Se
         "step": manifest.step,
         "version": version.short if version is not None else "",
         "time": time.time(),
-        **_played(episodes, manifest),
+        **_totals(episodes, manifest),
         "invalid_share": fmean(not step.valid for step in steps),
         "inadmissible_share": fmean(not step.admissible for step in steps),
         "cut_share": fmean(step.cut for step in steps),
@@ -110,11 +110,11 @@ def _lengths(part: str, tokens: Sequence[int]) -> dict[str, float]:
     return {f"{part}_tokens_mean": fmean(tokens), f"{part}_tokens_max": max(tokens)}
 
 
-def _played(episodes: Sequence[Episode], manifest: Manifest) -> dict[str, float]:
+def _totals(episodes: Sequence[Episode], manifest: Manifest) -> dict[str, float]:
     """Returns the means and sums over the episodes trained on and those that dynamic sampling replaced.
 
-    Replaced groups are mostly won or lost as a whole. Without them the success would be that of the other games alone.
-    tokens_sampled counts judgements too. task_score is not a number if the environment has no score.
+    Replaced groups are mostly won or lost entirely, so the success rate without them would be that of the other games.
+    tokens_sampled counts judgements too. task_score is NaN if the environment has no score.
     """
     parts = [Tally.of(episodes), *(drop for drop in manifest.drops if drop.reason.startswith(UNIFORM))]
     number, steps = sum(part.episodes for part in parts), sum(part.steps for part in parts)
@@ -131,13 +131,13 @@ def _played(episodes: Sequence[Episode], manifest: Manifest) -> dict[str, float]
 
 
 LEDGER = "ledger.jsonl"
-"""File beside metrics.jsonl with one line for each learner step: its manifest."""
+"""File next to metrics.jsonl with one line for each learner step: its manifest."""
 log = get_logger("learner")
 
 
 @dataclass(slots=True, kw_only=True)
 class Observer:
-    """Follows the loop from moment to moment and measures the time between them."""
+    """Reports the events of the loop and measures the time between them."""
 
     metrics: Path
     heartbeat: Heartbeat = field(default_factory=lambda: Heartbeat("learner-0", "learner"))
@@ -146,12 +146,12 @@ class Observer:
     _phase: str = ""
     _entered: float = 0.0
     _began: float = 0.0
-    """When the row before was written, or 0 before the loop has waited for its first groups."""
+    """When the previous row was written, or when the loop first waited for groups; 0 before that."""
     _seconds: dict[str, float] = field(default_factory=dict)
     _manifest: Manifest | None = None
     _groups: Groups = ()
     _report: StepReport | None = None
-    _doubted: bool = False
+    _mismatched: bool = False
     _energy: EnergyMeter = field(default_factory=EnergyMeter)
 
     @property
@@ -159,16 +159,16 @@ class Observer:
         """The file with one line for each learner step."""
         return self.metrics.with_name(LEDGER)
 
-    def restored(self, step: int, *, incarnation: int, found: bool, durable: float) -> None:
+    def restored(self, step: int, *, incarnation: int, has_checkpoint: bool, durable: float) -> None:
         """The learner continues after `step`. `durable`: Unix time of its checkpoint, or of the start without one."""
         for path in (self.metrics, self.ledger):
             drop_rows(path, after_step=step, wait_s=self.patience_s)
         self.checkpointed(durable)
-        log.info("restored" if found else "no checkpoint", step=step, incarnation=incarnation)
+        log.info("restored" if has_checkpoint else "no checkpoint", step=step, incarnation=incarnation)
 
     def forgotten(self, step: int, *, next_group: int, incarnation: int) -> None:
-        """The store is about to be reset to a checkpoint, and forgets which groups before `next_group` were dropped."""
-        log.warning("Redis and the checkpoint disagree: work in flight is issued anew", step=step)
+        """The store will be reset to a checkpoint, and forgets which groups before `next_group` were dropped."""
+        log.warning("Redis and the checkpoint disagree: work in flight is issued again", step=step)
         keep_row(self.ledger, {"step": step, "incarnation": incarnation, "reset_to_group": next_group},
                  wait_s=self.patience_s)
 
@@ -183,17 +183,17 @@ class Observer:
         self._manifest, self._groups = manifest, groups
 
     def trained(self, report: StepReport, *, replayed: bool) -> None:
-        """The weights have moved. They are published once the version before them is evaluated."""
+        """The weights are updated. They are published once the previous version is evaluated."""
         assert self._manifest is not None
         self._report, step = report, self._manifest.step
         log.info("step trained", step=step, groups=len(self._groups), replayed=replayed)
-        if report.doubt and not self._doubted:  # one line, until the two have agreed again
-            log.warning("learner and sampler disagree about the sampler's tokens", step=step, reason=report.doubt)
-        self._doubted = bool(report.doubt)
-        self._enter("evaluation", "waits for the evaluation of the version before")
+        if report.mismatch and not self._mismatched:  # one line, until the two agree again
+            log.warning("learner and sampler disagree about the sampler's tokens", step=step, reason=report.mismatch)
+        self._mismatched = bool(report.mismatch)
+        self._enter("evaluation", "waits for the evaluation of the previous version")
 
     def publishing(self) -> None:
-        """The version before is evaluated."""
+        """The previous version is evaluated."""
         self._enter("publish", "publishes")
 
     def published(self, version: Version) -> None:
@@ -201,8 +201,8 @@ class Observer:
         assert self._manifest is not None
         assert self._report is not None
         self._enter("checkpoint", "writes checkpoints and archives")
-        # A step with a checkpoint is never replayed, so its lines are written before the checkpoint. The seconds of the
-        # checkpoint therefore go into the next line.
+        # A step with a checkpoint is never replayed, so its lines are written before the checkpoint. So the seconds of
+        # the checkpoint are in the next line.
         seconds = {"checkpoint": 0.0} | self._seconds
         wall, self._began, self._seconds = self._entered - self._began, self._entered, {}
         measured = self._report.metrics | {"energy_joules": self._energy.taken(), "step_seconds": wall}
@@ -210,14 +210,14 @@ class Observer:
         check_metrics(row)
         keep_row(self.ledger, msgspec.to_builtins(self._manifest), wait_s=self.patience_s)
         keep_row(self.metrics, row, wait_s=self.patience_s)
-        step_taken(self.heartbeat, row, self._report.credits, self._report.utilization)
+        set_meters(self.heartbeat, row, self._report.credits, self._report.utilization)
 
     def checkpointed(self, at: float) -> None:
-        """The newest checkpoint was durable at this Unix time."""
+        """The newest checkpoint is durable since this Unix time."""
         self.heartbeat.meters("gagpo_learner_checkpoint_timestamp_seconds").set(at)
 
     def _enter(self, phase: str, doing: str) -> None:
-        """Ends the phase before. Phases without a name are timed elsewhere."""
+        """Ends the previous phase and enters `phase`. Phases without a name are timed elsewhere."""
         now = time.perf_counter()
         if self._phase:
             self._seconds[self._phase] = self._seconds.get(self._phase, 0.0) + now - self._entered

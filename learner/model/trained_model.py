@@ -34,7 +34,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class HostAdamW(torch.optim.AdamW):
-    """AdamW as in torch.optim. It updates one parameter after another."""
+    """AdamW as in torch.optim, which updates one parameter after another."""
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -49,7 +49,7 @@ class HostAdamW(torch.optim.AdamW):
             torch.cuda.synchronize(device)  # the moments are in host memory when this returns
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads the state as torch does, but for the moments: torch would put all of them onto the device first."""
+        """Loads the state as torch does, except the moments, which torch would first copy to the device."""
         loaded = state_dict["state"]
         rest = {key: {name: value for name, value in state.items() if name not in MOMENTS}
                 for key, state in loaded.items()}
@@ -77,10 +77,10 @@ class HostAdamW(torch.optim.AdamW):
 
 
 def _in_host_memory(tensor: Tensor, like: Tensor) -> Tensor:
-    """Returns the tensor itself if it lies there as `_host_copy` would put it, else such a copy."""
+    """Returns the tensor if it is in host memory, and pinned for a GPU; else a copy that is."""
     local = local_part(tensor)
-    lies_there = local.device.type == "cpu" and (not local_part(like).is_cuda or local.is_pinned())
-    return tensor if lies_there else _host_copy(tensor, like)
+    in_place = local.device.type == "cpu" and (not local_part(like).is_cuda or local.is_pinned())
+    return tensor if in_place else _host_copy(tensor, like)
 
 
 def _host_copy(tensor: Tensor, like: Tensor) -> Tensor:
@@ -91,18 +91,18 @@ def _host_copy(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 MAX_SKIPPED = 3
-"""Number of consecutive updates with a non-finite gradient that ends the run. A single one may be chance."""
+"""So many consecutive updates with a non-finite gradient end the run. A single one may be chance."""
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
-class Trainee(Generic[Model]):
+class TrainedModel(Generic[Model]):
     """A model and AdamW with the learner's betas, weight decay and gradient clip, and with its own learning rate."""
 
     def __init__(self, model: Model, section: LearnerSection, *, lr: float) -> None:
         self.model = model
         self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        # The fused update needs no extra copies. CPUs keep the plain update, so that runs repeat their numbers.
+        # The fused update needs no extra copies. CPUs use the plain update, so that runs repeat their numbers.
         kind = HostAdamW if section.offload else partial(torch.optim.AdamW, fused=self.trained[0].is_cuda or None)
         self.optimizer = kind(self.trained, lr=lr, betas=section.betas, weight_decay=section.weight_decay)
         self.skipped_in_a_row = 0
@@ -131,7 +131,7 @@ class Trainee(Generic[Model]):
         fresh = not self.optimizer.state
         model, optimizer = get_state_dict(
             self.model, self.optimizer, options=StateDictOptions(ignore_frozen_params=True))
-        if fresh:  # torch has made the moments by a step at rate 0, which may not count in the bias correction
+        if fresh:  # torch has created the moments with a step at rate 0, which must not count in the bias correction
             for moments in self.optimizer.state.values():
                 moments["step"].zero_()
         every, once = ({name for name, _ in self.model.named_parameters(remove_duplicate=alone)}

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, Qwen2Config
 
-from learner.cold_start.tokenizer import ASSISTANT, END, STOP, USER, counted_nouns, train_tokenizer
+from learner.cold_start.scratch_model import ASSISTANT, END, STOP, USER, numbered_nouns, train_tokenizer
 
 PROMPT = (
     "Task: put some mug on shelf\nDone: go to cabinet 1; open cabinet 1\n"
@@ -31,7 +31,7 @@ def pieces(tokenizer, text):
 
 
 def test_nouns_are_the_words_that_numbers_follow():
-    assert counted_nouns(TEXTS) == ["cabinet", "mug", "pen", "shelf"]
+    assert numbered_nouns(TEXTS) == ["cabinet", "mug", "pen", "shelf"]
 
 
 def test_noun_and_number_are_tokens_of_their_own_wherever_they_stand(tokenizer):

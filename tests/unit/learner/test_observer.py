@@ -1,16 +1,18 @@
 """The lines that a learner writes, and those that it drops when it continues a run, beside a folder that is away."""
 
+
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from learner.metrics import observer as observer_file
-from learner.metrics.observer import Observer
+from learner import observer as observer_file
+from learner.observer import Observer, metrics_row
 from learner.trainer import StepReport
-from services.records import Manifest, Version
-from services.telemetry.metrics_file import append_row, read_rows
+from services.records import Episode, Manifest, Step, Ticket, Version, VersionSpan
+from services.telemetry.metrics_file import METRIC_TEXTS, append_row, read_rows
 
 
 def test_rows_of_lost_steps_are_dropped_once_the_folder_is_back(tmp_path: Path):
@@ -21,7 +23,7 @@ def test_rows_of_lost_steps_are_dropped_once_the_folder_is_back(tmp_path: Path):
     file.rename(aside)
     file.symlink_to(file)
     threading.Timer(0.3, aside.rename, [file]).start()
-    Observer(metrics=file, patience_s=60.0).restored(2, incarnation=1, found=True, durable=0.0)
+    Observer(metrics=file, patience_s=60.0).restored(2, incarnation=1, has_checkpoint=True, durable=0.0)
     assert [row["step"] for row in read_rows(file)] == [1, 2]
 
 
@@ -42,7 +44,7 @@ def test_the_seconds_of_a_step_are_its_wall_time_from_row_to_row(tmp_path: Path,
     monkeypatch.setattr(observer_file, "metrics_row", lambda _, manifest, __, measured, seconds: {
         "step": manifest.step, **measured, **{f"seconds/{phase}": value for phase, value in seconds.items()}})
     monkeypatch.setattr(observer_file, "check_metrics", lambda _: None)
-    monkeypatch.setattr(observer_file, "step_taken", lambda *_: None)
+    monkeypatch.setattr(observer_file, "set_meters", lambda *_: None)
     observer = Observer(metrics=tmp_path / "metrics.jsonl")
 
     def after(seconds: float, moment: Callable[..., object], *arguments: object, **options: object) -> None:
@@ -60,3 +62,28 @@ def test_the_seconds_of_a_step_are_its_wall_time_from_row_to_row(tmp_path: Path,
     assert [[row[key] for key in ("step_seconds", "seconds/wait", "seconds/evaluation", "seconds/publish",
                                   "seconds/checkpoint")] for row in rows] == [
         [11.0, 3.0, 2.0, 1.0, 0.0], [15.0, 3.0, 2.0, 1.0, 4.0]]
+
+
+VERSION = Version(incarnation=1, step=2)
+
+
+def step(prompt: int, response: int, *, cut: bool = False) -> Step:
+    return Step(observation="", prompt_ids=np.zeros(prompt, np.int32), response_ids=np.zeros(response, np.int32),
+                logprobs=np.zeros(response, np.float32), spans=[VersionSpan(version=VERSION, start=0, end=response)],
+                action="go", valid=not cut, admissible=True, reward=0.0, cut=cut)
+
+
+def episode(k: int, *steps: Step) -> Episode:
+    ticket = Ticket(group="train/00000001", k=k, size=2, task="t", seed=1, kind="train", temperature=1.0, max_steps=4)
+    return Episode(ticket=ticket, steps=list(steps), won=k == 0, end="turns", worker="w", attempt=1, seconds=1.0,
+                   engine="e")
+
+
+def test_tokens_of_a_turn_and_cut_answers_are_over_the_turns_trained_on():
+    group = [episode(0, step(10, 4), step(16, 8, cut=True)), episode(1, step(10, 2), step(12, 6))]
+    row = metrics_row(VERSION, Manifest(step=3, incarnation=1, groups=["train/00000001"], drops=[]), [group],
+                      {}, {})
+    assert (row["cut_share"], row["invalid_share"]) == (0.25, 0.25)
+    assert (row["prompt_tokens_mean"], row["prompt_tokens_max"]) == (12, 16)
+    assert (row["response_tokens_mean"], row["response_tokens_max"]) == (5, 8)
+    assert set(row) <= set(METRIC_TEXTS)

@@ -1,1 +1,0 @@
-"""Reports on learner steps: rows of metrics.jsonl, and gauges."""
