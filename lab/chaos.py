@@ -122,9 +122,9 @@ class DisturbedRun:
 
     def steps(self) -> int:
         """The newest learner step that began; -1 if there is none or Redis does not tell."""
-        known = RunFolder(self.folder).known()
-        if self.store is None and known is not None:
-            self.store = Store(self._direct, known.run, timeout_s=2.0, settings=RedisSection(outage_seconds=1))
+        identity = RunFolder(self.folder).identity()
+        if self.store is None and identity is not None:
+            self.store = Store(self._direct, identity.run, timeout_s=2.0, settings=RedisSection(outage_seconds=1))
         try:
             return self.store.counts().last_step if self.store else -1
         except Fault:

@@ -151,7 +151,7 @@ class PriorValues:
     """
 
     logprobs: Tensor
-    """Of the policy. The first minibatch fills in its own by its training pass."""
+    """The policy's logprobs. The first minibatch fills in its own by its training pass."""
     reference: Tensor | None
     """The reference's logprobs; None without a KL term."""
     critic: CriticOutput | None

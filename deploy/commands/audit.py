@@ -60,7 +60,7 @@ def read_journal(folder: RunFolder, config: Config) -> Journal | None:
     from services.store.redis_server import url_served_from
     from services.store.store import Store
 
-    record = folder.known()
+    record = folder.identity()
     if record is None:
         return None
     redis = config.redis

@@ -101,7 +101,7 @@ def read_run(path: Path) -> ReportedRun:
     history, config = RunHistory(folder), read_tree(folder.config_file)
     summary = read_json(folder.summary, dict[str, Any]) if folder.summary.exists() else {}
     return ReportedRun(folder=folder, summary=summary, config=_flat(config),
-                       games=identity.games if (identity := folder.known()) else "",
+                       games=identity.games if (identity := folder.identity()) else "",
                        metrics=history.metrics, evaluations=history.evaluations)
 
 

@@ -90,7 +90,7 @@ class RunFolder:
         """
         return targets_folder(self.path.parent) / f"{self.path.name}.json"
 
-    def known(self) -> Identity | None:
+    def identity(self) -> Identity | None:
         """Returns run.json, or None for a fresh folder. Raises Damaged if it cannot be read and the folder has results.
 
         An empty run.json without results counts as fresh: a full disk at the start of a run can leave one.
@@ -119,7 +119,7 @@ def open_run(config: Config, *, games: str, resume: bool) -> tuple[RunFolder, st
     """
     folder = RunFolder(config.run_dir)
     check_run(config, resume=resume, games=games)
-    identity = folder.known()
+    identity = folder.identity()
     _make(config)
     # The config first, so that a folder with an identity always has a config.
     dump_config(config, folder.config_file)
@@ -214,7 +214,7 @@ def earlier(config: Config) -> Config | None:
     """Returns the config of the run in the folder of `config`; None if there is no run. Raises UserError if code of the
     user's own that both name does not take it."""
     folder = RunFolder(config.run_dir)
-    if folder.known() is None:
+    if folder.identity() is None:
         return None
     recorded = light_config(folder.config_file)
     theirs, ours = recorded.learner.credit, config.learner.credit
@@ -228,7 +228,7 @@ def earlier(config: Config) -> Config | None:
 
 def standing(config: Config, *, resume: bool, games: str | None = None) -> tuple[str, str] | None:
     """Returns what prevents a start of `config` in its folder and how to fix it, or None. See open_run for `games`."""
-    identity, before = RunFolder(config.run_dir).known(), earlier(config)
+    identity, before = RunFolder(config.run_dir).identity(), earlier(config)
     if identity is None or before is None:
         return None
     if changed := differences(before, config):

@@ -171,10 +171,10 @@ def claim(config: Config, *, resume: bool) -> None:
         there, theirs = remote.read("run.json") is not None, _owner(remote)
     with _on_disk(config.run_dir):
         state = _in_the_store(_state(config.run_dir, remote.url), remote)
-        if not there or (folder.known() and theirs and theirs.owner == state.owner):
+        if not there or (folder.identity() and theirs and theirs.owner == state.owner):
             _keep(config.run_dir, state)
             _own(remote, state)
-        elif folder.known():
+        elif folder.identity():
             raise UserError(f"{config.run_dir} is not the newest copy of the run at {remote.url}",
                             "move the folder away and --resume, or give another storage.url or name=...")
         elif not resume:

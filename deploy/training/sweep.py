@@ -79,7 +79,7 @@ def configs(config: Config, variants: Sequence[Variant]) -> dict[str, Config]:
     """
     if not config.eval.panel and not config.eval.every:
         raise UserError("a sweep compares by evaluations, and this config asks for none", "set eval.panel=256")
-    if RunFolder(config.run_dir).known():
+    if RunFolder(config.run_dir).identity():
         raise UserError(f"{config.run_dir} holds a single run", "give the sweep another name (name=...)")
     # The policy of more cold start is not in the table, and would double the time.
     shared = {"runs_dir": str(config.run_dir), "eval.compare_cold_start": False}
@@ -121,7 +121,7 @@ def is_finished(config: Config) -> bool:
 
 def check_folders(config: Config, made: Mapping[str, Config], *, resume: bool) -> None:
     """Raises UserError if the runs of the sweep may not start in their folders."""
-    if not resume and any(RunFolder(one.run_dir).known() for one in made.values()):
+    if not resume and any(RunFolder(one.run_dir).identity() for one in made.values()):
         raise UserError(f"{config.run_dir} holds runs of a sweep already",
                         "go on with it by the same command with --resume, or give this sweep another name (name=...)")
     for one in made.values():

@@ -38,7 +38,7 @@ class Rows:
     response_lengths: Ints
     """[N], each at least 1."""
     sampler_logprobs: npt.NDArray[np.float32]
-    """Of all responses, one after another."""
+    """Those of all responses, one after another."""
     advantages: Floats
     """[N]."""
     temperatures: Floats

@@ -47,17 +47,14 @@ def candidates(checks: Checks) -> Iterator[Line]:
         yield Line(name="candidate: Liger kernels", found="not installed")
     else:
         liger = _speed(checks, _with_liger)
-        yield Line(name="candidate: Liger kernels", found=f"{liger:,.0f} tokens/s", aim=_gain(liger, plain))
+        yield Line(name="candidate: Liger kernels", found=f"{liger:,.0f} tokens/s", 
+                   aim=f"{100 * (liger / plain - 1):+.0f}% against the layers as they are")
     for package, name in (("torchao.optim", "AdamW8bit"), ("bitsandbytes.optim", "AdamW8bit")):
         module = _module(package)
         if module is None:
             yield Line(name=f"candidate: 8-bit Adam of {package.partition('.')[0]}", found="not installed")
         else:
             yield _optimizer(checks, package.partition(".")[0], getattr(module, name))
-
-
-def _gain(speed: float, plain: float) -> str:
-    return f"{100 * (speed / plain - 1):+.0f}% against the layers as they are"
 
 
 def _module(name: str) -> Any:
@@ -120,16 +117,13 @@ def operations(checks: Checks) -> Iterator[Line]:
         learner.train(batch)
         seconds = checks.gauge.now() - start
     times: dict[str, float] = {
-        event.key: _microseconds(event, cuda=cuda) for event in profiled.key_averages()
+        event.key: event.self_device_time_total if cuda else event.self_cpu_time_total
+        for event in profiled.key_averages()
         if event.device_type.name == "CPU"}
     yield Line(name="a step under the profiler", found=f"{seconds:.2f} s, the device busy for "
                                                        f"{sum(times.values()) / 1e4 / seconds:.0f}%")
     for name, time in sorted(times.items(), key=lambda item: -item[1])[:TOP_N]:
         yield Line(name=f"  {name[:38]}", found=f"{time / 1e3:.1f} ms, {time / 1e4 / seconds:.1f}%")
-
-
-def _microseconds(event: Any, *, cuda: bool) -> float:
-    return event.self_device_time_total if cuda else event.self_cpu_time_total
 
 
 def imitation(checks: Checks) -> Iterator[Line]:

@@ -269,7 +269,7 @@ def _folder(config: Config, *, resume: bool, games: str | None) -> list[str]:
     problem = standing(config, resume=resume, games=games)
     if problem is not None:
         return [f"folder        a start would be refused: {problem[0]}; {problem[1]}"]
-    if RunFolder(config.run_dir).known():
+    if RunFolder(config.run_dir).identity():
         return [f"folder        {config.run_dir} holds a run, which would go on"]
     return []
 

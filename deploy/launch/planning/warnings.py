@@ -63,7 +63,7 @@ def warnings(config: Config) -> list[str]:
 def _changed_code(config: Config) -> list[str]:
     """Returns a line for each file of an own estimator or state key that has changed since the config's run started."""
     now = code_of(config)
-    run = RunFolder(config.run_dir).known() if now else None
+    run = RunFolder(config.run_dir).identity() if now else None
     before = run.code if run else {}
     return [f"{file_of(module).name} has changed since this run started, and learner steps before were made by the old "
             "code: change it back, or start another run (name=...)"

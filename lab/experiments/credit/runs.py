@@ -159,12 +159,12 @@ class Runner:
         """Deletes a run's keys from a shared Redis. Call it before its folder is deleted, which has their name."""
         folder = RunFolder(config.run_dir)
         try:
-            known = folder.known()
+            identity = folder.identity()
         except Damaged as error:
             self.progress.note(f"{error}; keys of this run stay in a Redis that it shared")
             return
-        if known is not None:
-            erase_keys(known.run, folder.config_file, ours=config.redis, what=config.name, note=self.progress.note)
+        if identity is not None:
+            erase_keys(identity.run, folder.config_file, ours=config.redis, what=config.name, note=self.progress.note)
 
     def _keep(self, run: PlannedRun, record: records.Record) -> None:
         """Writes what is left of a run whose folder will be deleted. It may be called again."""

@@ -102,7 +102,7 @@ VARIANTS = {
         "distill": {"teacher": TEACHER, "weight": 0.3, "credit": 0.5, "decay_steps": 4}}),
     "in-turn-signals": SIGNALS,
 }
-"""Further settings for several ranks. In-turn: layers are gathered one after another, as in large models. Parked:
+"""Further settings for several ranks. In-turn: layers are gathered one after another, as in large models. Offloaded:
 between steps, and while a checkpoint is made, the states wait in host memory. Signals: demonstrations and a teacher; an
 update has so few demonstrations that a rank may have none."""
 WRONG = {"skewed": CASES["token-tokens"]}

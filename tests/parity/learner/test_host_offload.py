@@ -26,7 +26,7 @@ from learner.model.host_memory import HostOffload
 class Late(HostOffload):
     coming = []
 
-    def _out(self, key, value):
+    def _to_host(self, key, value):
         host = torch.zeros_like(value)
         self.coming.append((host, value))
         return host

@@ -70,10 +70,3 @@ def test_equals_plain_gagpo_where_every_state_is_shared(group):
     plain = Gagpo().group(doubled, make_options(penalty_mode="none"))
     for row, other in zip(credit(doubled, penalty_mode="none").raw_advantages, plain.raw_advantages, strict=True):
         assert row == pytest.approx(other, abs=1e-9)
-
-
-@given(st.data(), groups)
-def test_order_of_episodes_does_not_matter(data, group):
-    order = data.draw(st.permutations(range(len(group))))
-    whole, moved = credit(group), credit([group[i] for i in order])
-    assert moved.advantages == [whole.advantages[i] for i in order]

@@ -93,11 +93,3 @@ def test_the_return_of_an_episode_never_changes_its_own_baselines(data, group):
     changed = [*group]
     changed[i] = [CreditStep(state=s.state, reward=s.reward + 7.0, invalid=s.invalid) for s in group[i]]
     assert credit(changed).baselines[i] == pytest.approx(credit(group).baselines[i], abs=1e-9)
-
-
-@given(st.data(), groups)
-def test_order_of_episodes_does_not_matter(data, group):
-    order = data.draw(st.permutations(range(len(group))))
-    whole, moved = credit(group), credit([group[i] for i in order])
-    assert moved.raw_advantages == [whole.raw_advantages[i] for i in order]
-    assert moved.advantages == [whole.advantages[i] for i in order]
