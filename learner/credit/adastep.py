@@ -29,7 +29,7 @@ from learner.credit.estimator import WithinGroup
 from learner.credit.explanation import ADVANTAGE, RAW, VALUE, CalculationLine, Explanation, plain, signed
 from learner.credit.gigpo import step_term
 from learner.credit.group_operations import average, discounted, penalized, plus, same, state_values, states
-from learner.credit.grpo import episode_keys, episode_term
+from learner.credit.grpo import divided, episode_keys, episode_term
 from learner.credit.options import EpisodeOptions
 from learner.credit.types import Credit, Group, Nested
 from services.amounts import number_of
@@ -75,10 +75,9 @@ class Adastep(WithinGroup):
     def legend(self, options: AdastepOptions) -> dict[str, str]:
         """Returns the legend."""
         worth = "Q − V̄" if options.shrinkage is None else "Q̃ − mean Q̃"
-        divided = "" if options.mode == "mean_norm" else ", each term divided by its spread"
         return {VALUE: "the mean Q of all steps of the group in that state, Q a step's R̂ less its penalty",
                 RAW: f"GRPO's S − mean, plus ŵ ({worth}), ŵ the share of the state's variance that actions explain",
-                ADVANTAGE: f"Â{divided}"}
+                ADVANTAGE: f"Â{divided(options)}"}
 
     def explain(self, group: Group, credit: Credit, options: AdastepOptions, episode: int) -> Explanation:
         """Explains ŵ and Â."""

@@ -31,7 +31,7 @@ from learner.credit.group_operations import (
     state_values,
     states,
 )
-from learner.credit.grpo import episode_keys, episode_term
+from learner.credit.grpo import divided, episode_keys, episode_term
 from learner.credit.types import Credit, Group, Nested, flat, nested
 from services.amounts import number_of
 
@@ -66,11 +66,10 @@ class G2po(WithinGroup):
 
     def legend(self, options: GigpoOptions) -> dict[str, str]:
         """Returns the legend."""
-        divided = "" if options.mode == "mean_norm" else ", each term divided by its spread"
         return {VALUE: "the mean of γ^(steps left) R over all steps of the group in that state",
                 DELTA: "V̄ of the state that the step led to, less V̄ of its own",
                 RAW: "GRPO's S − mean, plus ω times what the step led to, against its state's steps and as a gain",
-                ADVANTAGE: f"Â{divided}"}
+                ADVANTAGE: f"Â{divided(options)}"}
 
     def explain(self, group: Group, credit: Credit, options: GigpoOptions, episode: int) -> Explanation:  # noqa: ARG002
         """Explains δ; the terms of Â and A need all steps of the group."""

@@ -51,6 +51,9 @@ from learner.credit.options import BroadcastOptions, RecursionOptions, ScaleOpti
 from learner.credit.types import Credit, CreditStep, Group, Nested
 
 Values = dict[str, tuple[float, int]]
+SCALED = {"group": "Â on the scale of its group", "state": "Â on the scale of its state's steps",
+          "batch": "Â on the scale of all groups of the learner step", "none": "Â, not rescaled"}
+"""Value of `normalize` -> legend of A."""
 
 
 def recursion_keys(options: RecursionOptions) -> frozenset[str]:
@@ -127,11 +130,9 @@ class Gagpo(GagpoFamily):
 
 def family_legend(value: str, options: RecursionOptions, *, elsewhere: str = "") -> dict[str, str]:
     """Returns the legend of GAGPO and its variants. `value`: the meaning of V̄. `elsewhere`: where the decay differs."""
-    scaled = {"group": "Â on the scale of its group", "state": "Â on the scale of its state's steps",
-              "batch": "Â on the scale of all groups of the learner step", "none": "Â, not rescaled"}
     return {VALUE: value, DELTA: "what the action changed, r + γ V̄(next) − V̄: below 0 it led to a state worth less",
             RAW: f"advantage: δ, and what followed, fading by γλ = {options.gamma * options.lam:g} a step{elsewhere}",
-            ADVANTAGE: scaled[options.normalize]}
+            ADVANTAGE: SCALED[options.normalize]}
 
 
 def family_deltas(group: Group, credit: Credit, options: RecursionOptions, episode: int) -> list[CalculationLine]:

@@ -17,7 +17,7 @@ from pydantic import Field
 from learner.credit.estimator import WithinGroup
 from learner.credit.explanation import ADVANTAGE, RAW, VALUE, CalculationLine, Explanation, signed
 from learner.credit.group_operations import by_state, center, discounted, penalized, plus, states
-from learner.credit.grpo import episode_keys, episode_term
+from learner.credit.grpo import divided, episode_keys, episode_term
 from learner.credit.options import EpisodeOptions
 from learner.credit.types import Credit, Group, Nested
 from services.amounts import number_of
@@ -51,9 +51,8 @@ class Gigpo(WithinGroup):
 
     def legend(self, options: GigpoOptions) -> dict[str, str]:
         """Returns the legend. V̄ is the mean of returns minus penalties, with which a step is compared."""
-        divided = "" if options.mode == "mean_norm" else ", each term divided by its spread"
         return {VALUE: "the mean Q of all steps of the group in that state, Q a step's R̂ less its penalty",
-                RAW: "GRPO's S − mean, plus ω (Q − V̄)", ADVANTAGE: f"Â{divided}"}
+                RAW: "GRPO's S − mean, plus ω (Q − V̄)", ADVANTAGE: f"Â{divided(options)}"}
 
     def explain(self, group: Group, credit: Credit, options: GigpoOptions, episode: int) -> Explanation:
         """Explains the two terms: undivided in Â, each divided by its spread in A."""

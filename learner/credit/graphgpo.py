@@ -24,7 +24,7 @@ from learner.credit.estimator import WithinGroup
 from learner.credit.explanation import ADVANTAGE, RAW
 from learner.credit.gigpo import step_term
 from learner.credit.group_operations import discounted, plus, rewards, states
-from learner.credit.grpo import episode_keys, episode_term
+from learner.credit.grpo import divided, episode_keys, episode_term
 from learner.credit.options import EpisodeOptions
 from learner.credit.types import Credit, Group, Nested
 
@@ -60,9 +60,8 @@ class Graphgpo(WithinGroup):
 
     def legend(self, options: GraphgpoOptions) -> dict[str, str]:
         """Returns the legend. No state has a value."""
-        divided = "" if options.mode == "mean_norm" else ", each term divided by its spread"
         return {RAW: "GRPO's S − mean, plus how near to a won end the step led, less the mean of its state's steps",
-                ADVANTAGE: f"the same{divided}"}
+                ADVANTAGE: f"the same{divided(options)}"}
 
 
 def nearness(group: Group, options: GraphgpoOptions) -> Nested:

@@ -35,6 +35,11 @@ def broadcast_keys(options: BroadcastOptions) -> frozenset[str]:
     return episode_keys(options) | {"broadcast"} if options.broadcast else frozenset({"broadcast"})
 
 
+def divided(options: EpisodeOptions) -> str:
+    """Returns the end of the legend of A: whether its terms are divided by their spreads."""
+    return "" if options.mode == "mean_norm" else ", each term divided by its spread"
+
+
 class Grpo(WithinGroup):
     """Episode-level credit against the mean of the group."""
 

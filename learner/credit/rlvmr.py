@@ -25,7 +25,7 @@ from learner.credit.estimator import WithinGroup
 from learner.credit.explanation import ADVANTAGE, RAW, CalculationLine, Explanation, signed
 from learner.credit.gigpo import GigpoOptions
 from learner.credit.group_operations import center, discounted, plus, states
-from learner.credit.grpo import episode_keys, episode_term
+from learner.credit.grpo import divided, episode_keys, episode_term
 from learner.credit.types import Credit, CreditStep, Group, Nested
 
 REWARDED = ("planning", "explore", "reflection")
@@ -54,8 +54,8 @@ class Rlvmr(WithinGroup):
 
     def legend(self, options: GigpoOptions) -> dict[str, str]:
         """Returns the legend."""
-        divided = "" if options.mode == "mean_norm" else ", each term divided by its spread"
-        return {RAW: "GRPO's S − mean, plus ω (r − mean r of the steps with the same tag)", ADVANTAGE: f"Â{divided}"}
+        return {RAW: "GRPO's S − mean, plus ω (r − mean r of the steps with the same tag)",
+                ADVANTAGE: f"Â{divided(options)}"}
 
     def explain(self, group: Group, credit: Credit, options: GigpoOptions, episode: int) -> Explanation:  # noqa: ARG002
         """Explains the two terms: undivided in Â, each divided by its spread in A."""

@@ -40,7 +40,7 @@ from learner.credit.explanation import (
     signed,
     value_at,
 )
-from learner.credit.gagpo import scale_keys, scaled_then_penalized
+from learner.credit.gagpo import SCALED, scale_keys, scaled_then_penalized
 from learner.credit.group_operations import (
     Integers,
     discounted,
@@ -49,7 +49,7 @@ from learner.credit.group_operations import (
     state_numbers,
     states,
 )
-from learner.credit.grpo import broadcast_keys, episode_term
+from learner.credit.grpo import broadcast_keys, divided, episode_term
 from learner.credit.options import BroadcastOptions, ScaleOptions
 from learner.credit.transition_graph import TransitionGraph
 from learner.credit.types import ZERO, Array, Credit, Group, flat, nested
@@ -162,9 +162,7 @@ class Graft(WithinGroup):
 
     def legend(self, options: GraftOptions) -> dict[str, str]:
         """Returns the legend."""
-        scaled = {"group": "Â on the scale of its group", "state": "Â on the scale of its state's steps",
-                  "batch": "Â on the scale of all groups of the learner step", "none": "Â, not rescaled"}
-        return {VALUE: _VALUE, DELTA: _DELTA, RAW: "δ", ADVANTAGE: scaled[options.normalize]}
+        return {VALUE: _VALUE, DELTA: _DELTA, RAW: "δ", ADVANTAGE: SCALED[options.normalize]}
 
     def explain(self, group: Group, credit: Credit, options: GraftOptions, episode: int) -> Explanation:
         """Explains the numbers. The penalty is subtracted from A."""
@@ -232,9 +230,8 @@ class _StepTerm(WithinGroup):
 
     def legend(self, options: StepTermOptions) -> dict[str, str]:
         """Returns the legend."""
-        divided = "" if options.mode == "mean_norm" else ", each term divided by its spread"
         weight = "GRPO's S − mean" if options.broadcast == 1 else f"{options.broadcast:g} times GRPO's S − mean"
-        return {VALUE: _VALUE, DELTA: _DELTA, RAW: f"{weight}, plus ω ({self.term})", ADVANTAGE: f"Â{divided}"}
+        return {VALUE: _VALUE, DELTA: _DELTA, RAW: f"{weight}, plus ω ({self.term})", ADVANTAGE: f"Â{divided(options)}"}
 
     def explain(self, group: Group, credit: Credit, options: StepTermOptions, episode: int) -> Explanation:
         """Explains the numbers: undivided terms in Â, divided ones in A."""

@@ -47,7 +47,7 @@ def candidates(checks: Checks) -> Iterator[Line]:
         yield Line(name="candidate: Liger kernels", found="not installed")
     else:
         liger = _speed(checks, _with_liger)
-        yield Line(name="candidate: Liger kernels", found=f"{liger:,.0f} tokens/s", 
+        yield Line(name="candidate: Liger kernels", found=f"{liger:,.0f} tokens/s",
                    aim=f"{100 * (liger / plain - 1):+.0f}% against the layers as they are")
     for package, name in (("torchao.optim", "AdamW8bit"), ("bitsandbytes.optim", "AdamW8bit")):
         module = _module(package)

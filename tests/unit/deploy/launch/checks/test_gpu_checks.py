@@ -175,12 +175,12 @@ def test_a_learner_beside_a_sampler_keeps_activations_if_the_gpu_has_room(
     assert shared is not None
     assert plan.checkpointing == checkpointing
     version = 2 * 1_543_714_304
-    assert (shared.beside, shared.sends) == (pytest.approx(2 * version + 25 * 2**30), version)
-    assert shared.bound(141 * 10**9) == pytest.approx(0.95 * 141e9 - shared.beside)
+    assert (shared.occupied, shared.sends) == (pytest.approx(2 * version + 25 * 2**30), version)
+    assert shared.bound(141 * 10**9) == pytest.approx(0.95 * 141e9 - shared.occupied)
     (seat,) = plan.seats
     others = sum(seat.holds[name] for name in ("sampler weights", "KV cache", "vLLM itself", "next version",
                                                "CUDA context"))
-    assert others == pytest.approx(shared.beside / 2**30)
+    assert others == pytest.approx(shared.occupied / 2**30)
 
 
 @pytest.mark.parametrize("keys", [["rollout.gpus=1", "learner.gpus=1"], ["rollout.gpus=0", "learner.gpus=0.5"]])
@@ -191,7 +191,7 @@ def test_a_learner_with_gpus_of_its_own_shares_none(keys: list[str], models: dic
 def test_only_vllm_itself_stays_beside_a_learner_whose_sampler_sleeps(models: dict[str, Path]):
     shared = shared_device(config(models, "rollout.sleep=true"), None)
     assert shared is not None
-    assert (shared.beside, shared.sends) == (5 * 2**30, 0)
+    assert (shared.occupied, shared.sends) == (5 * 2**30, 0)
 
 
 def test_a_gb_of_the_key_hardware_is_a_billion_bytes(models: dict[str, Path]):
