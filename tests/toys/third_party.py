@@ -36,3 +36,13 @@ def renderer_of(name: str) -> PromptRenderer:
     from services.config.tree import EnvSection
 
     return load_text(str(TOKENIZERS[name]), EnvSection(name="alfworld"))
+
+
+def smollm2_folder() -> Path:
+    """Returns the Hugging Face folder of SMOLLM2, converted once for all tests. Skips the test without gguf."""
+    from deploy.runs.model_sources import converted
+
+    pytest.importorskip("gguf")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(_PLACE.parent / ".cache"))
+        return converted(Path(str(SMOLLM2)))

@@ -18,8 +18,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from rollout.engine.engine import Engine, Sample
 from rollout.engine.sample import cut_at
 from rollout.engine.settings import CPU_HEAD_SIZES, check_shape
-from rollout.prompt_renderer import load_text
-from services.config.env import EnvSection
 from services.errors import EngineFault, UserError
 from services.process.guard import processes_in
 from services.records import Version
@@ -284,30 +282,3 @@ def assert_same_sample(sample: Sample, expected: Sample) -> None:
     assert sample.ids.tolist() == expected.ids.tolist()
     assert (sample.spans, sample.finished) == (expected.spans, expected.finished)
     np.testing.assert_allclose(sample.logprobs, expected.logprobs, atol=TOLERANCE)
-
-
-REAL_MODEL = os.environ.get("GAGPO_REAL_MODEL")
-
-
-@pytest.mark.skipif(REAL_MODEL is None, reason="$GAGPO_REAL_MODEL names no folder of a published chat model")
-async def test_a_published_model_stops_rambling_behind_its_action(sampler_config):
-    """Its tokenizer has several tokens for the closing tag, and the last one may hold text behind the tag."""
-    assert REAL_MODEL is not None
-    text = load_text(REAL_MODEL, EnvSection(prompt="full"))
-    assert text.stop_texts == ("</action>",)
-    prompt = text.encode("<action>go to desk 1</action></turn>\n" * 8)
-    engine = Engine(Path(REAL_MODEL), FIRST, config=sampler_config, dtype="float32")
-    await engine.start()
-    try:
-        every = {"temperature": 0.1, "max_tokens": 60, "stop_token_ids": text.stop_ids}
-        free = [await engine.sample(prompt, seed=k, request_id=f"free/{k}", **every) for k in range(2)]
-        stopped = [await engine.sample(prompt, seed=k, request_id=f"stopped/{k}", stop_texts=text.stop_texts, **every)
-                   for k in range(2)]
-    finally:
-        await engine.close()
-    for whole, sample in zip(free, stopped, strict=True):
-        assert_same_sample(sample, cut_at(whole, text.stop_texts, text.decode)[0])
-        assert text.ends(sample.ids)
-        assert text.parse(sample.ids).action == "go to desk 1"
-        assert text.decode(sample.ids.tolist()) == "<action>go to desk 1</action></"
-    assert sum(len(sample.ids) for sample in stopped) < sum(len(whole.ids) for whole in free) / 3
