@@ -1,13 +1,17 @@
-"""A published model, SmolLM2-135M-Instruct: its prompts, samples, agents and learner steps.
+"""A published model, SmolLM2-135M-Instruct: its prompts, samples, agents, learner steps and cold start.
 
-One engine in float32 serves all tests but that of bfloat16. The last test trains its weights.
+One engine in float32 serves all tests but that of bfloat16. The last two tests train its weights.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import math
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,13 +24,17 @@ import pytest_asyncio
 import torch
 from counter import SPEC
 from third_party import SMOLLM2, TEMPLATES, smollm2_folder
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from deploy import cli
 from deploy.runs.configs import load_config
+from deploy.runs.folder import open_run
+from deploy.training.cold_start import cold_start
 from envservice.base import Turn
 from envservice.client.client import EnvClient
 from envservice.registry import open_environment
 from envservice.server.app import Settings, create_app
+from learner.checkpoints.checkpoint import EXPORT, Checkpoints, Position
 from learner.model.policy import Policy, full_tensor, load_policy
 from learner.rank_group import RankGroup
 from learner.rows.batch import assign_credit, rows_of
@@ -36,6 +44,7 @@ from rollout.agents.runner import AgentRunner
 from rollout.agents.worker_endpoint import endpoint
 from rollout.engine.engine import Engine
 from rollout.engine.sample import Sample, cut_at
+from rollout.engine.settings import environment
 from rollout.limits import Limits
 from rollout.prompt_renderer import PromptRenderer, load_text
 from services.config.tree import AgentSection, Config, CreditSection, EnvSection, ModelSection
@@ -304,6 +313,32 @@ async def test_a_template_with_tools_shows_them_and_their_calls_in_one_row(agent
     assert [step.follows for step in episode.steps] == [None, 0]
 
 
+ANSWERS = {"What colour is the sea?": "Violet, like the old clock", "Who is at the door?": "Nobody but the wind"}
+"""Answers that the model does not give by itself."""
+
+
+def test_a_cold_start_teaches_answers_and_the_templates_end_of_them(folder: Path, tmp_path: Path):
+    file, out = tmp_path / "shown.jsonl", tmp_path / "cold"
+    file.write_text("".join(json.dumps({"messages": [user(question), {"role": "assistant", "content": answer}]}) + "\n"
+                            for question, answer in ANSWERS.items()))
+    config = preset(f"model.path={folder}", "model.system_prompt=null", f"sft.file={file}", "sft.lr=1e-3",
+                    "sft.prompt_loss=0")
+    cold_start(config, out, minutes=9.0, epochs=10, report=lambda _: None)
+    tokenizer: Any = AutoTokenizer.from_pretrained(out)
+    models: list[Any] = [AutoModelForCausalLM.from_pretrained(place) for place in (folder, out)]
+    for question, answer in ANSWERS.items():
+        prompt = tokenizer.apply_chat_template([user(question)], add_generation_prompt=True, return_tensors="pt",
+                                               return_dict=False)
+        taught = tokenizer(f"{answer}<|im_end|>", add_special_tokens=False, return_tensors="pt").input_ids
+        ids, labels = torch.cat([prompt, taught], 1), torch.cat([torch.full_like(prompt, -100), taught], 1)
+        with torch.no_grad():
+            before, after = (float(model(input_ids=ids, labels=labels).loss) for model in models)
+        answered = [model.generate(prompt, do_sample=False, max_new_tokens=12)[0, prompt.shape[1]:].tolist()
+                    for model in models]
+        assert after < before / 10
+        assert [one == taught[0].tolist() for one in answered] == [False, True]
+
+
 async def reread(engine: Engine, groups: Sequence[Sequence[Episode]]) -> torch.Tensor:
     """Returns the sampler's present logprobs of all response tokens, in the order of rows_for."""
     logprobs: list[float] = []
@@ -359,12 +394,62 @@ async def test_bfloat16_rounds_no_more_than_its_arithmetic_and_trains_float32_we
         assert float(gaps.abs().mean()) < explained
 
 
-async def test_a_step_of_all_weights_moves_the_samplers_logprobs_as_the_advantages_ask(
-        engine: Engine, folder: Path, groups: list[list[Episode]], rank_group: RankGroup):
-    learner = Learner(preset(), folder, rank_group)
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def trained(engine: Engine, folder: Path, groups: list[list[Episode]], rank_group: RankGroup,
+                  tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """Provides a run's folder with the checkpoint of a step of all weights, which the shared engine has loaded, and the
+    learner's logprobs after the step."""
+    config = preset(f"model.path={folder}", f"runs_dir={tmp_path_factory.mktemp('runs')}")
+    run = open_run(config, games="", resume=False)[0].path
+    learner = Learner(config, folder, rank_group)
     learner.train(groups[:1])
+    checkpoints = Checkpoints(run / "checkpoints", keep=1)
+    learner.export(checkpoints.draft(1) / EXPORT)
+    checkpoints.commit(Position(step=1, incarnation=1, next_group=2, trained=2))
     await load(engine, learner)
+    return SimpleNamespace(run=run, logprobs=logprobs_by(learner.policy, rows_for(groups[:1])))
+
+
+async def test_a_step_of_all_weights_moves_the_samplers_logprobs_as_the_advantages_ask(
+        engine: Engine, groups: list[list[Episode]], trained: SimpleNamespace):
     rows, now = rows_for(groups[:1]), await reread(engine, groups[:1])
-    assert float((now - logprobs_by(learner.policy, rows)).abs().max()) < LARGEST_GAP
+    assert float((now - trained.logprobs).abs().max()) < LARGEST_GAP
     changes = (now - torch.from_numpy(rows.sampler_logprobs)).split(rows.response_lengths.tolist())
     assert np.corrcoef([float(change.mean()) for change in changes], rows.advantages)[0, 1] > 0.5
+
+
+PLAIN_VLLM = """
+import json, sys
+from vllm import LLM, SamplingParams
+
+llm = LLM(sys.argv[1], max_model_len=256, max_num_seqs=8, enforce_eager=True)
+answers = llm.chat(json.loads(sys.argv[2]), SamplingParams(temperature=0, max_tokens=16), use_tqdm=False)
+print(json.dumps([list(answer.outputs[0].token_ids) for answer in answers]))
+"""
+QUESTIONS = ("What is the capital of France?", "Guess a number from 1 to 7.", "Write one sentence about rain.",
+             "Who wrote Hamlet?")
+
+
+async def test_an_export_answers_alike_in_plain_transformers_in_plain_vllm_and_in_the_run(
+        engine: Engine, text: PromptRenderer, trained: SimpleNamespace, tmp_path: Path):
+    """Greedily, up to the ends that the export names: this game's answers end with their first sentence."""
+    out, asked = tmp_path / "exported", [[user(question)] for question in QUESTIONS]
+    assert cli.main(["export", str(trained.run), str(out)]) == 0
+    tokenizer: Any = AutoTokenizer.from_pretrained(out)
+    model: Any = AutoModelForCausalLM.from_pretrained(out)
+    by_transformers, in_the_run = [], []
+    for conversation in asked:
+        prompt = tokenizer.apply_chat_template(conversation, add_generation_prompt=True, return_tensors="pt",
+                                               return_dict=False)
+        answer = model.generate(prompt, do_sample=False, max_new_tokens=16)
+        by_transformers.append(answer[0, prompt.shape[1]:].tolist())
+        sample = await engine.sample(prompt[0].tolist(), temperature=0.0, seed=0, max_tokens=16,
+                                     stop_token_ids=text.stop_ids, request_id=f"greedy/{len(in_the_run)}")
+        in_the_run.append(sample.ids.tolist())
+    del model
+    done = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-c", PLAIN_VLLM, str(out), json.dumps(asked)], capture_output=True, text=True,
+        env=os.environ | environment(preset().rollout) | {"VLLM_CPU_KVCACHE_SPACE": "1"}, timeout=900)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == by_transformers == in_the_run
+    assert min(map(len, by_transformers)) < 16 == max(map(len, by_transformers)), "some end by themselves, some do not"
