@@ -187,7 +187,8 @@ class LearnerRank(_Rank):
             mirrored=None if config.storage.url is None else partial(mirrored_step, config.run_dir),
             archive=stack.enter_context(EpisodeArchive(config.run_dir / "episodes", deadline_s=seconds)),
             checkpoints=Checkpoints(config.run_dir / "checkpoints", config.checkpoint.keep),
-            observer=Observer(metrics=config.run_dir / "metrics.jsonl", heartbeat=heartbeat, patience_s=seconds))
+            observer=Observer(metrics=config.run_dir / "metrics.jsonl", heartbeat=heartbeat, patience_s=seconds,
+                              by_type=config.learner.task_sampling == "contrast"))
         if loop.run():
             loop.export(config.run_dir / "model")
 

@@ -28,6 +28,7 @@ from services.telemetry.heartbeat import Heartbeat
 from services.telemetry.logs import get_logger
 from services.telemetry.metrics_file import check_metrics, drop_rows, keep_row
 from services.telemetry.overhead import counted
+from services.telemetry.task_types import type_columns
 
 GAUGES = {
     "grad_norm": ("gagpo_learner_gradient_norm", {}), "clip_fraction": ("gagpo_learner_clipped_ratio", {}),
@@ -130,6 +131,17 @@ def _totals(episodes: Sequence[Episode], manifest: Manifest) -> dict[str, float]
     }
 
 
+def columns_by_type(manifest: Manifest, groups: Sequence[Sequence[Episode]]) -> dict[str, float]:
+    """Returns the columns by task type over the groups trained on and those that dynamic sampling replaced.
+
+    Without the replaced ones, a type whose groups are all won or all lost would have no results at all.
+    """
+    trained = [(group[0].ticket.task_type, fmean(episode.won for episode in group)) for group in groups]
+    replaced = [(drop.task_type, drop.wins / drop.episodes) for drop in manifest.drops
+                if drop.reason.startswith(UNIFORM) and drop.episodes]
+    return type_columns((*trained, *replaced))
+
+
 LEDGER = "ledger.jsonl"
 """File next to metrics.jsonl with one line for each learner step: its manifest."""
 log = get_logger("learner")
@@ -143,6 +155,8 @@ class Observer:
     heartbeat: Heartbeat = field(default_factory=lambda: Heartbeat("learner-0", "learner"))
     patience_s: float = 0.0
     """Longest wait for a folder that cannot be written (learner.collective_s)."""
+    by_type: bool = False
+    """Whether rows of metrics.jsonl also have columns by task type."""
     _phase: str = ""
     _entered: float = 0.0
     _began: float = 0.0
@@ -208,6 +222,8 @@ class Observer:
         measured = self._report.metrics | {"energy_joules": self._energy.taken(), "step_seconds": wall}
         row = metrics_row(version, self._manifest, self._groups, measured, seconds)
         check_metrics(row)
+        if self.by_type:
+            row |= columns_by_type(self._manifest, self._groups)
         keep_row(self.ledger, msgspec.to_builtins(self._manifest), wait_s=self.patience_s)
         keep_row(self.metrics, row, wait_s=self.patience_s)
         set_meters(self.heartbeat, row, self._report.credits, self._report.utilization)

@@ -249,6 +249,8 @@ class Drop(Tally, frozen=True, kw_only=True):
     group: str
     task: str
     reason: str
+    task_type: str = ""
+    """Task type of its finished episodes. Empty without one, and in older records."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):

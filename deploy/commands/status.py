@@ -47,6 +47,7 @@ from services.controller.member import STATES
 from services.process.packages import program
 from services.telemetry.evaluation_labels import on_curve, title_of
 from services.telemetry.heartbeat import BEAT_S, Beat
+from services.telemetry.task_types import LAST_STEPS, recent_results, type_weight
 
 WATCH_S = 2.0
 APART_S = BEAT_S + 0.5
@@ -116,6 +117,9 @@ def summary(status: Mapping[str, Any]) -> list[str]:
         lines.append(f"  time: {as_line(MeanStep(**status['step_times']))}")
     if status["doing"] and status["state"] == GOING_ON:
         lines.append(f"  {status['doing']}")
+    lines += [f"  task type {name}: weight {one['weight']:.2f}, success {one['success']:.1%} in "
+              f"{number_of(one['groups'], 'group')} of the last {LAST_STEPS} steps"
+              for name, one in status["task_types"].items()]
     lines += _evaluations(status["evaluations"], status["run"])
     lines += [f"  {note}" for note in status["stand_ins"]]
     lines += [f"  warning: {text}" for text in status["warnings"]]
@@ -179,6 +183,8 @@ def read_status(folder: RunFolder, history: RunHistory) -> dict[str, Any]:
         "success_rate": last["success_rate"] if last else None,
         "step_times": asdict(times) if (times := step_times(metrics)) else None,
         **{name: last.get(name) if last else None for name in SHARES},
+        "task_types": {name: {**asdict(result), "weight": type_weight(result)}
+                       for name, result in recent_results(metrics, last["step"] if last else 0).items()},
         "evaluations": [{key: e[key] for key in shown} | {name: e.get(name) for name in SHARES}
                         | {key: e[key] for key in REPEATED if key in e} for e in evaluations],
         "stand_ins": stand_in_notes(evaluations),

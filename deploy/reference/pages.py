@@ -275,6 +275,7 @@ Rollout workers, the learner and the controller add the label `worker`."""
 
 KEYS_INTRODUCTION = """A run's folder has a line of metrics.jsonl for each learner step, with these keys and `format`, \
 as services/telemetry/metrics_file.py lists them. A number that does not exist or is not finite is null. \
+Under `learner.task_sampling: contrast` it also has [columns by task type](../algorithms.md#sampling-by-task-type). \
 [My run does not learn](../operate/does-not-learn.md) says which to look at first."""
 
 

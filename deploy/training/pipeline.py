@@ -39,7 +39,7 @@ from services.controller.controller import Controller, Hooks
 from services.controller.evaluation import clear
 from services.controller.skip import skip_step
 from services.controller.telemetry import Telemetry
-from services.controller.tickets import EvalRequest, TaskStream, TrainTickets
+from services.controller.tickets import ContrastSampler, EvalRequest, TaskStream, TrainTickets
 from services.files import write_whole
 from services.last_value import LastValue
 from services.patience import while_folder_away
@@ -223,12 +223,19 @@ class TrainingRun:
 
         return Controller(
             config=self.config, store=parts.store, lease=lease, supervisor=parts.supervisor,
-            tickets=TrainTickets(config=self.config, tasks=TaskStream(self.task_sets.train, self.config.seed)),
+            tickets=self._tickets(history),
             request=self.evaluation_of, weights_kept=self.weights_kept, telemetry=telemetry,
             hooks=Hooks(note=self.progress.note, evaluated=evaluated, task_type=self.task_sets.environment.task_type,
                         tick=tick, dropped=archive.write_dropped, playing=loading.after(self.progress.playing),
                         waits=self.progress.waits),
         )
+
+    def _tickets(self, history: RunHistory) -> TrainTickets:
+        config, sets = self.config, self.task_sets
+        sampler = None if config.learner.task_sampling == "uniform" else ContrastSampler(
+            sets.train, sets.environment.task_type, config.seed, staleness=config.learner.staleness,
+            rows=lambda: history.metrics)
+        return TrainTickets(config=config, tasks=TaskStream(sets.train, config.seed), sampler=sampler)
 
     def keep_evaluation(self, summary: dict[str, Any], episodes: list[Episode], archive: EpisodeArchive) -> None:
         """Keeps episodes and score. The row in evaluations.jsonl comes last: it marks the evaluation as done."""

@@ -139,6 +139,9 @@ class LearnerSection(Section):
     dynamic_sampling: int = Field(default=0, ge=0)
     """DAPO: a group whose episodes all have the same reward is replaced by a new one, at most dynamic_sampling times
     groups_per_step groups per learner step. 0: never."""
+    task_sampling: Literal["uniform", "contrast"] = "uniform"
+    """How the tasks of training groups are chosen. uniform: all equally often. contrast: more of the task types whose
+    recent groups were both won and lost, fewer of those that are always won or always lost."""
     step_attempts: int = Field(default=3, ge=1)
     """Number of failed attempts at a learner step after which the run ends with the reason."""
     overdue_s: float = Field(default=1800.0, gt=0)

@@ -6,7 +6,8 @@
     evaluate                            a version that is due, then its episodes      the version pointer, ready groups
                                         and its weights on disk
     issue                               issued - dropped < (trained steps + 1 + staleness) x groups_per_step, and
-                                        groups to replace others from staleness 1 on (tickets.py)
+                                        groups to replace others from staleness 1 on (tickets.py); with a sampler,
+                                        the results that the group's task depends on
     watch                               any progress: a store count, a turn           the clock
 
 All loops run in one thread. Every call has a deadline, in the store or in the member. All state that must survive this
@@ -140,14 +141,23 @@ class Controller:
         corrects = self.config.learner.judge.correction and index - dropped < limit
         correction = self.store.state.correction() if corrects else ""
         while index - dropped < limit:
-            group = self.tickets.group(index, consumed_at=demand.consumed_at(index - dropped), avoid=avoid,
-                                       correction=correction)
+            consumed_at = demand.consumed_at(index - dropped)
+            if self._waits_for_results(consumed_at):
+                return
+            group = self.tickets.group(index, consumed_at=consumed_at, avoid=avoid, correction=correction)
             group = typed(group, self.hooks.task_type)
             if not self.store.issue(self.lease, group, capacity=limit):
                 return
             index += 1
         if limit == counts.trained < counts.issued - counts.dropped:
             self._drop_spare()
+
+    def _waits_for_results(self, consumed_at: int) -> bool:
+        """Whether the task of a group depends on the results of a step that the learner repeats at this moment."""
+        if self.tickets.sampler is None:
+            return False
+        pointer = self.store.state.version()
+        return self.tickets.sampler.waits(consumed_at, -1 if pointer is None else pointer[0].step)
 
     def _drop_spare(self) -> None:
         """Drops the groups that were issued to replace others and that no step is left for."""

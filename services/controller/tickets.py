@@ -12,12 +12,14 @@ If a step replaces fewer groups than expected, some remain. They are the oldest 
 they have become too old: by their place in the queue, never by what happened in them. `spare` is therefore the least
 number of the last steps, so that few are played in vain.
 
-Tasks and tickets are pure functions of the run's seed and the group's index.
+Tasks and tickets are pure functions of the run's seed and the group's index, and with a ContrastSampler of the results
+of earlier steps.
 """
 
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -28,6 +30,7 @@ from services.records import Drop, Ticket, Version
 from services.seeds import seed_for
 from services.store.store import Counts, Store
 from services.telemetry.names import reason_class
+from services.telemetry.task_types import Rows, recent_results, type_weight
 
 LAST_STEPS = 4
 """Number of steps whose replaced groups are counted."""
@@ -123,12 +126,59 @@ class TaskStream:
         return self._order[position]
 
 
+class ContrastSampler:
+    """Draws a task type for each group, by the number of the type's tasks times their weight (task_types.py).
+
+    The weights follow from the rows of metrics.jsonl, which survive with the checkpoint, so it has no state of its own.
+    The task is the entry at the group's index in a stream of the type's own, so no task comes twice before the index
+    has passed all of the type's.
+    """
+
+    def __init__(self, tasks: Sequence[str], task_type: Callable[[str], str], seed: int, *, staleness: int,
+                 rows: Callable[[], Rows]) -> None:
+        by_type = defaultdict[str, list[str]](list)
+        for task in tasks:
+            by_type[task_type(task)].append(task)
+        self._streams = {name: TaskStream(by_type[name], seed_for(seed, "tasks of", name)) for name in sorted(by_type)}
+        self._seed, self._staleness, self._rows = seed, staleness, rows
+
+    def shares(self, consumed_at: int) -> dict[str, float]:
+        """Returns the chance of each type, for groups that the learner takes while it holds the version of this step.
+        """
+        results = recent_results(self._rows(), self._newest(consumed_at))
+        weights = {name: len(stream) * type_weight(results.get(name)) for name, stream in self._streams.items()}
+        total = sum(weights.values())
+        return {name: weight / total for name, weight in weights.items()}
+
+    def stream(self, index: int, consumed_at: int) -> TaskStream:
+        """Returns the stream from which group `index` takes its task."""
+        shares = self.shares(consumed_at)
+        draw = random.Random(seed_for(self._seed, "task type", index))
+        return self._streams[draw.choices(list(shares), list(shares.values()))[0]]
+
+    def waits(self, consumed_at: int, published: int) -> bool:
+        """Whether a learner that repeats steps has yet to write a row that the group's task depends on.
+
+        `published`: step of the learner's current version. Once that is later than the row's step, nobody will write
+        the row: the file is damaged.
+        """
+        needed, rows = self._newest(consumed_at), self._rows()
+        return (rows[-1]["step"] if rows else 0) < needed and published <= needed
+
+    def _newest(self, consumed_at: int) -> int:
+        """Returns the newest step whose row counts. A group is issued once the step after that one has begun, so the
+        row is there, however the processes race."""
+        return consumed_at - self._staleness - 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainTickets:
     """Makes the K tickets of one training group."""
 
     config: Config
     tasks: TaskStream
+    sampler: ContrastSampler | None = None
+    """Chooses among the types of tasks (learner.task_sampling). None: all tasks come equally often."""
 
     def group(self, index: int, *, consumed_at: int, avoid: frozenset[str] = frozenset(),
               correction: str = "") -> list[Ticket]:
@@ -142,8 +192,11 @@ class TrainTickets:
         all tasks are, it plays its own.
         """
         learner = self.config.learner
-        following = (self.tasks[index + i] for i in range(2 * len(self.tasks)))  # has one entire pass, so every task
-        task = next((task for task in following if task not in avoid), self.tasks[index])
+        sampled = [] if self.sampler is None else [self.sampler.stream(index, consumed_at)]
+        streams = [*sampled, self.tasks]
+        # Of each stream two passes have one entire pass, so every task. If a type is quarantined, other types follow.
+        following = (stream[index + i] for stream in streams for i in range(2 * len(stream)))
+        task = next((task for task in following if task not in avoid), streams[0][index])
         group = train_group(index)
         return [
             Ticket(

@@ -355,7 +355,8 @@ class Store:
         drops: dict[Drop, list[Episode]] = {}
         for group, reason in reasons.items():
             episodes = self.episodes(group)
-            drops[Drop.of(episodes, group=group, task=self.task_of(group), reason=reason)] = episodes
+            kind = episodes[0].ticket.task_type if episodes else ""
+            drops[Drop.of(episodes, group=group, task=self.task_of(group), task_type=kind, reason=reason)] = episodes
         return drops
 
     def drop(self, lease: Lease, *drops: Drop) -> bool:

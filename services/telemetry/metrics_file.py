@@ -19,6 +19,7 @@ from services.files import NOT_JSON, read_bounded, write_whole
 from services.patience import while_folder_away
 from services.telemetry.names import PHASES
 from services.telemetry.overhead import counted
+from services.telemetry.task_types import PREFIX
 from services.units import GIB
 
 _PHASE_TEXTS: Mapping[str, str] = {
@@ -216,7 +217,8 @@ def parse_row(line: bytes) -> MetricsRow | None:
     step = row.get("step", 0)
     if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < 1 << 53:
         return None
-    if not all(_fits(value, _KINDS.get(key, _FIGURE)) for key, value in row.items()):
+    if not all(_fits(value, _KINDS.get(key, _NUMBER if key.startswith(PREFIX) else _FIGURE))
+               for key, value in row.items()):
         return None
     return _Row({key: value for key, value in row.items() if value is not None or key not in _BLANK})
 

@@ -58,6 +58,8 @@ def check_games(config: Config, tell: Callable[[str], object]) -> TaskSets:
 def _try_games(config: Config, task_sets: TaskSets, tell: Callable[[str], object]) -> None:
     environment, games, own = task_sets.environment, len(task_sets.train), config.env.name not in BUILT_IN
     _play(config, environment, task_sets.train[::max(1, games // PROBED_GAMES)], tell)
+    if config.learner.task_sampling == "contrast":
+        _check_several_types(config.env.name, task_sets, tell)
     if own:
         _check_types(config.env.name, environment, task_sets.train[0])
         _try_parser(config)
@@ -137,6 +139,15 @@ def _check_types(name: str, environment: Environment, task: str) -> None:
             value: object = getattr(environment, part)(task)
         if not isinstance(value, str):
             raise UserError(f"{part} of {name} returned {value!r:.60} for {task}", "return a text")
+
+
+def _check_several_types(name: str, task_sets: TaskSets, tell: Callable[[str], object]) -> None:
+    """Reads the type of each training task, as the run will. `tell` takes a line if all have the same one."""
+    with as_user_error(f"task_type of {name} failed", f"fix {name}"):
+        types = set(map(task_sets.environment.task_type, task_sets.train))
+    if len(types) == 1:
+        tell(f"warning: learner.task_sampling=contrast does nothing in {name}, whose training games are all of the "
+             f"type {types.pop()!r:.60}")
 
 
 def _try_prompt(config: Config, environment: Environment, task: str) -> None:

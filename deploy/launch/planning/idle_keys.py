@@ -36,6 +36,7 @@ def _of_parts_that_are_off(config: Config) -> Iterator[tuple[str, Any, str]]:
     learner, loss, epochs = config.learner, config.learner.loss, config.sft.epochs
     on_policy = learner.staleness == 0 and loss.corrected_rows == "stale"
     for name, section, keys, off, why in (
+        ("learner", learner, ("task_sampling",), learner.group_size == 1, "at learner.group_size=1"),
         ("learner.loss", loss, ("correction", "is_cap"), on_policy, "at learner.staleness=0"),
         ("learner.loss", loss, ("is_cap",), loss.correction != "decoupled",
          f"under learner.loss.correction={loss.correction}"),

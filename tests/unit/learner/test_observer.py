@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from learner import observer as observer_file
-from learner.observer import Observer, metrics_row
+from learner.observer import Observer, columns_by_type, metrics_row
 from learner.trainer import StepReport
-from services.records import Episode, Manifest, Step, Ticket, Version, VersionSpan
+from services.records import Drop, Episode, Manifest, Step, Ticket, Version, VersionSpan
 from services.telemetry.metrics_file import METRIC_TEXTS, append_row, read_rows
 
 
@@ -74,7 +74,8 @@ def step(prompt: int, response: int, *, cut: bool = False) -> Step:
 
 
 def episode(k: int, *steps: Step) -> Episode:
-    ticket = Ticket(group="train/00000001", k=k, size=2, task="t", seed=1, kind="train", temperature=1.0, max_steps=4)
+    ticket = Ticket(group="train/00000001", k=k, size=2, task="t", seed=1, kind="train", temperature=1.0, max_steps=4,
+                    task_type="pick")
     return Episode(ticket=ticket, steps=list(steps), won=k == 0, end="turns", worker="w", attempt=1, seconds=1.0,
                    engine="e")
 
@@ -87,3 +88,12 @@ def test_tokens_of_a_turn_and_cut_answers_are_over_the_turns_trained_on():
     assert (row["prompt_tokens_mean"], row["prompt_tokens_max"]) == (12, 16)
     assert (row["response_tokens_mean"], row["response_tokens_max"]) == (5, 8)
     assert set(row) <= set(METRIC_TEXTS)
+
+
+def test_columns_by_type_count_the_groups_that_dynamic_sampling_replaced_and_no_other_drop():
+    """A trained group of pick, won by 1 of 2; a replaced one of pick, won by all; one of cool that was too old."""
+    uniform = Drop(group="train/00000000", task="t", task_type="pick", reason="uniform reward 10", episodes=2, wins=2)
+    old = Drop(group="train/00000002", task="u", task_type="cool", reason="over-age", episodes=2, wins=1)
+    manifest = Manifest(step=3, incarnation=1, groups=["train/00000001"], drops=[uniform, old])
+    assert columns_by_type(manifest, [[episode(0, step(10, 4)), episode(1, step(10, 2))]]) == {
+        "type/pick/groups": 2, "type/pick/success": 0.75, "type/pick/contrast": 0.5}

@@ -29,13 +29,14 @@ from services.config.file import dump_config
 from services.telemetry.exposition import serving
 from services.telemetry.meters import Meters
 from services.telemetry.metrics_file import append_row
+from services.telemetry.task_types import type_columns
 
 COMMAND = [sys.executable, "-m", "deploy.cli", "status"]
 STATUS = {
     "run": "runs/a", "state": "going on", "stage": "reinforcement learning", "stage_seconds": 75.0, "doing": "",
     "silent_seconds": 1.0, "ended": "", "step": 3, "steps": 30, "seconds_since_step": 4.2, "success_rate": 0.25,
     "version": "1.3", "staleness_mean": 0.5, "staleness_max": 1, "evaluations": [], "learner_ranks": 1,
-    "stand_ins": [], "warnings": [], "damaged": [], "verdicts": [], "next": [], "step_times": None}
+    "stand_ins": [], "warnings": [], "damaged": [], "verdicts": [], "next": [], "step_times": None, "task_types": {}}
 
 
 def test_the_first_line_says_stage_step_version_and_staleness():
@@ -139,6 +140,15 @@ def test_the_shares_of_bad_answers_are_shown_of_the_last_step_and_of_each_evalua
     assert "success 0.0%  invalid 98.9%  inadmissible 0.0%  cut 92.6%" in lines[1]
     assert lines[2].endswith("on 2 games of valid  invalid 98.9%  inadmissible 0.0%")
     assert [status["invalid_share"], status["evaluations"][0]["cut_share"]] == [0.989, 0.0]
+
+
+def test_the_weights_of_task_types_are_shown(folder):
+    """Two groups of pick in the last ten steps, of contrast 1 and 0: weight .1 + .9 / 2. Step 1 of 11 is too old."""
+    for step, groups in ((1, [("cool", 0.5)]), (10, [("pick", 0.5), ("pick", 1.0)]), (11, [])):
+        append_row(folder.metrics, {"step": step, "time": time.time(), **type_columns(groups)})
+    status = read_status(folder, RunHistory(folder))
+    assert status["task_types"] == {"pick": {"groups": 2, "success": 0.75, "contrast": 0.5, "weight": 0.55}}
+    assert "  task type pick: weight 0.55, success 75.0% in 2 groups of the last 10 steps" in summary(status)
 
 
 def test_warnings_are_shown():

@@ -251,3 +251,17 @@ def test_the_parts_of_a_game_that_works_are_taken(tmp_path: Path, monkeypatch: p
         *RUN, "env.name=right_games:SPEC", "learner.credit.state_key=right_games:Key")))
     assert len(task_sets.train) == 1000
     assert len(sys.modules["right_games"].times) == 1
+
+
+@pytest.mark.parametrize(("overrides", "lines"), [
+    (["learner.task_sampling=contrast"], ["warning: learner.task_sampling=contrast does nothing in typed_games:SPEC, "
+                                          "whose training games are all of the type 'own'"]),
+    (["learner.task_sampling=contrast", "env.name=typed_games:TWO"], []),
+    ([], [])])
+def test_sampling_by_type_in_games_of_one_type_is_reported(
+        overrides: list[str], lines: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    (tmp_path / "typed_games.py").write_text(MODULE + "TWO = opens(task_type=lambda self, task: task[-1:])")
+    monkeypatch.syspath_prepend(tmp_path)
+    told: list[str] = []
+    preflight.check(load_config("parts/tiny-model", (*RUN, "env.name=typed_games:SPEC", *overrides)), tell=told.append)
+    assert told == lines

@@ -30,7 +30,7 @@ def test_a_key_of_another_estimator_is_told():
     ["learner.lora.rank=8", "learner.lora.alpha=16", "learner.lora.targets=[q_proj]"], ["sft.minutes=1"],
     ["sft.epochs=2"], ["learner.imitation.weight=0.1", "learner.imitation.rows=8", "learner.imitation.decay_steps=9"],
     ["learner.distill.teacher=t", "learner.distill.weight=2", "learner.distill.credit=0"],
-    ["learner.credit.ddof=0"],
+    ["learner.credit.ddof=0"], ["learner.task_sampling=contrast"],
     ["learner.credit.ddof=0", "learner.credit.normalize=none", "learner.credit.broadcast=0.5"]])
 def test_a_key_that_is_read_is_not_called_idle(overrides: list[str]):
     assert idle(*overrides) == []
@@ -52,6 +52,8 @@ def test_a_key_of_a_setting_that_is_off_is_told():
      "learner.loss.is_cap=3.0 does nothing under learner.loss.correction=coupled"),
     (["learner.loss.correction=none", "learner.loss.corrected_rows=all"],
      "learner.loss.corrected_rows=all does nothing under learner.loss.correction=none"),
+    (["learner.task_sampling=contrast", "learner.group_size=1"],
+     "learner.task_sampling=contrast does nothing at learner.group_size=1"),
     (["learner.judge.answers=8"], "learner.judge.answers=8 does nothing at learner.judge.questions=0"),
     (["learner.judge.weight=2"], "learner.judge.weight=2.0 does nothing at learner.judge.questions=0"),
     (["learner.judge.correction=true"], "learner.judge.correction=true does nothing at learner.judge.questions=0"),
