@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from services.records import EpisodeEnd
 
 Replay = Literal["pure", "transcript", "live"]
+RULE = "score/"
+"""Begins the keys of the last `info` that score the episode by one of several rules: `score/strict`. Evaluations report
+them next to `task_score`, which is the score by the rule in force."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

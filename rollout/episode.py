@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from envservice.base import Outcome, ParsedAction, Turn
+from envservice.base import RULE, Outcome, ParsedAction, Turn
 from envservice.client.client import EnvClient, EpisodeHandle
 from envservice.client.results import Result
 from rollout.judge import Judge
@@ -90,6 +90,7 @@ class EpisodeRunner:
             ticket=ticket, steps=steps, won=now.won, end=now.ended(end),
             worker=self.worker, attempt=attempt, seconds=time.monotonic() - started, engine=self.env_engine,
             replays=game.replays, final_observation=now.observation, task_score=score_of(now),
+            rule_scores=rule_scores_of(now),
             final_choices=choices_digest(now.admissible_actions), final_state=now.state,
             judged=await self.judge.ask(ticket, steps, seen, turns, won=now.won) if self.judge else [],
         )  # fmt: skip
@@ -129,15 +130,22 @@ def score_of(last: Outcome) -> float | None:
 
     Raises EnvFault for a score that is no number within LARGEST_REWARD.
     """
-    score = last.info.get("task_score")
-    if score is None:
-        return None
+    return None if last.info.get("task_score") is None else _score(last, "task_score")
+
+
+def rule_scores_of(last: Outcome) -> dict[str, float]:
+    """Returns the score at the end by each rule of the environment. Raises EnvFault as score_of does."""
+    return {key.removeprefix(RULE): _score(last, key) for key in last.info if key.startswith(RULE)}
+
+
+def _score(last: Outcome, key: str) -> float:
+    score = last.info[key]
     try:
         if within_reward_limit(number := float(score)):
             return number
     except (ValueError, OverflowError):
         pass
-    raise EnvFault(f"info.task_score is {score!r:.60}, and should be a number of at most {LARGEST_REWARD:g} in size")
+    raise EnvFault(f"info.{key} is {score!r:.60}, and should be a number of at most {LARGEST_REWARD:g} in size")
 
 
 @contextlib.asynccontextmanager

@@ -176,6 +176,8 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True):
     """Number of times its session was rebuilt, on another server or after a restart."""
     task_score: float | None = None
     """The environment's own score at the end, in its own units (`task_score` of its last info). None: no score."""
+    rule_scores: dict[str, float] = {}
+    """The score by each of several rules, if the environment has more than one (`score/RULE` of its last info)."""
     final_observation: str = ""
     """Raw feedback after the last action: the state in which an episode was cut off. Empty in older records."""
     final_choices: str = ""

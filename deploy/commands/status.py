@@ -27,10 +27,12 @@ from deploy.commands.arguments import add_run_argument
 from deploy.console.plain import answer_shares, printable
 from deploy.runs.comparison import (
     REPEATED,
+    RULES,
     Kind,
     evaluation_kind,
     next_commands,
     repeats,
+    rule_scores,
     stand_in_notes,
     verdicts,
 )
@@ -139,7 +141,8 @@ def _evaluations(rows: Sequence[Mapping[str, Any]], run_folder: str) -> list[str
         shown |= {curve[0], max(curve, key=lambda index: rows[index]["success_rate"]), *curve[-LAST:]}
     lines = [f"  {title_of(row['label'])}, T={row['temperature']:g}: {row['success_rate']:.1%} "
              f"[{row['success_low']:.1%}, {row['success_high']:.1%}] on {number_of(row['tasks'], 'game')} of "
-             f"{row['split']}{''.join(f', {best}' for best in repeats(row))}  {answer_shares(row)}".rstrip()
+             f"{row['split']}{''.join(f', {text}' for text in (*repeats(row), *rule_scores(row)))}"
+             f"  {answer_shares(row)}".rstrip()
              for index, row in enumerate(rows) if index in shown]
     return lines if len(shown) == len(rows) else [
         *lines, f"  shown: the first, the best and the last {LAST} of the curve; {len(rows) - len(shown)} more: "
@@ -186,7 +189,7 @@ def read_status(folder: RunFolder, history: RunHistory) -> dict[str, Any]:
         "task_types": {name: {**asdict(result), "weight": type_weight(result)}
                        for name, result in recent_results(metrics, last["step"] if last else 0).items()},
         "evaluations": [{key: e[key] for key in shown} | {name: e.get(name) for name in SHARES}
-                        | {key: e[key] for key in REPEATED if key in e} for e in evaluations],
+                        | {key: e[key] for key in (*REPEATED, *RULES) if key in e} for e in evaluations],
         "stand_ins": stand_in_notes(evaluations),
         "warnings": [one.text for one in warnings(
             metrics, evaluations, config.learner.credit, agents=config.agent.name is not None)],

@@ -26,7 +26,7 @@ from deploy.explorer.groups import (
 from deploy.explorer.index import GroupEntry, matrix
 from deploy.explorer.runs import ExploredRun, Piece
 from deploy.explorer.verdict import heading, judge, sentences
-from deploy.runs.comparison import judged_by, repeats, stand_in_notes, verdicts
+from deploy.runs.comparison import judged_by, repeats, rule_scores, stand_in_notes, verdicts
 from deploy.runs.health import warnings
 from envservice.text.tool_calls import invalid_reason
 from services.amounts import number_of
@@ -154,7 +154,7 @@ def trained_policy(evaluations: Sequence[dict[str, Any]]) -> dict[str, str] | No
     return {"name": title_of(row["label"]),
             "text": f"{percent(row['success_rate'])} {interval(row['success_low'], row['success_high'])} of "
                     f"{number_of(row['tasks'], 'game')} of {row['split']}, T={row['temperature']:g}"
-                    + "".join(f"; {best}" for best in repeats(row))}
+                    + "".join(f"; {text}" for text in (*repeats(row), *rule_scores(row)))}
 
 
 def instructive(entries: Sequence[GroupEntry]) -> GroupEntry | None:

@@ -187,8 +187,10 @@ def _before_and_after(comparison: Comparison) -> str:
     gains = [[f"RL minus {TITLES[g.over]}", f"{g.temperature:g}", _points(g.gain),
               f"{_points(g.low)} to {_points(g.high)}", g.verdict] for g in comparison.gains]
     best = [[TITLES[r.label], f"{r.temperature:g}", str(best)] for r in comparison.rows for best in r.repeats]
+    rules = [[TITLES[r.label], f"{r.temperature:g}", text] for r in comparison.rows for text in r.rules]
     return (_grid(["policy", "T", "success", "95% interval", "games"], rows)
             + (_grid(["policy", "T", "best of several episodes a game, 95% interval"], best) if best else "")
+            + (_grid(["policy", "T", "by each rule for the score"], rules) if rules else "")
             + _grid(["paired by game", "T", "gain in points", "95% interval", "verdict"], gains))
 
 

@@ -60,6 +60,18 @@ def repeats(row: Mapping[str, Any]) -> tuple[BestOf, ...]:
     return tuple(rows)
 
 
+RULES = ("score_by_rule", "full_score_by_rule")
+"""Keys of an evaluation in an environment with several rules for its score. Each maps a rule to a number."""
+
+
+def rule_scores(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns a text for each rule by which the environment scores, such as `strict: score 0.55, full score 24.0%`.
+    """
+    scores, full = (row.get(key) or {} for key in RULES)
+    return tuple(f"{rule}: score {scores[rule]:.3g}, full score {full[rule]:.1%}"
+                 for rule in scores if None not in (scores[rule], full.get(rule)))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyResult:
     """Success rate of one policy at one temperature on held-out games, with its 95% interval, all in [0, 1]."""
@@ -71,6 +83,8 @@ class PolicyResult:
     low: float
     high: float
     repeats: tuple[BestOf, ...] = ()
+    rules: tuple[str, ...] = ()
+    """Score by each of the environment's rules."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +152,8 @@ def compare(evaluations: Sequence[dict[str, Any]]) -> Comparison | None:
     if not played:
         return None
     rows = [PolicyResult(label=label, temperature=t, games=row["tasks"], success=row["success_rate"],
-                         low=row["success_low"], high=row["success_high"], repeats=repeats(row))
+                         low=row["success_low"], high=row["success_high"], repeats=repeats(row),
+                         rules=rule_scores(row))
             for (label, t), row in played.items()]
     gains: list[Gain] = []
     for (label, t), row in played.items():
@@ -167,7 +182,7 @@ def as_lines(comparison: Comparison, *, env: str) -> list[str]:
             f"  {TITLES[row.label]:<36} T={row.temperature:<4g} {row.success:6.1%}  "
             f"[{row.low:6.1%}, {row.high:6.1%}]  {number_of(row.games, 'game')}"
         )
-        lines += [f"    {best}" for best in row.repeats]
+        lines += [f"    {text}" for text in (*row.repeats, *row.rules)]
     for gain in comparison.gains:
         lines.append(
             f"  RL - {TITLES[gain.over]:<31} T={gain.temperature:<4g} {100 * gain.gain:+5.1f}   "

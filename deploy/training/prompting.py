@@ -28,6 +28,7 @@ from rollout.prompting.policies import make_policy
 from rollout.prompting.trials import PlayedTrial, TaskPlayer
 from services.config.secrets import endpoint_key
 from services.config.tree import Config
+from services.controller.evaluation import by_rule
 from services.errors import EnvFault, UserError
 from services.files import NOT_JSON, lock_alone, open_plain, read_bounded
 from services.process.threads import DaemonThread
@@ -244,6 +245,7 @@ def summarise(plan: PromptingPlan, settings: Mapping[str, Any], by_task: Mapping
         "temperature": settings["temperature"], "tasks": len(won), "episodes": len(played), "dropped": dropped,
         "success_rate": mean, "success_low": low, "success_high": high,
         "task_score": sum(scores) / len(scores) if scores else None,
+        **by_rule([(trial.score, trial.rule_scores) for trial in last.values()]),
         "success_by_type": {name: sum(values) / len(values) for name, values in sorted(by_type.items())},
         "success_by_trial": [sum(any(t.won for t in trials[:k]) for trials in by_task.values()) / len(by_task)
                              for k in range(1, rounds + 1)],

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from rapidfuzz.fuzz import token_set_ratio
 from rapidfuzz.utils import default_process
 
-from envservice.base import Outcome
+from envservice.base import RULE, Outcome
 from envservice.webshop import pages
 from envservice.webshop.goals import ShoppingGoal
 from envservice.webshop.nouns import Tagger
@@ -210,13 +210,11 @@ class WebshopSession:
         state.hits = self._shop.search(query)
         self._to_results(1)
 
-    def _click(self, thing: str) -> Score | None:
-        """Takes a click. Returns the score of a purchase, None for any other click."""
+    def _click(self, thing: str) -> Purchase | None:
+        """Takes a click. Returns the purchase, None for any other click."""
         state = self._state
         if thing == pages.BUY.lower():
-            return score(
-                self._goal, Purchase(product=state.opened(), price=self._price(state.opened()), options=state.options),
-                self._shop.nouns, strict=self._shop.strict_options)
+            return Purchase(product=state.opened(), price=self._price(state.opened()), options=state.options)
         if thing == pages.BACK.lower():
             self._state = ShopState(instruction=state.instruction)
         elif thing == pages.NEXT.lower() and state.page == "results":
@@ -250,13 +248,16 @@ class WebshopSession:
         state = self._state
         state.page, state.number, state.product, state.options = "results", number, None, {}
 
-    def _bought(self, bought: Score) -> Outcome:
-        self._state.page, self._state.total = "done", bought.total
-        won = bought.total == 1.0
+    def _bought(self, bought: Purchase) -> Outcome:
+        fuzzy, strict = (score(self._goal, bought, self._shop.nouns, strict=one) for one in (False, True))
+        own = strict if self._shop.strict_options else fuzzy
+        self._state.page, self._state.total = "done", own.total
+        won = own.total == 1.0
         return Outcome(
             observation=pages.render(self._state, self._shop.observation, attributes=self._shop.show_attributes),
             admissible_actions=[], reward=float(won), done=True, won=won,
-            info={"task_score": bought.total, **bought.parts()})
+            info={"task_score": own.total, f"{RULE}original": fuzzy.total, f"{RULE}strict": strict.total,
+                  **own.parts()})
 
     def _clickables(self) -> list[str]:
         return pages.clickables(self._state, attributes=self._shop.show_attributes)

@@ -17,7 +17,7 @@ from envservice.text.tool_calls import Tool
 from rollout.agents.program import AgentProgram
 from rollout.agents.session import AgentSession, EpisodeOver
 from rollout.agents.world import AgentWorld
-from rollout.episode import attempt_id, closing, score_of
+from rollout.episode import attempt_id, closing, rule_scores_of, score_of
 from rollout.limits import Limits
 from rollout.prompt_renderer import PromptRenderer
 from services.config.tree import AgentSection
@@ -164,7 +164,8 @@ def episode_of(llm: AgentSession, world: AgentWorld | None, *, worker: str, atte
         engine=engine, replays=0 if world is None else world.game.replays,
         final_observation="" if last is None else last.observation,
         final_choices="" if last is None else choices_digest(last.admissible_actions),
-        final_state="" if last is None else last.state, task_score=None if last is None else score_of(last))
+        final_state="" if last is None else last.state, task_score=None if last is None else score_of(last),
+        rule_scores={} if last is None else rule_scores_of(last))
 
 
 def _won(llm: AgentSession, last: Result | None) -> bool:

@@ -14,7 +14,7 @@ import msgspec
 
 from envservice.base import Environment, Turn, outcome_of
 from envservice.text.response_format import without_thought
-from rollout.episode import score_of
+from rollout.episode import rule_scores_of, score_of
 from rollout.prompting.model import AskedModel, ContextFull, ModelAnswer
 from rollout.prompting.policies import PromptingPolicy, Trial, reflection_on
 from services.chat import Message
@@ -47,6 +47,8 @@ class PlayedTrial(msgspec.Struct, frozen=True, kw_only=True):
     end: EpisodeEnd
     score: float | None
     """The environment's own score at the end; None if it has none."""
+    rule_scores: dict[str, float] = {}
+    """As in services.records.Episode."""
     steps: list[PlayedStep]
     reflection: str | None
     """Reflexion: the plan that the model wrote after the lost trial."""
@@ -128,9 +130,9 @@ class TaskPlayer:
             reflection = await self._reflect(trial, memory, cost, task, number)
         return PlayedTrial(
             task=task, trial=number, won=won, end=trial.now.ended(end),
-            score=score_of(trial.now), steps=steps, reflection=reflection, calls=cost.calls,
-            prompt_tokens=cost.prompt_tokens, answer_tokens=cost.answer_tokens, uncounted=cost.uncounted,
-            seconds=time.monotonic() - started)
+            score=score_of(trial.now), rule_scores=rule_scores_of(trial.now), steps=steps, reflection=reflection,
+            calls=cost.calls, prompt_tokens=cost.prompt_tokens, answer_tokens=cost.answer_tokens,
+            uncounted=cost.uncounted, seconds=time.monotonic() - started)
 
     def _take(self, trial: Trial, answer: str) -> PlayedStep:
         parsed, now = self.policy.parse(answer), trial.now

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from services.controller.tickets import EvalRequest, typed
@@ -133,6 +134,19 @@ def best_of_repeats(episodes: Sequence[Episode], samples: int) -> dict[str, dict
     return columns
 
 
+def by_rule(episodes: Sequence[tuple[float | None, Mapping[str, float]]]) -> dict[str, dict[str, float]]:
+    """Returns the mean score by each rule of the environment, and the share of full scores, 1 or more. Nothing for
+    an environment with one rule. `episodes`: the environment's own score of each, and its scores by rule.
+
+    An episode that was cut off before its end was scored has the environment's own score at that point by every rule.
+    """
+    rules = sorted({rule for _, scores in episodes for rule in scores})
+    scores = {rule: [scores.get(rule, own or 0.0) for own, scores in episodes] for rule in rules}
+    return {} if not rules else {
+        "score_by_rule": {rule: fmean(values) for rule, values in scores.items()},
+        "full_score_by_rule": {rule: fmean(value >= 1 for value in values) for rule, values in scores.items()}}
+
+
 def summarise(request: EvalRequest, episodes: list[Episode], *, dropped: int,
               task_type: Callable[[str], str]) -> dict[str, Any]:
     """Returns one row of evaluations.jsonl: mean success with its 95% interval over tasks, by task type, lengths,
@@ -169,4 +183,5 @@ def summarise(request: EvalRequest, episodes: list[Episode], *, dropped: int,
         "tokens_sampled": sum(len(step.response_ids) for step in steps),
         "success_by_task": by_task,
         **best_of_repeats(episodes, request.samples),
+        **by_rule([(episode.task_score, episode.rule_scores) for episode in episodes]),
     }

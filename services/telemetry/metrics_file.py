@@ -134,6 +134,7 @@ _KINDS: dict[str, Any] = {
     **dict.fromkeys((*METRIC_KEYS, "success_low", "success_high"), _NUMBER),
     "label": str, "version": str, "split": str, "temperature": (int, float), "tasks": int, "time": (int, float),
     "success_by_task": dict, "success_by_type": dict, "score_by_task": dict, "groups": list, "drops": list,
+    "score_by_rule": dict, "full_score_by_rule": dict,
     **{f"{name}{end}": dict for name in ("pass_at", "best_score") for end in ("", "_low", "_high")}}
 """Types of values by key. All other values are numbers or text, and those of a dict are numbers."""
 

@@ -191,6 +191,15 @@ async def test_the_environments_own_score_at_the_end_is_kept(info, score):
     assert (await play(Game([result("s0"), last]), Sampler(["go"]))).task_score == score
 
 
+async def test_the_score_by_each_rule_at_the_end_is_kept():
+    last = Result(observation="over", admissible_actions=[], done=True, digest="d",
+                  info={"task_score": 1.0, "score/original": 1.0, "score/strict": 0, "scored": "yes"})
+    assert (await play(Game([result("s0"), last]), Sampler(["go"]))).rule_scores == {"original": 1.0, "strict": 0.0}
+    last = Result(observation="over", admissible_actions=[], done=True, digest="d", info={"score/strict": "high"})
+    with pytest.raises(EnvFault, match=r"info\.score/strict is 'high'"):
+        await play(Game([result("s0"), last]), Sampler(["go"]))
+
+
 @pytest.mark.parametrize("reward", [1e308, -1.1e5])
 async def test_a_reward_that_is_too_large_once_scaled_is_a_fault(reward):
     """The scale is 10. A reward of 1e308 was recorded as inf, at which the learner died each time."""

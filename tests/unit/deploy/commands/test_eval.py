@@ -76,7 +76,9 @@ def test_a_result_is_shown_with_its_bad_answers_its_seconds_and_its_speed(capsys
     show({"policy": "m", "success_rate": 0.0, "success_low": 0.0, "success_high": 0.1, "tasks": 8, "split": "heldout",
           "env": "alfworld-gen", "engine": "own", "temperature": 0.4, "episode_length": 30.0, "success_by_type": {},
           "task_score": None, "dropped": 0, "invalid_share": 0.989, "inadmissible_share": 0.0, "cut_share": 0.926,
-          "tokens_sampled": 3000, "seconds": 40.0, "loading_seconds": 61.0})
-    assert capsys.readouterr().out.splitlines()[-2:] == [
+          "tokens_sampled": 3000, "seconds": 40.0, "loading_seconds": 61.0,
+          "score_by_rule": {"strict": 0.5}, "full_score_by_rule": {"strict": 0.25}})
+    assert capsys.readouterr().out.splitlines()[-3:] == [
+        "  strict: score 0.5, full score 25.0%",
         "answers: invalid 98.9%  inadmissible 0.0%  cut 92.6%",
         "played in 40 s after 1 min of loading, 75 tokens of answers a second"]

@@ -70,6 +70,15 @@ def test_repeated_games_have_a_table_of_the_best_of_k():
     assert not any("pass@" in cell for cell in plain)
 
 
+def test_scores_by_several_rules_have_a_table():
+    row = {"label": TRAINED, "step": 5, "temperature": 1.0, "tasks": 2, "success_rate": 0.5, "success_low": 0.2,
+           "success_high": 0.8, "success_by_task": {"a": 0.5, "b": 0.5}}
+    rules = {"score_by_rule": {"strict": 0.5}, "full_score_by_rule": {"strict": 0.25}}
+    plain, several = (cells(_before_and_after(table)) for table in map(compare, ([row], [row | rules])) if table)
+    assert "strict: score 0.5, full score 25.0%" in several
+    assert not any("full score" in cell for cell in plain)
+
+
 def test_state_groups_and_advantages_are_tables(page):
     """Step 1 has -2, -.5, .5, 2, step 3 -6, -.5, .5, 2: quartiles -.875 and .875, and -1.875 and .875."""
     sizes = cells(page.read_text().partition("Steps by the size")[2])

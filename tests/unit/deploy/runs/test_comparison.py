@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from deploy.runs.comparison import as_lines, compare, heldout, repeats
+from deploy.runs.comparison import as_lines, compare, heldout, repeats, rule_scores
 from services.telemetry.evaluation_labels import COLD, TRAINED
 
 
@@ -51,6 +51,16 @@ def test_repeated_games_have_the_best_of_k_below_their_row() -> None:
     assert "T=1" in cold
     assert "T=1" in trained
     assert repeats({"pass_at": {"2": 0.5}}) == (), "a line that lacks its interval"
+
+
+def test_the_scores_by_several_rules_are_below_their_row() -> None:
+    rules = {"score_by_rule": {"original": 0.625, "strict": 0.5},
+             "full_score_by_rule": {"original": 0.5, "strict": 0.25}}
+    comparison = compare([line(COLD, {"a": 0.5}) | rules, line(TRAINED, {"a": 0.5})])
+    assert comparison is not None
+    _, _, *by_rule, _, _ = as_lines(comparison, env="webshop")
+    assert by_rule == ["    original: score 0.625, full score 50.0%", "    strict: score 0.5, full score 25.0%"]
+    assert rule_scores({"score_by_rule": {"strict": 0.5}}) == (), "a line that lacks its full scores"
 
 
 def test_a_game_that_a_fault_took_from_one_side_is_left_out() -> None:

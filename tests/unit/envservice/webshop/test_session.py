@@ -108,6 +108,18 @@ def test_a_partial_score_earns_no_reward(session):
     assert (end.reward, end.won, end.done) == (0.0, False, True)
 
 
+@pytest.mark.parametrize(("strict", "own"), [(False, 1.0), (True, 3 / 4)])
+def test_a_purchase_tells_its_score_by_both_matches_of_options(files, strict, own):
+    """`large` for `x-large`: the original's match takes it, the exact one does not. Attribute, colour and price fit:
+    three of four parts."""
+    files.products[0]["customization_options"]["Size"].append({"value": "x-large"})
+    shop = WebshopEnvironment(load_stock(files.write()), WebshopSection(strict_options=strict), tagger=("", fallback))
+    task, color = next((task, dict(shop.goal(task).options)["color"]) for task in shop.tasks("train")
+                       if dict(shop.goal(task).options).get("size") == "x-large")
+    end = play(shop.open(task), "search[lamp]", "click[b0lamp]", "click[large]", f"click[{color}]", "click[buy now]")
+    assert (end.info["task_score"], end.info["score/original"], end.info["score/strict"]) == (own, 1.0, 3 / 4)
+
+
 def test_going_back_keeps_options_on_the_way_from_a_sub_page_only(session):
     way = ("search[lamp]", "click[b0lamp]", "click[large]")
     kept = play(session, *way, "click[features]", "click[< prev]", "click[buy now]")

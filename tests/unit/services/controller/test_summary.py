@@ -13,16 +13,25 @@ REQUEST = EvalRequest(label="step-1", version=Version(incarnation=1, step=1), sp
                       temperature=0.4, samples=2, seed=0, max_steps=3)
 
 
-def summary(scores, won=(True, False, False, False)):
+def summary(scores, won=(True, False, False, False), rules=({}, {}, {}, {})):
     tickets = [ticket for group in REQUEST.tickets() for ticket in group]
     episodes = [Episode(ticket=ticket, steps=[], won=w, end="won" if w else "lost", worker="w", attempt=1, seconds=1.0,
-                        engine="e", task_score=score)
-                for ticket, score, w in zip(tickets, scores, won, strict=True)]
+                        engine="e", task_score=score, rule_scores=by_rule)
+                for ticket, score, w, by_rule in zip(tickets, scores, won, rules, strict=True)]
     return summarise(REQUEST, episodes, dropped=0, task_type=lambda task: task[-1])
 
 
 def test_the_environments_own_score_is_averaged_over_episodes():
     assert summary([1.0, 0.5, 0.25, 0.0])["task_score"] == pytest.approx(0.4375)
+
+
+def test_the_score_by_each_rule_is_averaged_with_episodes_that_were_cut_off():
+    """Two purchases, and two episodes that bought nothing: they have a score of 0 by every rule."""
+    bought = [{"original": 1.0, "strict": 0.5}, {"original": 1.0, "strict": 1.0}, {}, {}]
+    line = summary([1.0, 1.0, 0.0, 0.0], rules=bought)
+    assert line["score_by_rule"] == {"original": 0.5, "strict": 0.375}
+    assert line["full_score_by_rule"] == {"original": 0.5, "strict": 0.25}
+    assert "score_by_rule" not in summary([1.0, 1.0, 0.0, 0.0]), "this environment has one rule"
 
 
 def test_success_is_a_mean_over_tasks_of_means_over_samples():
