@@ -8,6 +8,7 @@ there. These names are stable: a test freezes them.
 
 from envservice.adapters.dataset import dataset_spec
 from envservice.adapters.gymnasium import plays_twice, text_spec
+from envservice.adapters.mcp_client import McpCall, McpEpisode, mcp_spec
 from envservice.adapters.openenv import openenv_spec, openenv_tools_spec
 from envservice.base import Environment, Outcome, ParsedAction, PromptTemplate, Replay, Session, Turn
 from envservice.client.client import EnvClient
@@ -25,6 +26,8 @@ __all__ = [
     "EnvSection",
     "Environment",
     "EnvironmentSpec",
+    "McpCall",
+    "McpEpisode",
     "Outcome",
     "ParsedAction",
     "PromptTemplate",
@@ -39,6 +42,7 @@ __all__ = [
     "dataset_spec",
     "find_spec",
     "make_template",
+    "mcp_spec",
     "openenv_spec",
     "openenv_tools_spec",
     "plays_twice",

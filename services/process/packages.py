@@ -22,7 +22,7 @@ EXTRAS: Mapping[str, str] = {
         "blake3", "fastapi", "hiredis", "huggingface_hub", "ijson", "jinja2", "matplotlib", "packaging", "PIL",
         "prometheus_client", "psutil", "pyarrow", "rapidfuzz", "ray", "redis", "regex", "rich", "safetensors",
         "starlette", "tokenizers", "torch", "transformers", "uvicorn", "websockets", "zstandard"), "train"),
-    "vllm": "cpu", "accelerate": "trl", **{name: name for name in ("gguf", "tensorboard", "trl", "wandb")},
+    "vllm": "cpu", "accelerate": "trl", **{name: name for name in ("gguf", "mcp", "tensorboard", "trl", "wandb")},
 }
 """Name in `import` -> the extra of pyproject.toml that installs it. Without extras `pip install gagpo` has none."""
 

@@ -34,10 +34,10 @@ PUBLIC = {"Credit", "Environment", "EnvironmentSpec", "GagpoError", "RunResults"
 MODULES = {
     "agents": {"AgentProgram", "Tool", "ToolCall", "read_call", "tool"},
     "environments": {
-        "EnvClient", "EnvFault", "EnvSection", "Environment", "EnvironmentSpec", "Outcome", "ParsedAction",
-        "PromptTemplate", "Replay", "Session", "SftSection", "Teacher", "Turn", "Unavailable", "UserError", "answer",
-        "dataset_spec", "find_spec", "make_template", "openenv_spec", "openenv_tools_spec", "plays_twice",
-        "read_answer", "read_lowered", "seed_for", "text_spec", "with_data"},
+        "EnvClient", "EnvFault", "EnvSection", "Environment", "EnvironmentSpec", "McpCall", "McpEpisode", "Outcome",
+        "ParsedAction", "PromptTemplate", "Replay", "Session", "SftSection", "Teacher", "Turn", "Unavailable",
+        "UserError", "answer", "dataset_spec", "find_spec", "make_template", "mcp_spec", "openenv_spec",
+        "openenv_tools_spec", "plays_twice", "read_answer", "read_lowered", "seed_for", "text_spec", "with_data"},
     "estimators": {"Credit", "CreditOptions", "Keys", "WithinGroup", "discounted", "state_key", "states"},
 }
 """Module of gagpo -> the names that environments, agents and estimators of users import from it."""
@@ -206,7 +206,7 @@ def test_credit_and_what_users_write_need_no_extra(tmp_path: Path):
     (tmp_path / "groups.jsonl").write_text('{"episodes": [{"steps": [{"state": "S", "reward": 1}]}]}')
     done = without_extras(
         "import gagpo, gagpo.agents, gagpo.environments, gagpo.estimators, gagpo.integrations.steps\n"
-        "import gagpo.integrations.verl, gagpo.integrations.skyrl\n"
+        "import gagpo.integrations.skyrl\n"
         "print(gagpo.credit({'episodes': [{'steps': [{'state': 'S', 'reward': 1}]}] * 2}).advantages)\n"
         "from gagpo.__main__ import main\n"
         "sys.argv = ['gagpo', 'credit', 'groups.jsonl', '--table']; sys.exit(main())", tmp_path)
@@ -236,7 +236,7 @@ def test_a_function_names_the_extra_that_it_needs(tmp_path: Path):
 def test_each_package_that_is_imported_belongs_to_the_base_or_to_an_extra():
     names = {"yaml" if name == "PyYAML" else name for text in PROJECT["dependencies"]
              for name in re.findall(r"^[\w-]+", text)}
-    others = {"pydantic_core", "alfworld", "textworld", "spacy", "verl", "skyrl", "setproctitle"}
+    others = {"pydantic_core", "alfworld", "textworld", "spacy", "verl", "skyrl", "transfer_queue", "setproctitle"}
     imported = {name.partition(".")[0] for top in (*OURS, "gagpo") for file in (ROOT / top).rglob("*.py")
                 for name in imports(file)}
     known = {*names, *EXTRAS, *others, *OURS, "gagpo", *sys.stdlib_module_names}
