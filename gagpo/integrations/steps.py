@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, cast
 
 from msgspec.structs import replace
 
+from gagpo.integrations.segments import segments
 from learner.credit.registry import ESTIMATORS, estimator, unread
 from learner.credit.state_keys import LISTED_KEY
 from learner.logged_groups.form import (
@@ -75,6 +78,43 @@ class StepUid(str):
         """Returns the parts for pickle, by which rows travel between processes."""
         made = partial(StepUid, invalid=self.invalid, action=self.action)
         return made, (str(self), self.episode, self.turn, self.observation)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenStep:
+    """One step as the tokens of a trainer's row."""
+
+    prompt: Sequence[int]
+    response: Sequence[int]
+    mask: Sequence[int]
+    """1 for each token of the response that the model sampled, 0 for the others, which follow those."""
+    fields: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The rollout's own `observation`, `action` or `invalid` of StepUid, in place of the tokens' text."""
+
+
+def step_uids(group: str, episode: str, steps: Sequence[TokenStep], decode: Callable[[list[int]], str]
+              ) -> list[StepUid]:
+    """Returns the id of each row of an episode, [T], whose rows are in the order of its steps.
+
+    An observation is what the model reads since its last answer, and an entire prompt that does not continue the row
+    before. `decode` returns the text of tokens. Raises UserError for a response without sampled tokens or with several
+    runs of them, and as StepUid does.
+    """
+    uids: list[StepUid] = []
+    read: list[int] = []
+    for turn, step in enumerate(steps):
+        runs = segments(step.mask)
+        if len(runs) != 1:
+            raise UserError(f"turn {turn} of the episode {episode} has {number_of(len(runs), 'run')} of sampled tokens",
+                            "give one row for each answer of the model, and a mask that shows it")
+        (start, end), prompt, response = runs[0], list(step.prompt), list(step.response)
+        new = prompt[len(read):] if prompt[:len(read)] == read else prompt
+        parts: dict[str, Any] = {
+            "observation": decode(new + response[:start]), "action": decode(response[start:end]).strip()}
+        parts |= {name: step.fields[name] for name in ("observation", "action", "invalid") if name in step.fields}
+        uids.append(StepUid(group, episode, turn, **parts))
+        read = prompt + response[:end]
+    return uids
 
 
 def step_advantages(uids: Sequence[str], rewards: Sequence[float], options: CreditSection) -> list[float]:
@@ -148,6 +188,17 @@ def advantage_function(name: str, given: dict[str, Any]) -> Advantages:
         return tokens, tokens.clone()
 
     return advantages
+
+
+def check_trainer(package: str, tried: str, name: str) -> None:
+    """Raises UserError for a version of a trainer other than `tried`, whose private methods are overridden, and for an
+    estimator that is not ours, which would take each step for an episode. `name`: the estimator's."""
+    if not (installed := version(package)).startswith(f"{tried}."):
+        raise UserError(f"{package} {installed} is installed, and this was tried with {tried}",
+                        f"pip install '{package}=={tried}.*'")
+    if name not in STEP_LEVEL:
+        raise UserError(f"the estimator {name} of {package} takes steps for episodes",
+                        f"choose one of {', '.join(STEP_LEVEL)}")
 
 
 def refuse_unsaid(options: CreditSection, source: str, place: str) -> None:

@@ -1,14 +1,13 @@
-"""Step-level credit inside other trainers: ids that know their step, and the registries of verl and SkyRL.
+"""Step-level credit inside other trainers: ids that know their step, and the function that registries take.
 
-The tests named after a trainer ask its installed package. Where it is not installed they are skipped, and the published
-signatures alone are tested: the arguments that verl 0.9.1 and SkyRL 0.3.0 give to a function of their registry.
+It gets the arguments of verl 0.9.1 and SkyRL 0.3.0. Their installed packages are asked by verl_cases.py and
+skyrl_cases.py.
 """
 
 import math
 import pickle
 import random
 import re
-import sys
 from itertools import permutations
 
 import numpy as np
@@ -16,7 +15,7 @@ import pytest
 import torch
 
 import gagpo
-from gagpo.integrations.steps import STEP_LEVEL, StepUid, advantage_function, step_advantages
+from gagpo.integrations.steps import STEP_LEVEL, StepUid, TokenStep, advantage_function, step_advantages, step_uids
 from learner.logged_groups.form import credit_options
 from services.errors import UserError
 
@@ -188,29 +187,31 @@ def test_an_option_that_does_nothing_is_warned_of_once_the_estimator_is_used():
         used(**arguments)
 
 
-def test_verl_finds_the_registered_estimator_and_gets_our_advantages():
-    core_algos = pytest.importorskip("verl.trainer.ppo.core_algos")
-    from verl import DataProto
-    from verl.trainer.ppo.ray_trainer import compute_advantage
-
-    from gagpo.integrations.verl import register
-
-    register(**OPTIONS)
-    assert set(STEP_LEVEL) <= set(core_algos.ADV_ESTIMATOR_REGISTRY)
-    arguments, expected = batch()
-    index = arguments.pop("index")
-    data = DataProto.from_dict(tensors=arguments, non_tensors={"uid": index})
-    data = DataProto.concat(data.chunk(1))
-    torch.testing.assert_close(compute_advantage(data, "gagpo").batch["advantages"], expected)
+def decode(tokens: list[int]) -> str:
+    return " ".join(map(str, tokens))
 
 
-@pytest.mark.skipif(sys.version_info < (3, 12), reason="pydantic refuses SkyRL 0.3.0 on Python 3.11")
-def test_skyrl_finds_the_registered_estimator_and_gets_our_advantages():
-    ppo_utils = pytest.importorskip("skyrl.backends.skyrl_train.utils.ppo_utils")
-    from gagpo.integrations.skyrl import register
+def step(prompt: list[int], response: list[int], mask: list[int], **fields: object) -> TokenStep:
+    return TokenStep(prompt=prompt, response=response, mask=mask, fields=fields)
 
-    register(**OPTIONS)
-    arguments, expected = batch()
-    arguments["index"] = list(arguments["index"])
-    found, _ = ppo_utils.compute_advantages_and_returns(**arguments, adv_estimator="gagpo", config=None)
-    torch.testing.assert_close(found, expected)
+
+def test_the_observation_of_a_row_is_what_the_model_reads_since_its_last_answer():
+    """Answers are 5 6, 8 and 9. The environment says 7, which is in the first row or not; the last prompt is made anew.
+    """
+    for first in (step([1, 2], [5, 6, 7], [1, 1, 0]), step([1, 2], [5, 6], [1, 1])):
+        uids = step_uids("g", "e", [first, step([1, 2, 5, 6, 7], [8], [1]), step([3], [9], [1])], decode)
+        assert uids == ["g"] * 3
+        assert [(uid.episode, uid.turn, uid.observation, uid.action) for uid in uids] == [
+            ("e", 0, "1 2", "5 6"), ("e", 1, "7", "8"), ("e", 2, "3", "9")]
+
+
+def test_texts_of_the_rollout_take_the_place_of_the_rows_text():
+    (uid,) = step_uids("g", "e", [
+        step([1], [5], [1], observation="hall", action="go", invalid=True, turn_scores=[])], decode)
+    assert (uid.observation, uid.action, uid.invalid) == ("hall", "go", True)
+
+
+@pytest.mark.parametrize(("mask", "runs"), [([1, 0, 1], "2 runs"), ([0, 0, 0], "0 runs")])
+def test_a_row_that_is_no_single_answer_is_refused(mask: list[int], runs: str):
+    with pytest.raises(UserError, match=f"^turn 0 of the episode e has {runs} of sampled tokens; give one row"):
+        step_uids("g", "e", [step([1], [5, 6, 7], mask)], decode)

@@ -1,0 +1,22 @@
+"""Trainers of others with step-level credit (skyrl_cases.py), each in a process of its own.
+
+Their packages are on the path of that process alone.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from third_party import SITE
+
+
+@pytest.mark.parametrize("trainer", ["skyrl"])
+def test_the_trainer_gives_each_step_its_own_advantage(trainer: str):
+    if SITE is None or not (SITE / trainer).exists():
+        pytest.skip(f"{trainer} is not installed (scripts/setup --test)")
+    cases = Path(__file__).with_name(f"{trainer}_cases.py")
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(cases)],
+                          capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert " skipped" not in done.stdout, done.stdout[-2000:]
