@@ -1,4 +1,4 @@
-"""Trainers of others with step-level credit (skyrl_cases.py), each in a process of its own.
+"""Trainers of others with step-level credit (verl_cases.py, skyrl_cases.py), each in a process of its own.
 
 Their packages are on the path of that process alone.
 """
@@ -11,12 +11,14 @@ import pytest
 from third_party import SITE
 
 
-@pytest.mark.parametrize("trainer", ["skyrl"])
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("trainer", ["verl", "skyrl"])
 def test_the_trainer_gives_each_step_its_own_advantage(trainer: str):
     if SITE is None or not (SITE / trainer).exists():
         pytest.skip(f"{trainer} is not installed (scripts/setup --test)")
     cases = Path(__file__).with_name(f"{trainer}_cases.py")
     done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(cases)],
-                          capture_output=True, text=True, timeout=280, check=False)
+                          capture_output=True, text=True, timeout=800, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert " skipped" not in done.stdout, done.stdout[-2000:]
