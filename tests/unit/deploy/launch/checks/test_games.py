@@ -125,7 +125,7 @@ def test_a_prompt_or_a_teacher_that_fails_on_a_game_is_refused(code: str, said: 
 
 @pytest.mark.parametrize(("code", "said"), [
     ("Key.one = lambda self, step: [step.observation]", "own_games:Key returned ['Say a.'], which is no text; make"),
-    ("Key.keys = lambda self, group, options: [['a']]", "own_games:Key returned [['a']]; return learner.credit.stat"),
+    ("Key.keys = lambda self, group, options: [['a']]", "own_games:Key returned [['a']]; return gagpo.estimators.K"),
     ("Key.one = lambda self, step: {}[step.state]", "own_games:Key failed on own/train/00000000 (KeyError: '' (in <la"),
     ("Key.one = lambda self, step, seen=[]: seen.append(0) or f'{len(seen)}'",
      "own_games:Key returned other keys for the same episodes; keep nothing between calls, and seed what is random"),
