@@ -422,7 +422,7 @@ PLAIN_VLLM = """
 import json, sys
 from vllm import LLM, SamplingParams
 
-llm = LLM(sys.argv[1], max_model_len=256, max_num_seqs=8, enforce_eager=True)
+llm = LLM(sys.argv[1], dtype="float32", max_model_len=256, max_num_seqs=8, enforce_eager=True)
 answers = llm.chat(json.loads(sys.argv[2]), SamplingParams(temperature=0, max_tokens=16), use_tqdm=False)
 print(json.dumps([list(answer.outputs[0].token_ids) for answer in answers]))
 """
