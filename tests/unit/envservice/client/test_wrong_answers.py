@@ -55,7 +55,7 @@ async def test_info_is_asked_for_again_until_it_is_one(asking: Callable[..., Env
 
 
 async def test_a_server_that_never_says_what_it_plays_is_a_fault_that_names_it(asking: Callable[..., EnvClient]):
-    async with asking(lambda _: httpx.Response(200, content=b"<html>\nWelcome"), timeout_s=0.2) as client:
+    async with asking(lambda _: httpx.Response(200, content=b"<html>\nWelcome"), timeout_s=1.0) as client:
         with pytest.raises(EnvFault, match=r"no answer within .*; last: http://toy/v1/info answered with no Info: "
                                            r"b'<html>\\nWelcome'$"):
             await client.info()
