@@ -55,10 +55,15 @@ async def test_info_is_asked_for_again_until_it_is_one(asking: Callable[..., Env
 
 
 async def test_a_server_that_never_says_what_it_plays_is_a_fault_that_names_it(asking: Callable[..., EnvClient]):
-    async with asking(lambda _: httpx.Response(200, content=b"<html>\nWelcome"), timeout_s=1.0) as client:
+    """Each call has a client of its own: after a failure, a server is left alone for longer than this time."""
+    def wrong(_: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, content=b"<html>\nWelcome")
+
+    async with asking(wrong, timeout_s=0.2) as client:
         with pytest.raises(EnvFault, match=r"no answer within .*; last: http://toy/v1/info answered with no Info: "
                                            r"b'<html>\\nWelcome'$"):
             await client.info()
+    async with asking(wrong, timeout_s=0.2) as client:
         with pytest.raises(EnvFault, match="last: http://toy/v1/tasks/train answered with no TaskList: "):
             await client.tasks("train")
 
