@@ -53,7 +53,7 @@ class TokenText:
     def mistakes_question(self, critiques) -> list[int]:
         return [2 + self.actions.index(action) for action, _ in critiques]
 
-    def said(self, ids) -> tuple[str, str]:
+    def split_answer(self, ids) -> tuple[str, str]:
         return "", f"instruction {int(ids[0])}"
 
     def verdict(self, ids) -> str:
