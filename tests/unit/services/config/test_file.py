@@ -218,7 +218,7 @@ def test_a_broken_file_is_one_line(file: Path, text: str, expected: str):
 def test_a_key_that_no_other_resembles_is_told_the_nearest_of_its_section(file: Path):
     """It was told all of forty."""
     assert message(file, "learner.batch_size=1") == (
-        "unknown key learner.batch_size in the command line; the nearest of the 22 keys of learner are minibatch_rows, "
+        "unknown key learner.batch_size in the command line; the nearest of the 23 keys of learner are minibatch_rows, "
         "group_size, wait_s; all are in docs/reference/configuration.md")
     for key in ("zzzzzz", "zzzz.yyyy"):
         assert f"unknown key {key} in the command line; the nearest of the 23 keys and sections are " in message(
