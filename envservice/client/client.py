@@ -178,7 +178,8 @@ class EnvClient:
         have waited for others alone."""
         key, others = ("env.outage_seconds", 0) if outage else ("env.call_seconds", self._under_way - 1)
         line = f"; {number_of(others, 'other call')} waited too: give more env.servers or fewer rollout.slots"
-        what = f"no answer within {rounded(waited)} s ({key}); last: {last or 'no failure'}"
+        none = "no failure" if not self.away else "not asked, since all servers had failed in other calls"
+        what = f"no answer within {rounded(waited)} s ({key}); last: {last or none}"
         return EnvFault(what + line if others else what)
 
     def _answers(self) -> int:

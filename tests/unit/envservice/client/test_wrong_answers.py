@@ -68,6 +68,15 @@ async def test_a_server_that_never_says_what_it_plays_is_a_fault_that_names_it(a
             await client.tasks("train")
 
 
+async def test_a_call_that_a_failing_server_is_spared_says_so(asking: Callable[..., EnvClient]):
+    """It said `last: no failure`."""
+    async with asking(lambda _: httpx.Response(200), timeout_s=0.2) as client:
+        for _ in range(10):
+            client._replicas[0].failed()  # each doubles the pause
+        with pytest.raises(EnvFault, match=r"last: not asked, since all servers had failed in other calls$"):
+            await client.info()
+
+
 @pytest.mark.attack
 @pytest.mark.parametrize("places", ["x", "0,1.5", "1e9", "0;"])
 async def test_a_wrong_header_of_replays_is_a_fault_that_names_the_server(
