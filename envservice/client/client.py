@@ -147,7 +147,7 @@ class EnvClient:
         """
         shut: dict[Replica, float] = {}
         last: Exception | None = None
-        failures, answers, held = 0, self._answers(), False
+        failures, answers, held, asked = 0, self._answers(), False, False
         began = asyncio.get_running_loop().time()
         limit = asyncio.timeout(self._timeout_s)
         self._under_way += 1
@@ -155,6 +155,7 @@ class EnvClient:
             async with limit:
                 while failures < self._attempts:
                     replica = await _first_open(ranking, shut)
+                    asked = True
                     try:
                         return await ask(replica), replica
                     except Unreachable as error:
@@ -168,18 +169,18 @@ class EnvClient:
                     limit.reschedule(self._later(began))
         except TimeoutError:
             outage = limit.when() == began + self._outage_s > began + self._timeout_s
-            raise self._late(asyncio.get_running_loop().time() - began, last, outage=outage) from last
+            none = "no failure" if asked else "not asked, since all servers had failed in other calls"
+            raise self._late(asyncio.get_running_loop().time() - began, last or none, outage=outage) from last
         finally:
             self._under_way -= 1
         raise EnvFault(f"{failures} requests failed; last: {last}") from last
 
-    def _late(self, waited: float, last: Exception | None, *, outage: bool) -> EnvFault:
+    def _late(self, waited: float, last: Exception | str, *, outage: bool) -> EnvFault:
         """Makes the fault of a call that ended after `waited` seconds. A server steps one game at a time, so a call may
         have waited for others alone."""
         key, others = ("env.outage_seconds", 0) if outage else ("env.call_seconds", self._under_way - 1)
         line = f"; {number_of(others, 'other call')} waited too: give more env.servers or fewer rollout.slots"
-        none = "no failure" if not self.away else "not asked, since all servers had failed in other calls"
-        what = f"no answer within {rounded(waited)} s ({key}); last: {last or none}"
+        what = f"no answer within {rounded(waited)} s ({key}); last: {last}"
         return EnvFault(what + line if others else what)
 
     def _answers(self) -> int:

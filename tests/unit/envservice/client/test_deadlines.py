@@ -26,6 +26,13 @@ async def test_the_key_is_that_of_the_time_which_ran_out(ask, outage_s, key):
             await client.call(lambda: client.ranking("an episode"), ask)
 
 
+async def test_a_call_that_hangs_has_asked_also_where_other_calls_had_failed():
+    async with EnvClient(["http://127.0.0.1:9"], timeout_s=0.5) as client:
+        client._replicas[0].failed()  # for a twentieth of a second at most
+        with pytest.raises(EnvFault, match=r"last: no failure$"):
+            await client.call(lambda: client.ranking("an episode"), hangs)
+
+
 async def test_a_call_that_waits_in_line_names_what_shortens_the_line():
     """A server steps one game at a time. The line had `last: None` and no word of the others."""
     async with EnvClient(["http://127.0.0.1:9"], timeout_s=0.2, outage_s=60) as client:
