@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -75,18 +76,22 @@ class Held:
 
 
 class Shelf:
-    """Published weights in memory, in place of the weights actor."""
+    """Published weights in memory, in place of the weights actor. No two have an incarnation in common: an engine that
+    still holds a later step of another test would begin episodes with it, and nobody goes on after such turns."""
+
+    incarnations = itertools.count(1000, 1000)
 
     def __init__(self, store: Store, model_of) -> None:
         self.lease = store.leases.acquire("learner", "test", ttl_s=600)
         self.store = store
         self.model_of = model_of
         self.held: dict[Version, Packed] = {}
+        self.incarnation = next(self.incarnations)
 
     def publish(self, step: int, *, life: int = 0, canary: Canary | None = None) -> Version:
         """Publishes weights, as the learner that was restarted `life` times. `canary`: what it computes with them."""
         packed = pack_tensors(self.model_of(tied=True, seed=100 + step).state_dict().items())
-        version = Version(incarnation=self.lease.epoch + 1000 + life, step=step, digest=packed.digest)
+        version = Version(incarnation=self.incarnation + life, step=step, digest=packed.digest)
         self.held[version] = packed
         self.store.state.publish_version(self.lease, version, "", canary)
         return version
