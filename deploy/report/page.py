@@ -184,7 +184,7 @@ def _points(share: float) -> str:
 def _before_and_after(comparison: Comparison) -> str:
     rows = [[TITLES[r.label], f"{r.temperature:g}", f"{r.success:.1%}", f"{r.low:.1%} to {r.high:.1%}", str(r.games)]
             for r in comparison.rows]
-    gains = [[f"RL minus {TITLES[g.over]}", f"{g.temperature:g}", _points(g.gain),
+    gains = [[f"After RL minus {TITLES[g.over]}", f"{g.temperature:g}", _points(g.gain),
               f"{_points(g.low)} to {_points(g.high)}", g.verdict] for g in comparison.gains]
     best = [[TITLES[r.label], f"{r.temperature:g}", str(best)] for r in comparison.rows for best in r.repeats]
     rules = [[TITLES[r.label], f"{r.temperature:g}", text] for r in comparison.rows for text in r.rules]

@@ -179,13 +179,13 @@ def as_lines(comparison: Comparison, *, env: str) -> list[str]:
     lines = [f"Success on held-out games ({env}), mean and 95% interval:"]
     for row in comparison.rows:
         lines.append(
-            f"  {TITLES[row.label]:<36} T={row.temperature:<4g} {row.success:6.1%}  "
+            f"  {TITLES[row.label]:<42} T={row.temperature:<4g} {row.success:6.1%}  "
             f"[{row.low:6.1%}, {row.high:6.1%}]  {number_of(row.games, 'game')}"
         )
         lines += [f"    {text}" for text in (*row.repeats, *row.rules)]
     for gain in comparison.gains:
         lines.append(
-            f"  RL - {TITLES[gain.over]:<31} T={gain.temperature:<4g} {100 * gain.gain:+5.1f}   "
+            f"  after RL - {TITLES[gain.over]:<31} T={gain.temperature:<4g} {100 * gain.gain:+5.1f}   "
             f"[{100 * gain.low:+6.1f}, {100 * gain.high:+6.1f}]  points, paired by game: {gain.verdict}"
         )
     return lines

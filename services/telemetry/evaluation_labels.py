@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 Row = TypeVar("Row", bound=Mapping[str, Any])
 COLD, TRAINED, MORE = "panel-cold", "panel-trained", "panel-more-cold-start"
 TITLES = {
-    COLD: "before (cold start)",
+    COLD: "before RL",
     TRAINED: "after RL",
     MORE: "same minutes of more cold start",
 }

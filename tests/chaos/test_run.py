@@ -156,7 +156,7 @@ def test_a_finished_run_is_resumed_by_printing_its_table(train, runs_dir: Path, 
     before = {name: (folder / name).read_bytes() for name in ("metrics.jsonl", "evaluations.jsonl", "summary.json")}
     run = train(folder, *arguments, "--resume")
     assert run.end() == 0, run.tail()
-    assert "before (cold start)" in run.tail()
+    assert "before RL" in run.tail()
     assert "after RL" in run.tail()
     assert "Ray" not in run.tail()
     assert {name: (folder / name).read_bytes() for name in before} == before

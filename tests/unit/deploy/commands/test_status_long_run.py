@@ -58,7 +58,7 @@ def test_of_a_long_curve_the_first_the_best_and_the_last_evaluations_are_shown(f
     assert shown == [
         "evaluation at step 10, T=0.4: 12.5%", "evaluation at step 10, T=1: 25.0%", "evaluation at step 40, T=1: 87.5%",
         *(f"evaluation at step {step}, T=1: 25.0%" for step in (80, 90, 100, 110, 120)),
-        "held-out games, before (cold start), T=1: 50.0%", "held-out games, after RL, T=1: 50.0%"]
+        "held-out games, before RL, T=1: 50.0%", "held-out games, after RL, T=1: 50.0%"]
     assert f"  shown: the first, the best and the last 5 of the curve; 5 more: gagpo explore {folder.path}" in lines
 
 

@@ -172,12 +172,12 @@ def test_stages_are_counted_and_what_follows_rl_is_in_the_time_to_the_end():
     progress.evaluation(EVALUATION)
     for clock.now, step in ((20.0, 3), (50.0, 6)):
         progress.step({**STEP, "step": step})
-    progress.stage("held-out games, before (cold start)")
+    progress.stage("held-out games, before RL")
     lines = [line for line in out.file.getvalue().splitlines() if "evaluation" not in line]
     assert lines[0] == "[00:00] stage 1 of 3: reinforcement learning"
     assert [line.partition(" s  ")[2].strip() for line in lines[1:-1]] == [
         "", "about 40 s of RL left", "about 30 s of RL left, 2 min to the end", "RL is done, about 2 min to the end"]
-    assert lines[-1] == "[00:50] stage 2 of 3: held-out games, before (cold start)"
+    assert lines[-1] == "[00:50] stage 2 of 3: held-out games, before RL"
 
 
 def test_a_silent_wait_is_said_every_ten_seconds_with_its_time():

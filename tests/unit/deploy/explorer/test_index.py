@@ -100,7 +100,7 @@ def test_columns_are_in_the_order_of_steps_with_the_final_table_behind_the_curve
     rows = [evaluated("step-000000", 0, 0.0), evaluated("panel-cold", 0, 0.0), evaluated("step-000010", 10, 0.0),
             evaluated("step-000005", 5, 0.0), evaluated("panel-trained", 10, 0.0)]
     assert [column.title for column in matrix(rows, []).columns] == [
-        "step 0 T=1", "step 5 T=1", "step 10 T=1", "before (cold start) T=1", "after RL T=1"]
+        "step 0 T=1", "step 5 T=1", "step 10 T=1", "before RL T=1", "after RL T=1"]
 
 
 def test_changes_are_those_along_the_curve_at_one_temperature():

@@ -40,7 +40,7 @@ def test_the_page_of_one_run_holds_tables_figures_facts_and_config(page):
     assert {path.stem for path in (folder / "figures").glob("*.png")} == PICTURES | {"comparison"}
     assert text.count("data:image/png;base64,") == len(PICTURES) + 1
     assert "after RL" in text
-    assert "<td>RL minus before (cold start)</td><td>1</td><td>+100.0</td>" in text
+    assert "<td>After RL minus before RL</td><td>1</td><td>+100.0</td>" in text
     assert "<th>learner steps</th><td>3 of 3</td>" in text
     assert "<th>cold-start minutes</th><td>3</td>" in text
     assert "<th>tokens</th><td>0 sampled, 0 trained</td>" in text
