@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "deploy/explorer"))
 from explorer_run import make_run
 
 from envservice.adapters.gymnasium import plays_twice
+from envservice.base import ParsedAction, Turn
 from envservice.registry import find_spec
 from envservice.text.tool_calls import ToolCall, written_call
 from services.config.file import default_config
@@ -46,6 +47,40 @@ def test_the_game_with_a_tool_is_won_by_calls_of_it(monkeypatch: pytest.MonkeyPa
     assert session.step("four").observation == "Call add with a number n."
     outcome = session.step(written_call(ToolCall("add", {"n": 4})))
     assert (outcome.observation, outcome.won) == ("6", True)
+
+
+def test_the_search_is_won_by_whoever_looks_into_each_place_once(monkeypatch: pytest.MonkeyPatch):
+    """It is lost by whoever repeats a place or tries the door without the key."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    environment = find_spec("lost_key:SPEC").open(default_config(["env.name=lost_key:SPEC"]).env)
+    tasks = environment.tasks("train")[:20]
+    plays_twice(environment, tasks[0])
+    lengths = set()
+    for task in tasks:
+        session = environment.open(task)
+        session.reset()
+        searches = next(n for n, letter in enumerate("ABC", 1) if "take the key" in session.step(letter).observation)
+        assert session.step("D").won
+        lengths.add(searches + 1)
+    assert lengths == {2, 3, 4}, "the key lies in each of the places"
+    session = environment.open(tasks[0])
+    session.reset()
+    assert session.step("D").observation == "You have no key."
+    assert session.step("E").observation == "Nothing happens."
+
+
+def test_the_prompt_of_the_search_shows_what_happened_and_reads_a_letter(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    spec = find_spec("lost_key:SPEC")
+    template = spec.prompts["full"](2)
+    session = spec.open(default_config(["env.name=lost_key:SPEC"]).env).open("lost-key/train/00000003")
+    first = session.reset()
+    assert template.render(first, [], first) == f"{first.observation}\nAnswer:"
+    now = session.step("A")
+    turns = [Turn(observation=first.observation, action="A", admissible=True)]
+    assert template.render(first, turns, now) == f"{first.observation}\n{now.observation}\nAnswer:"
+    assert template.parse("The answer is B: search") == ParsedAction(action="B", valid=True)
+    assert template.parse("Basket") == ParsedAction(action="Basket", valid=False)
 
 
 def test_the_logged_call_that_earned_it_is_found():
