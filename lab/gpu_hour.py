@@ -83,7 +83,7 @@ def drive(jobs: Mapping[str, Job], out: Path, *, total_s: float = TOTAL_S) -> in
         if left > 0:
             run_stage(name, job, results, left)
         else:
-            results.add(name, Line(name="not run", found=f"the {total_s:g} s of all stages are over"), 0.0)
+            results.add(name, Line(name="not run", value=f"the {total_s:g} s of all stages are over"), 0.0)
     counts = results.verdicts
     print(f"{counts['pass']} passed, {counts['FAIL']} failed, {counts['-']} without a verdict: {results.path}")
     return int(counts["FAIL"] > 0)
@@ -110,12 +110,12 @@ def run_stage(name: str, job: Job, results: Results, left: float) -> None:
             shutil.copyfile(inner, out / f"{name}.{inner.name}")
     results.show()
     if status is None and job.limit_s <= left:
-        line = Line(name="ends in time", found=f"stopped after its limit of {job.limit_s:g} s", passed=False)
+        line = Line(name="ends in time", value=f"stopped after its limit of {job.limit_s:g} s", passed=False)
     elif status is None:
-        line = Line(name="cut short", found="the time of all stages is over")
+        line = Line(name="cut short", value="the time of all stages is over")
     elif status:
         last = log.read_text(errors="replace", encoding="utf-8").strip().splitlines()[-1:]
-        line = Line(name="ends without a fault", found=f"status {status}: {''.join(last)[:200]}", passed=False)
+        line = Line(name="ends without a fault", value=f"status {status}: {''.join(last)[:200]}", passed=False)
     else:
         return
     results.add(name, line, time.monotonic() - started)

@@ -76,14 +76,14 @@ def registrations(_: Path) -> Lines:
     copies = [pinned(value, value.device).copy_(value, non_blocking=True) for _ in range(SMALL_TENSORS)]
     torch.cuda.synchronize()
     locked = sum(copy.is_pinned() and float(copy) == 1 for copy in copies)
-    yield Line(name="small tensors in locked pages", found=f"{locked} of {SMALL_TENSORS}",
+    yield Line(name="small tensors in locked pages", value=f"{locked} of {SMALL_TENSORS}",
                passed=locked == SMALL_TENSORS)
     memory = torch.empty(2 * mmap.PAGESIZE, dtype=torch.uint8)
     start = memory.data_ptr() + -memory.data_ptr() % mmap.PAGESIZE
     places, cudart = (start, start + mmap.PAGESIZE // 2), torch.cuda.cudart()
     assert cudart is not None
     codes = [int(cudart.cudaHostRegister(place, 64, 1)) for place in places]
-    yield Line(name="two registrations on one page", found=f"cudaHostRegister returns {codes[0]}, then {codes[1]}",
+    yield Line(name="two registrations on one page", value=f"cudaHostRegister returns {codes[0]}, then {codes[1]}",
                aim="0 or 712: our locked ranges share no page")
     for place, code in zip(places, codes, strict=True):
         if not code:
@@ -121,10 +121,10 @@ def weights_to_another_process(folder: Path) -> Lines:
         fault, digest, seconds, logprobs = pipe.recv()
         gap = largest_gap(computed[-1], logprobs) if not fault else float("inf")
         yield Line(name=name, passed=digest == sent.digest and gap < SAME_NATS, aim=f"under {SAME_NATS:g} nats",
-                   found=fault or f"{transfer.sizes[0] / 1e9:.2f} GB in {seconds - started:.2f} s, "
+                   value=fault or f"{transfer.sizes[0] / 1e9:.2f} GB in {seconds - started:.2f} s, "
                                   f"logprobs differ by {gap:.2g}")
     moved = largest_gap(*computed)
-    yield Line(name="logprobs moved by the change", found=f"{moved:.2g} nats", aim=f"over {CHANGED_NATS:g}",
+    yield Line(name="logprobs moved by the change", value=f"{moved:.2g} nats", aim=f"over {CHANGED_NATS:g}",
                passed=moved > CHANGED_NATS)
     pipe.send(None)
     group.leave()
@@ -200,16 +200,16 @@ def complete_run(folder: Path) -> Lines:
 
     model = os.environ.get(MODEL)
     if not model:
-        yield Line(name="model", found=f"random weights, for the machinery alone: {MODEL} is not set")
+        yield Line(name="model", value=f"random weights, for the machinery alone: {MODEL} is not set")
         yield from run_parts(("loop",), GPU, folder, print)
         return
     fault = train(folder, [
         "--config", "instruct-cpu", "name=real", f"runs_dir={folder}", f"model.path={model}", "model.dtype=bfloat16",
         "rollout.gpus=0.4", "learner.gpus=0.6", "rollout.kv_cache_gb=8", "learner.token_budget=16384"])
-    yield Line(name="ten steps of the guessing game", found=fault or f"with {model}", passed=not fault)
+    yield Line(name="ten steps of the guessing game", value=fault or f"with {model}", passed=not fault)
     if not fault:
         for verdict in verdicts(read_evaluations(folder / "real" / "evaluations.jsonl")):
-            yield Line(name="success before and after", found=f"{verdict.before:.3f}, {verdict.after:.3f}",
+            yield Line(name="success before and after", value=f"{verdict.before:.3f}, {verdict.after:.3f}",
                        aim=f"{verdict.games}, T = {verdict.temperature:g}")
         yield by_ipc(GPU, folder / "real" / "log.jsonl")
 
@@ -232,13 +232,13 @@ def lines_of(name: str, folder: Path) -> Lines:
     stage = STAGES[name]
     missing = [package for package in stage.packages if importlib.util.find_spec(package) is None]
     if missing:
-        yield Line(name="not run", found=f"not installed: {', '.join(missing)}")
+        yield Line(name="not run", value=f"not installed: {', '.join(missing)}")
         return
     if stage.needs_gpu:
         import torch
 
         if not torch.cuda.is_available():
-            yield Line(name="not run", found="no GPU here")
+            yield Line(name="not run", value="no GPU here")
             return
     yield from attempt(name, partial(stage.work, folder))
 
@@ -246,7 +246,7 @@ def lines_of(name: str, folder: Path) -> Lines:
 def record(results: Path, stage: str, line: Line, seconds: float) -> None:
     """Appends a line to the file of results. `seconds`: since the stage began."""
     verdict = {True: "pass", False: "FAIL", None: "-"}[line.passed]
-    text = json.dumps({"stage": stage, "claim": line.name, "figure": line.found, "aim": line.aim, "verdict": verdict,
+    text = json.dumps({"stage": stage, "claim": line.name, "figure": line.value, "aim": line.aim, "verdict": verdict,
                        "seconds": round(seconds, 1)})
     with results.open("a", encoding="utf-8") as file:
         file.write(text + "\n")

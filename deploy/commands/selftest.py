@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_parts(parts: tuple[str, ...], size: Size, folder: Path, tell: Callable[[str], object]) -> Iterator[Line]:
-    """Yields the lines of the parts as they are found. `size`: GPU or CPU of deploy/selftest/sizes.py.
+    """Yields the lines of the parts as they are measured. `size`: GPU or CPU of deploy/selftest/sizes.py.
 
     A part that raises is a line with its reason, and the other parts run all the same.
     """

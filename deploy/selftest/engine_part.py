@@ -1,4 +1,4 @@
-"""The engine of the self-test: it starts beside memory that another process holds, decodes, and takes updates.
+"""The engine of the self-test: it starts next to memory that another process holds, decodes, and takes updates.
 
 A step that raises is a line with its reason, and the steps after it say what still works. No bound on speed is judged
 on a CPU. There the same code shows that the test itself works.
@@ -39,7 +39,7 @@ FREED = 0.9
 PAUSE_S = 2.0
 """Longest pause of an update of 1.5B parameters on a GPU."""
 SEND_S = 5.0
-"""Longest time of a transfer of 1.5B parameters between GPUs, while requests go on."""
+"""Longest time of a transfer of 1.5B parameters between GPUs, during requests."""
 SENT = 3
 WAYS: dict[Way, tuple[str, int]] = {"ipc": ("weights by CUDA IPC", 0), "nccl": ("weights by NCCL", 1)}
 """Name of each way, and number of the GPU that sends: NCCL refuses two processes on one."""
@@ -51,14 +51,14 @@ REPEATED = 0.5
 TIMES = {"weights": r"Model loading took .* ([\d.]+) seconds", "torch.compile": r"torch\.compile took ([\d.]+) s",
          "CUDA graphs": r"Graph capturing finished in (\d+) secs",
          "these and the KV cache": r"init engine \(profile.* took ([\d.]+) s"}
-"""How vLLM tells, at the logging level INFO, the seconds of the parts of its start."""
+"""Patterns of vLLM's log lines, at the level INFO, with the seconds of the parts of its start."""
 Run = Callable[[Coroutine[Any, Any, list[Line]]], list[Line]]
 
 
 class TrialEngine(Engine):
-    """An engine that tells what vLLM printed."""
+    """An engine whose output can be read."""
 
-    def told(self) -> str:
+    def output(self) -> str:
         """Returns the end of what vLLM has printed."""
         return "" if self._output is None else self._output.text()
 
@@ -71,7 +71,7 @@ class EagerEngine(Engine):
 
 
 def engine_part(size: Size, model: Path, tell: Callable[[str], object]) -> Iterator[Line]:
-    """Yields the lines of the engine's part as they are found. `model`: a folder of sizes.make_model."""
+    """Yields the lines of the engine's part as they are measured. `model`: a folder of sizes.make_model."""
     trial = _Trial(size, model)
     with held_memory(size.held_gib):
         yield from _steps(trial, tell)
@@ -105,10 +105,10 @@ def _in_one_loop(engine: Engine) -> Iterator[Run]:
             runner.run(engine.close())
 
 
-def times(told: str) -> str:
-    """Returns the seconds of each part of a start that vLLM has told, in one line."""
-    found = {name: re.findall(pattern, told) for name, pattern in TIMES.items()}
-    return ", ".join(f"{name} {float(seconds[-1]):.3g}" for name, seconds in found.items() if seconds)
+def times(output: str) -> str:
+    """Returns the seconds of each part of a start that vLLM has logged, in one line."""
+    matches = {name: re.findall(pattern, output) for name, pattern in TIMES.items()}
+    return ", ".join(f"{name} {float(seconds[-1]):.3g}" for name, seconds in matches.items() if seconds)
 
 
 def _against_eager(size: Size, model: Path, graphs: float) -> Line:
@@ -123,22 +123,22 @@ def _against_eager(size: Size, model: Path, graphs: float) -> Line:
     with _in_one_loop(engine) as run:
         run(measured())
     return Line(name="graphs against eager", passed=graphs > (0.0 if size.device == "cpu" else eager.rate),
-                found=f"{graphs:,.0f} tokens/s, {graphs / eager.rate:.2f} times eager mode")
+                value=f"{graphs:,.0f} tokens/s, {graphs / eager.rate:.2f} times eager mode")
 
 
 def _parallel(trial: _Trial) -> list[Line]:
-    """Two models come to an engine over two GPUs, each of which keeps its half until the swap."""
+    """Sends two models to an engine over two GPUs, each of which keeps its half until the swap."""
     size, model = trial.size, trial.model
     if size.device == "cpu" or len(smi("index")) < 3:
-        return [Line(name=PARALLEL, found="needs three GPUs")]
+        return [Line(name=PARALLEL, value="needs three GPUs")]
     rollout = size.rollout.model_copy(update={"gpus": 1.0, "tensor_parallel": 2, "sleep": False})
     engine = Engine(model, _version(0, ""), config=rollout, dtype=size.dtype)
 
     async def sent() -> list[Line]:
         await engine.start()
         before = await _sample(engine, size, "by host")
-        found = await _trips(engine, trial.two, size, "nccl", incarnation=2, gpu=2, processes=2)
-        return [arrival(PARALLEL, found, size),
+        measured = await _trips(engine, trial.two, size, "nccl", incarnation=2, gpu=2, processes=2)
+        return [arrival(PARALLEL, measured, size),
                 repeated(f"answers after {PARALLEL}", before, await _sample(engine, size, "nccl"))]
 
     with _in_one_loop(engine) as run:
@@ -164,9 +164,9 @@ class _Trial:
         started = time.monotonic()
         with variable("VLLM_LOGGING_LEVEL", "INFO"):
             await engine.start()
-        beside = f"{time.monotonic() - started:.0f} s beside {self.size.held_gib:g} GiB of another process"
-        return [Line(name="engine starts on a shared GPU", found=beside, passed=True),
-                Line(name="seconds of the start, as vLLM tells", found=times(engine.told()))]
+        figure = f"{time.monotonic() - started:.0f} s next to {self.size.held_gib:g} GiB of another process"
+        return [Line(name="engine starts on a shared GPU", value=figure, passed=True),
+                Line(name="seconds of the start, by vLLM's log", value=times(engine.output()))]
 
     async def repeat(self, engine: Engine) -> list[Line]:
         one, two = await _sample(engine, self.size, "one"), await _sample(engine, self.size, "two")
@@ -176,7 +176,7 @@ class _Trial:
         started = time.monotonic()
         samples = await _sample(engine, self.size, "rate")
         self.rate = sum(len(sample.ids) for sample in samples) / (time.monotonic() - started)
-        return [Line(name="tokens a second", found=f"{self.rate:,.0f} with {self.size.requests} requests")]
+        return [Line(name="tokens a second", value=f"{self.rate:,.0f} with {self.size.requests} requests")]
 
     async def update(self, engine: Engine) -> list[Line]:
         two = await asyncio.to_thread(lambda: self.two)
@@ -194,36 +194,36 @@ class _Trial:
         landed.set()
         samples = await flying
         split = sum(len(sample.spans) > 1 for sample in samples)
-        whole = all(sample.finished == "stop" or len(sample.ids) == self.size.tokens for sample in samples)
+        complete = all(sample.finished == "stop" or len(sample.ids) == self.size.tokens for sample in samples)
         grown = memory[-1] - memory[0]
         return [
-            Line(name="update in flight", passed=whole and split > 0,
-                 found=f"{split} of {len(samples)} answers have tokens of several versions"),
+            Line(name="update in flight", passed=complete and split > 0,
+                 value=f"{split} of {len(samples)} answers have tokens of several versions"),
             Line(name="pause of an update", aim=f"under {PAUSE_S:g} s",
-                 found=f"{max(seconds):.2f} s, {packed[0].buffer.nbytes / max(seconds) / 1e9:.2f} GB/s",
+                 value=f"{max(seconds):.2f} s, {packed[0].buffer.nbytes / max(seconds) / 1e9:.2f} GB/s",
                  passed=self.size.device == "cpu" or max(seconds) < PAUSE_S),
-            Line(name="five updates, flat memory", found=f"{grown:+,.0f} MiB",
+            Line(name="five updates, flat memory", value=f"{grown:+,.0f} MiB",
                  aim=f"under {GROWTH_MIB} MiB", passed=grown < GROWTH_MIB)]
 
     async def transfer(self, engine: Engine, way: Way) -> list[Line]:
-        """Another model comes by this way, and then the first one again, so that the answers stay."""
+        """Sends another model by this way, and then the first one again, so that the answers stay."""
         name, sender = WAYS[way]
         before = await _sample(engine, self.size, f"before {way}")
         if self.size.device == "cuda" and len(smi("index")) <= sender:
-            return [Line(name=name, found="needs two GPUs")]
+            return [Line(name=name, value="needs two GPUs")]
         two = await asyncio.to_thread(lambda: self.two)
         try:
-            found = await _trips(engine, two, self.size, way, incarnation=2 + sender, gpu=sender)
+            measured = await _trips(engine, two, self.size, way, incarnation=2 + sender, gpu=sender)
         except WrongWeights as fault:
-            return [Line(name=name, passed=False, found=str(fault), aim="what Hugging Face computes")]
-        return [arrival(name, found, self.size),
+            return [Line(name=name, passed=False, value=str(fault), aim="what Hugging Face computes")]
+        return [arrival(name, measured, self.size),
                 repeated(f"answers after {name}", before, await _sample(engine, self.size, way))]
 
     async def sleep(self, engine: Engine) -> list[Line]:
-        """The engine sleeps with requests in flight, which go on when it wakes up."""
+        """Lets the engine sleep with requests in flight, which continue when it wakes up."""
         rollout, before = self.size.rollout, await _sample(engine, self.size, "before")
         flying = asyncio.create_task(_sample(engine, self.size, "dreams"))
-        while not engine.kv_used and not flying.done():  # noqa: ASYNC110 - no event tells of the first step
+        while not engine.kv_used and not flying.done():  # noqa: ASYNC110 - there is no event of the first step
             await asyncio.sleep(0.001)
         awake, started = used_mib(self.size), time.monotonic()
         await engine.sleep()
@@ -235,24 +235,24 @@ class _Trial:
         planned = weights + 1024 * rollout.kv_cache_gb
         return [
             Line(name="memory of a sampler that sleeps", aim=f"{planned:,.0f} MiB given, and taken again",
-                 found=f"{awake:,.0f} MiB awake, {asleep:,.0f} in {slept:.2f} s, {again:,.0f} in {woken:.2f} s",
+                 value=f"{awake:,.0f} MiB awake, {asleep:,.0f} in {slept:.2f} s, {again:,.0f} in {woken:.2f} s",
                  passed=self.size.device == "cpu" or (awake - asleep > FREED * planned and again - awake < GROWTH_MIB)),
-            repeated("answers go on after a sleep", before, await flying)]
+            repeated("answers continue after a sleep", before, await flying)]
 
 
 async def _trips(engine: Engine, models: Sequence[Sent], size: Size, way: Way, *, incarnation: int, gpu: int,
                  processes: int = 1) -> list[Trip]:
-    """Sends models while requests go on, each some times. `gpu`: number of the GPU that sends, if there are any.
+    """Sends models during requests, each some times. `gpu`: number of the GPU that sends, if there are any.
 
     Raises WrongWeights unless the engine computes what Hugging Face computes with each.
     """
     landed = asyncio.Event()
     flying = asyncio.create_task(_sample_until(landed, engine, size))
     try:
-        found = [await trips(engine, sent, size.dtype, way, rounds=SENT, incarnation=10 * incarnation + number,
+        rounds = [await trips(engine, sent, size.dtype, way, rounds=SENT, incarnation=10 * incarnation + number,
                              gpu=gpu if size.device == "cuda" else None, processes=processes)
                  for number, sent in enumerate(models)]
-        return [trip for model in found for trip in (model if model is found[0] else model[1:])]
+        return [trip for model in rounds for trip in (model if model is rounds[0] else model[1:])]
     except WrongWeights:
         packed = await asyncio.to_thread(pack_folder, models[-1].model, size.dtype)
         version = Version(incarnation=10 * incarnation, step=SENT, digest=packed.digest)
@@ -269,7 +269,7 @@ def arrival(name: str, trips: list[Trip], size: Size) -> Line:
     slowest, pause = max(trips[1:], key=lambda trip: trip.sending), max(trip.pause for trip in trips)
     return Line(
         name=name, aim=f"under {SEND_S:g} s, and a pause under {PAUSE_S:g} s",
-        found=f"{slowest.sending:.2f} s, {slowest.size / slowest.sending / 1e9:.2f} GB/s, pause {pause:.2f} s",
+        value=f"{slowest.sending:.2f} s, {slowest.size / slowest.sending / 1e9:.2f} GB/s, pause {pause:.2f} s",
         passed=size.device == "cpu" or (slowest.sending < SEND_S and pause < PAUSE_S))
 
 
@@ -281,7 +281,7 @@ def repeated(name: str, one: list[Sample], two: list[Sample]) -> Line:
     differ somewhere. Other seeds or other weights draw other tokens from the beginning.
     """
     same = sum(bool(np.array_equal(a.ids[:FIRST_TOKENS], b.ids[:FIRST_TOKENS])) for a, b in zip(one, two, strict=True))
-    return Line(name=name, found=f"{same} of {len(one)} answers repeat their first {FIRST_TOKENS} tokens",
+    return Line(name=name, value=f"{same} of {len(one)} answers repeat their first {FIRST_TOKENS} tokens",
                 aim=f">= {100 * REPEATED:.0f}%", passed=same >= REPEATED * len(one))
 
 

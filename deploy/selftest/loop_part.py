@@ -1,4 +1,4 @@
-"""The whole loop of the self-test: `alfworld-1.5b`, three small steps and then two more."""
+"""The complete loop of the self-test: `alfworld-1.5b`, three small steps and then two more."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ END_S = 10.0
 
 
 def loop_part(size: Size, model: Path, folder: Path, tell: Callable[[str], object]) -> Iterator[Line]:
-    """Yields the lines of the loop's part as they are found. `folder`: where the run's folder goes."""
+    """Yields the lines of the loop's part as they are measured. `folder`: where the run's folder goes."""
     before, used = set(smi_processes()), used_mib(size)
     tell("three steps of alfworld-1.5b")
     started = time.monotonic()
     keys = (f"model.path={model}", f"runs_dir={folder}", f"name={NAME}", *size.loop)
     first = train(folder, ["--config", "alfworld-1.5b", *keys])
     yield Line(name="whole loop", passed=first == "" and _steps(folder) == 3,
-               found=first or f"3 steps in {time.monotonic() - started:.0f} s")
+               value=first or f"3 steps in {time.monotonic() - started:.0f} s")
     if not first:
-        tell("the run goes on to five steps")
+        tell("the run continues to five steps")
         second = train(folder, ["--resume", str(folder / NAME), f"steps={LATER}"])
         done = _steps(folder)
-        yield Line(name="goes on after its end", found=second or f"{done} steps",
+        yield Line(name="continues after its end", value=second or f"{done} steps",
                    passed=second == "" and done == LATER)
         yield by_ipc(size, folder / NAME / "log.jsonl")
     yield _left(size, before, used)
@@ -49,7 +49,7 @@ def by_ipc(size: Size, log: Path) -> Line:
     take that version from host memory."""
     events = Counter(json.loads(line)["event"] for line in log.read_text(encoding="utf-8").splitlines())
     sent, failed = events["transferred"], events["transfer failed"]
-    return Line(name="versions by CUDA IPC in a run", found=f"{sent} sent, {failed} failed", aim="some, none failed",
+    return Line(name="versions by CUDA IPC in a run", value=f"{sent} sent, {failed} failed", aim="some, none failed",
                 passed=None if size.device == "cpu" else sent > 0 and not failed)
 
 
@@ -60,7 +60,7 @@ def _left(size: Size, before: set[int], used: float) -> Line:
         left, grown = set(smi_processes()) - before, used_mib(size) - used
         gone = not left and grown < LEFT_MIB
         if gone or time.monotonic() > deadline:
-            return Line(name="no GPU process left", found=f"{len(left)} left, {grown:+,.0f} MiB in use", passed=gone)
+            return Line(name="no GPU process left", value=f"{len(left)} left, {grown:+,.0f} MiB in use", passed=gone)
         time.sleep(0.5)
 
 

@@ -30,7 +30,7 @@ class Size:
     tokens: int
     """Response tokens of each request."""
     loop: tuple[str, ...]
-    """Overrides of alfworld-1.5b for the whole loop."""
+    """Overrides of alfworld-1.5b for the complete loop."""
 
 
 _LOOP = ("steps=3", "env.servers=1", "learner.minibatch_rows=16", "eval.every=0", "checkpoint.every=3",

@@ -40,7 +40,7 @@ class Trip:
     size: int
     """Bytes of the version."""
     sending: float
-    """Seconds from the learner's weights to the engine's memory: snapshot, digest, the way, digest. Requests go on."""
+    """Seconds from the learner's weights to the engine's memory, during requests: snapshot, digest, the way, digest."""
     pause: float
     """Seconds for which the swap paused the requests."""
 

@@ -75,8 +75,8 @@ class Checks:
         cuda = self.gauge.cuda
         name = torch.cuda.get_device_name(self.rank_group.device) if cuda else "CPU"
         stated = peak(name)
-        yield Line(name="device", found=f"{name}, torch {torch.__version__}")
-        yield Line(name="bfloat16 matrix product", found=f"{rounded(self.rate / 1e12)} TFLOP/s",
+        yield Line(name="device", value=f"{name}, torch {torch.__version__}")
+        yield Line(name="bfloat16 matrix product", value=f"{rounded(self.rate / 1e12)} TFLOP/s",
                    aim=f"data sheet: {stated / 1e12:.0f}" if stated else "")
 
     def steps(self) -> Lines:
@@ -92,7 +92,7 @@ class Checks:
         yield from self._three_steps(f"{self.scene.packs[-1]} tokens, checkpointed", learner, self.scene.packs[-1], {})
         if len(peaks) > 1:
             small, large = list(peaks)[-2:]
-            yield Line(name="memory per token", found=f"{(peaks[large] - peaks[small]) / (large - small) / 1e6:.2f} MB")
+            yield Line(name="memory per token", value=f"{(peaks[large] - peaks[small]) / (large - small) / 1e6:.2f} MB")
 
     def _three_steps(self, name: str, learner: Learner, tokens: int, peaks: dict[int, int], *,
                      aim: float | None = None) -> Lines:
@@ -109,10 +109,10 @@ class Checks:
         mfu = flops / seconds / self.rate
         finite = all(report.metrics["grad_norm"] == report.metrics["grad_norm"] for report in reports)
         yield Line(name=f"{name}: speed", passed=None if aim is None or not self.gauge.cuda else mfu >= aim,
-                   found=f"{len(trained.tokens) / seconds:,.0f} tokens/s, {100 * mfu:.1f}% of the product's FLOPs",
+                   value=f"{len(trained.tokens) / seconds:,.0f} tokens/s, {100 * mfu:.1f}% of the product's FLOPs",
                    aim=f">= {100 * aim:.0f}%" if aim else "")
         yield Line(name=f"{name}: three steps", passed=finite, aim="finite gradients",
-                   found=f"gradient norm {rounded(metrics['grad_norm'])}, "
+                   value=f"gradient norm {rounded(metrics['grad_norm'])}, "
                          f"update in {1e3 * metrics['seconds/optimizer']:.0f} ms")
         measured = self.gauge.peak()
         if measured is not None:
@@ -120,7 +120,7 @@ class Checks:
                 peaks[tokens] = measured
             planned = planned_bytes(learner)
             yield Line(name=f"{name}: memory", aim=f"plan {planned / GIB:.1f} GiB",
-                       found=f"{measured / GIB:.1f} GiB, {self.gauge.reserved() / GIB:.1f} reserved",
+                       value=f"{measured / GIB:.1f} GiB, {self.gauge.reserved() / GIB:.1f} reserved",
                        passed=abs(measured / planned - 1) <= PLAN)
 
     def numerics(self) -> Lines:
@@ -141,7 +141,7 @@ class Checks:
         expected = torch.log_softmax(logits, -1).gather(-1, pack.targets[:, None])[:, 0]
         gap = (logprobs - expected).abs()
         yield Line(name="|dlogp| against float32 eager", passed=bool(gap.mean() < DLOGP),
-                   found=f"mean {float(gap.mean()):.4f}, largest {float(gap.max()):.4f}", aim=f"mean < {DLOGP}")
+                   value=f"mean {float(gap.mean()):.4f}, largest {float(gap.max()):.4f}", aim=f"mean < {DLOGP}")
 
     def attention(self) -> Lines:
         """Runs each kernel forwards and backwards over the largest pack, and compares results and gradients."""
@@ -162,14 +162,14 @@ class Checks:
             out = kernel()
             outputs[name] = [out.detach(), *torch.autograd.grad((out * weights).sum(), inputs)]
             seconds = self.gauge.seconds(lambda kernel=kernel: kernel().sum().backward())
-            yield Line(name=f"attention, {name}", found=f"{1e3 * seconds:.2f} ms for {tokens} tokens, one layer")
+            yield Line(name=f"attention, {name}", value=f"{1e3 * seconds:.2f} ms for {tokens} tokens, one layer")
         if len(outputs) > 1:
             yield same("varlen against the rectangle", outputs["varlen"], outputs["rectangle"], 0.02)
 
     def compiled(self) -> Lines:
         """Compares a step of compiled layers with one of plain layers: seconds of a pack, memory, gradient norm."""
         if not self.gauge.cuda:
-            yield Line(name="compiled layers", found="not measured on a CPU")
+            yield Line(name="compiled layers", value="not measured on a CPU")
             return
         tokens, seconds, norms = self.scene.packs[-1], dict[bool, float](), dict[bool, float]()
         for wanted in (False, True):
@@ -180,13 +180,13 @@ class Checks:
             self.gauge.fresh()
             seconds[wanted] = learner.train(batch).metrics["seconds/forward_backward"] / PACKS
             yield Line(name=f"layers {'compiled' if wanted else 'as they are'}",
-                       found=f"{seconds[wanted]:.3f} s a pack of {tokens} tokens, {(self.gauge.peak() or 0) / GIB:.1f} "
+                       value=f"{seconds[wanted]:.3f} s a pack of {tokens} tokens, {(self.gauge.peak() or 0) / GIB:.1f} "
                              f"GiB; the first step {first:.1f} s", aim=f"plan {planned_bytes(learner) / GIB:.1f} GiB")
             del learner
-        yield Line(name="compiled layers", found=f"{100 * (seconds[False] / seconds[True] - 1):+.0f}% tokens/s",
+        yield Line(name="compiled layers", value=f"{100 * (seconds[False] / seconds[True] - 1):+.0f}% tokens/s",
                    aim="faster", passed=seconds[True] < seconds[False])
         gap = abs(norms[True] / norms[False] - 1)
-        yield Line(name="gradient norm of compiled layers", found=f"differs by {100 * gap:.2f}%",
+        yield Line(name="gradient norm of compiled layers", value=f"differs by {100 * gap:.2f}%",
                    aim=f"<= {100 * SAME_NORM:.0f}%", passed=gap <= SAME_NORM)
 
     def persistence(self) -> Lines:
@@ -201,16 +201,16 @@ class Checks:
         expected = dict(learner.state_dict_for_sampler())
         start = time.perf_counter()
         learner.load(folder)
-        yield Line(name="load", found=f"{time.perf_counter() - start:.2f} s")
+        yield Line(name="load", value=f"{time.perf_counter() - start:.2f} s")
         learner.train(batch)
         start = time.perf_counter()
         packed = learner.pack()
         seconds = time.perf_counter() - start
         weights = unpack(packed.manifest, packed.buffer)
-        yield Line(name="pack the weights", found=f"{seconds:.2f} s with their digest, "
+        yield Line(name="pack the weights", value=f"{seconds:.2f} s with their digest, "
                                                   f"{packed.buffer.nbytes / GIB:.2f} GiB")
         gap = _largest_gap(weights, expected)
-        yield Line(name="a step after loading", found=f"largest difference of a weight {gap:.2g}",
+        yield Line(name="a step after loading", value=f"largest difference of a weight {gap:.2g}",
                    aim="as without loading", passed=gap <= (1e-3 if self.gauge.cuda else 0.0))
 
     def _save(self, name: str, learner: Learner, folder: Path, work: Callable[[], object] = lambda: None) -> Line:
@@ -221,7 +221,7 @@ class Checks:
         saving.result(learner.config.learner.collective_s)
         end = time.perf_counter()
         written = sum(path.stat().st_size for path in folder.iterdir())
-        return Line(name=name, found=f"{middle - start:.2f} s of training, {written / GIB:.2f} GiB; "
+        return Line(name=name, value=f"{middle - start:.2f} s of training, {written / GIB:.2f} GiB; "
                                      f"{end - middle:.2f} s to the disk")
 
     def adapters(self) -> Lines:
@@ -236,7 +236,7 @@ class Checks:
         learner.export(exported)
         with torch.no_grad():
             merged, _ = load_policy(exported, self.rank_group.device)(self.pack(1, grid=True))
-        yield Line(name="LoRA, |dlogp| of merged weights", found=f"mean {float((adapted - merged).abs().mean()):.4f}",
+        yield Line(name="LoRA, |dlogp| of merged weights", value=f"mean {float((adapted - merged).abs().mean()):.4f}",
                    aim=f"mean < {DLOGP}", passed=bool((adapted - merged).abs().mean() < DLOGP))
 
     def offload(self) -> Lines:
@@ -249,12 +249,12 @@ class Checks:
             metrics = learner.train(batch).metrics
             held = self.gauge.peak()
             yield Line(name=f"update, moments on the {'host' if offloaded else 'device'}",
-                       found=f"{metrics['seconds/optimizer']:.2f} s"
+                       value=f"{metrics['seconds/optimizer']:.2f} s"
                        + (f", {held / GIB:.1f} GiB" if held is not None else ""))
             weights[offloaded] = dict(learner.state_dict_for_sampler())
             del learner
         gap = _largest_gap(weights[True], weights[False])
-        yield Line(name="the update with moments on the host", found=f"largest difference of a weight {gap:.2g}",
+        yield Line(name="the update with moments on the host", value=f"largest difference of a weight {gap:.2g}",
                    aim="as on the device", passed=gap <= (1e-3 if self.gauge.cuda else 0.0))
 
     def host_offload(self) -> Lines:
@@ -272,7 +272,7 @@ class Checks:
             weights[offloaded] = dict(learner.state_dict_for_sampler())
             del learner
         gap = _largest_gap(weights[True], weights[False])
-        yield Line(name="a step after that", found=f"largest difference of a weight {gap:.2g}",
+        yield Line(name="a step after that", value=f"largest difference of a weight {gap:.2g}",
                    aim="as with states on the device", passed=gap <= (1e-3 if self.gauge.cuda else 0.0))
 
     def _turn(self, learner: Learner, turn: str) -> Line:
@@ -283,7 +283,7 @@ class Checks:
         end = self.gauge.now()
         return Line(
             name=f"states to host memory, {turn} turn", aim=f"<= {100 * LEFT:.0f}% left",
-            found=f"{held / GIB:.2f} GiB, {left / GIB:.2f} left; {middle - start:.2f} s, {end - middle:.2f} s back",
+            value=f"{held / GIB:.2f} GiB, {left / GIB:.2f} left; {middle - start:.2f} s, {end - middle:.2f} s back",
             passed=left <= LEFT * held if self.gauge.cuda else None)
 
 
@@ -296,7 +296,7 @@ def planned_bytes(learner: Learner) -> float:
 def same(name: str, tensors: Sequence[Tensor], expected: Sequence[Tensor], most: float) -> Line:
     """Returns a line that passes if no element differs by more than `most` of the largest element of its tensor."""
     gaps = [float((t - e).abs().max() / e.abs().max()) for t, e in zip(tensors, expected, strict=True)]
-    return Line(name=name, found=f"largest difference {max(gaps):.2g}", aim=f"<= {most}",
+    return Line(name=name, value=f"largest difference {max(gaps):.2g}", aim=f"<= {most}",
                 passed=all(gap <= most for gap in gaps))
 
 

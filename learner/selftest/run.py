@@ -39,20 +39,20 @@ UPDATES = 10
 def candidates(checks: Checks) -> Iterator[Line]:
     """Measures forward and backward of one pack in bfloat16: as it is, with Liger; then smaller optimizers."""
     if not checks.gauge.cuda:
-        yield Line(name="candidates", found="not measured on a CPU")
+        yield Line(name="candidates", value="not measured on a CPU")
         return
     plain = _speed(checks, lambda policy: policy)
-    yield Line(name="layers as they are", found=f"{plain:,.0f} tokens/s forwards and backwards")
+    yield Line(name="layers as they are", value=f"{plain:,.0f} tokens/s forwards and backwards")
     if _module("liger_kernel.transformers") is None:
-        yield Line(name="candidate: Liger kernels", found="not installed")
+        yield Line(name="candidate: Liger kernels", value="not installed")
     else:
         liger = _speed(checks, _with_liger)
-        yield Line(name="candidate: Liger kernels", found=f"{liger:,.0f} tokens/s",
+        yield Line(name="candidate: Liger kernels", value=f"{liger:,.0f} tokens/s",
                    aim=f"{100 * (liger / plain - 1):+.0f}% against the layers as they are")
     for package, name in (("torchao.optim", "AdamW8bit"), ("bitsandbytes.optim", "AdamW8bit")):
         module = _module(package)
         if module is None:
-            yield Line(name=f"candidate: 8-bit Adam of {package.partition('.')[0]}", found="not installed")
+            yield Line(name=f"candidate: 8-bit Adam of {package.partition('.')[0]}", value="not installed")
         else:
             yield _optimizer(checks, package.partition(".")[0], getattr(module, name))
 
@@ -103,7 +103,7 @@ def _optimizer(checks: Checks, package: str, make: Callable[..., torch.optim.Opt
     seconds = checks.gauge.seconds(optimizer.step)
     after = checks.gauge.peak()
     more = f", {(after - before) / GIB:.1f} GiB more" if after is not None and before is not None else ""
-    return Line(name=f"candidate: 8-bit Adam of {package}", found=f"{seconds:.2f} s an update{more}")
+    return Line(name=f"candidate: 8-bit Adam of {package}", value=f"{seconds:.2f} s an update{more}")
 
 
 def operations(checks: Checks) -> Iterator[Line]:
@@ -120,10 +120,10 @@ def operations(checks: Checks) -> Iterator[Line]:
         event.key: event.self_device_time_total if cuda else event.self_cpu_time_total
         for event in profiled.key_averages()
         if event.device_type.name == "CPU"}
-    yield Line(name="a step under the profiler", found=f"{seconds:.2f} s, the device busy for "
+    yield Line(name="a step under the profiler", value=f"{seconds:.2f} s, the device busy for "
                                                        f"{sum(times.values()) / 1e4 / seconds:.0f}%")
     for name, time in sorted(times.items(), key=lambda item: -item[1])[:TOP_N]:
-        yield Line(name=f"  {name[:38]}", found=f"{time / 1e3:.1f} ms, {time / 1e4 / seconds:.1f}%")
+        yield Line(name=f"  {name[:38]}", value=f"{time / 1e3:.1f} ms, {time / 1e4 / seconds:.1f}%")
 
 
 def imitation(checks: Checks) -> Iterator[Line]:
@@ -144,7 +144,7 @@ def imitation(checks: Checks) -> Iterator[Line]:
     last = (sums[0] - sums[1]) / scene.response
     held = checks.gauge.peak()
     yield Line(name="cold start on a rank", aim="a lower loss", passed=last < first,
-               found=f"{first:.2f} -> {last:.2f} nats a token, {rounded(count * UPDATES / reports[-1].seconds)} rows/s"
+               value=f"{first:.2f} -> {last:.2f} nats a token, {rounded(count * UPDATES / reports[-1].seconds)} rows/s"
                + (f", {held / GIB:.1f} GiB (plan {planned_bytes(learner) / GIB:.1f})" if held is not None else ""))
 
 

@@ -14,13 +14,14 @@ class Line:
     """One measurement. `passed` is None if there is no aim on this machine."""
 
     name: str
-    found: str
+    value: str
+    """What was measured, with its unit."""
     aim: str = ""
     passed: bool | None = None
 
     def __str__(self) -> str:
         verdict = {True: "pass", False: "FAIL", None: "-"}[self.passed]
-        return f"{verdict:<5}{self.name:<42}{self.found:<46}{self.aim}".rstrip()
+        return f"{verdict:<5}{self.name:<42}{self.value:<46}{self.aim}".rstrip()
 
 
 def attempt(name: str, check: Callable[[], Iterable[Line]]) -> Iterator[Line]:
@@ -30,4 +31,4 @@ def attempt(name: str, check: Callable[[], Iterable[Line]]) -> Iterator[Line]:
     except Exception as error:  # the other checks say what still works
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{last.filename.rpartition('/')[2]}:{last.lineno}"
-        yield Line(name=name, found=f"{in_short(error)[:160]} ({where})", passed=False)
+        yield Line(name=name, value=f"{in_short(error)[:160]} ({where})", passed=False)

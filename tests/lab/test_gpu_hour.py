@@ -25,7 +25,7 @@ import sys, time
 from pathlib import Path
 from lab.gpu_stages import Line, record
 def tell(claim, passed=None):
-    record(Path(sys.argv[1]), "stage", Line(name=claim, found="1", passed=passed), 0.5)
+    record(Path(sys.argv[1]), "stage", Line(name=claim, value="1", passed=passed), 0.5)
 """
 
 
@@ -107,7 +107,7 @@ def test_a_stage_names_the_packages_that_it_misses(tmp_path: Path, monkeypatch: 
     packages = ("torch", "no_such_package", "nor_this")
     monkeypatch.setattr(gpu_stages, "STAGES", {"engine": replace(STAGES["engine"], packages=packages)})
     (line,) = lines_of("engine", tmp_path)
-    assert (line.found, line.passed) == ("not installed: no_such_package, nor_this", None)
+    assert (line.value, line.passed) == ("not installed: no_such_package, nor_this", None)
 
 
 def test_a_wrong_stage_is_told():

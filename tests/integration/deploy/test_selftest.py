@@ -28,16 +28,16 @@ def test_without_a_gpu_it_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch, c
 def test_its_parts_pass_at_a_tiny_size(tmp_path: Path):
     told: list[str] = []
     lines = list(selftest.run_parts(("engine", "loop"), CPU, tmp_path, told.append))
-    told_by_vllm = next(line for line in lines if line.name == "seconds of the start, as vLLM tells")
-    assert re.fullmatch(r"these and the KV cache [\d.]+", told_by_vllm.found)
+    told_by_vllm = next(line for line in lines if line.name == "seconds of the start, by vLLM's log")
+    assert re.fullmatch(r"these and the KV cache [\d.]+", told_by_vllm.value)
     rate = next(line for line in lines if line.name == "tokens a second")
-    assert re.fullmatch(r"[\d,]+ with 8 requests", rate.found)
-    assert [(line.name, line.found) for line in lines if not line.passed and line not in (told_by_vllm, rate)] == [
+    assert re.fullmatch(r"[\d,]+ with 8 requests", rate.value)
+    assert [(line.name, line.value) for line in lines if not line.passed and line not in (told_by_vllm, rate)] == [
         (PARALLEL, "needs three GPUs"), ("versions by CUDA IPC in a run", "0 sent, 0 failed")]
     assert [line.name for line in lines if line.passed] == [
         "engine starts on a shared GPU", "seeds repeat", "update in flight", "pause of an update",
         "five updates, flat memory", "weights by CUDA IPC", "answers after weights by CUDA IPC", "weights by NCCL",
-        "answers after weights by NCCL", "memory of a sampler that sleeps", "answers go on after a sleep",
-        "graphs against eager", "whole loop", "goes on after its end",
+        "answers after weights by NCCL", "memory of a sampler that sleeps", "answers continue after a sleep",
+        "graphs against eager", "whole loop", "continues after its end",
         "no GPU process left"]
     assert told

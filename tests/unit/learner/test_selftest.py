@@ -78,7 +78,7 @@ def test_kernels_with_equal_results_and_other_gradients_are_not_the_same():
     assert same("kernels", found, expected, 0.02).passed
     found[1][0] += 0.05
     line = same("kernels", found, expected, 0.02)
-    assert (line.passed, line.found) == (False, "largest difference 0.025")
+    assert (line.passed, line.value) == (False, "largest difference 0.025")
     found[1][0] = torch.nan
     assert same("kernels", found, expected, 0.02).passed is False
 
@@ -97,11 +97,11 @@ def test_prompts_have_the_same_length_unless_the_scene_spreads_them():
 
 def test_a_check_that_breaks_is_a_line_and_the_lines_before_it_stay():
     def breaks():
-        yield Line(name="first", found="1")
+        yield Line(name="first", value="1")
         raise RuntimeError("no memory")
 
     first, broken = attempt("second", breaks)
     assert first.name == "first"
     assert broken.passed is False
-    assert broken.found.startswith("RuntimeError: no memory (test_selftest.py:")
+    assert broken.value.startswith("RuntimeError: no memory (test_selftest.py:")
     assert str(broken).startswith("FAIL second")

@@ -38,7 +38,7 @@ def test_answers_that_rounding_parts_late_count_as_repeated():
 def test_answers_that_differ_from_the_beginning_do_not():
     one = answers([256] * 8)
     line = repeated("seeds repeat", one, answers([0, 1, 3, 5, FIRST_TOKENS - 1, 24, 30, 256]))
-    assert (line.passed, line.found) == (False, "3 of 8 answers repeat their first 24 tokens")
+    assert (line.passed, line.value) == (False, "3 of 8 answers repeat their first 24 tokens")
     assert repeated("seeds repeat", one, answers([0, 1, 3, 5, 24, 24, 30, 256])).passed
 
 
@@ -46,7 +46,7 @@ def test_an_engine_that_does_not_start_is_a_failed_line_and_so_is_each_step_afte
     """It was an exception, which lost the lines before it and the parts after it."""
     (tmp_path / "model.safetensors").write_bytes(b"no header")  # is read before vLLM's process starts
     lines = {line.name: line for line in engine_part(CPU, tmp_path, lambda _: None)}
-    assert lines["engine starts on a shared GPU"].found.startswith("EngineFault: start: ")
+    assert lines["engine starts on a shared GPU"].value.startswith("EngineFault: start: ")
     for name in ("engine starts on a shared GPU", "seeds repeat", "updates", "weights by CUDA IPC", "weights by NCCL",
                  "memory of a sampler that sleeps", "graphs against eager"):
         assert lines[name].passed is False, name
@@ -64,7 +64,7 @@ def test_memory_that_stays_in_use_after_a_run_is_found_without_a_list_of_process
     left = loop_part._left(CPU, set(), before)
     holder.communicate()
     assert left.passed is False
-    assert left.found.startswith("0 left, +5")
+    assert left.value.startswith("0 left, +5")
 
 
 def test_a_slow_trip_and_a_long_pause_are_seen_among_fast_ones():
@@ -93,9 +93,9 @@ def test_a_gpu_that_has_no_room_for_the_other_process_is_told():
 
 def test_lines_are_printed_as_they_are_found(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     def parts(*_: object) -> Iterator[Line]:
-        yield Line(name="first", found="1", passed=True)
+        yield Line(name="first", value="1", passed=True)
         assert capsys.readouterr().out.split() == ["pass", "first", "1"]
-        yield Line(name="second", found="2", passed=False)
+        yield Line(name="second", value="2", passed=False)
 
     monkeypatch.setattr(selftest, "visible", lambda: GpuPool(1, 80 * 10**9))
     monkeypatch.setattr(selftest, "run_parts", parts)
