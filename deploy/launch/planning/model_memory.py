@@ -108,14 +108,14 @@ def check_object_store(config: Config, stores: Sequence[float]) -> None:
 
 
 def received_bytes(config: Config, shape: Shape, way: Way) -> float:
-    """Returns the bytes on each GPU of an engine for a version that comes beside requests (rollout/weights/inbox.py).
+    """Returns the bytes on each GPU of an engine for a version that arrives during requests (rollout/weights/inbox.py).
 
-    Each GPU keeps its part. By NCCL the version comes in buckets. An engine over several GPUs gathers in the swap; then
-    the largest whole tensors are there that vLLM's layerwise reload waits for: a matrix of embeddings, or a layer's.
+    Each GPU keeps its part. By NCCL the version comes in buckets. An engine over several GPUs gathers in the swap, and
+    then also holds the largest complete tensors of vLLM's layerwise reload: a matrix of embeddings, or a layer's.
     """
-    whole, parts = sampler_bytes(config, shape), config.rollout.tensor_parallel
+    version, parts = sampler_bytes(config, shape), config.rollout.tensor_parallel
     rows = max(shape.vocabulary, 2 * shape.intermediate, 2 * (shape.queries + shape.keys)) if parts > 1 else 0
-    return whole / parts + rows * shape.hidden * whole / shape.parameters + (BUCKET if way == "nccl" else 0)
+    return version / parts + rows * shape.hidden * version / shape.parameters + (BUCKET if way == "nccl" else 0)
 
 
 def checkpoint_bytes(config: Config) -> int:

@@ -49,7 +49,7 @@ def test_a_preset_fits_the_hardware_that_it_names(preset: Path, models: dict[str
     assert gpus_needed(config) == found.count
     plan = gpu_plan(config, found)
     assert plan is not None
-    assert all(seat.total < 0.95 * found.gib for seat in plan.seats)
+    assert all(role.total < 0.95 * found.gib for role in plan.roles)
 
 
 def test_adapters_train_7b_on_the_smaller_gpu(models: dict[str, Path]):

