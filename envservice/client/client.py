@@ -9,13 +9,14 @@ Retries are safe because the API is idempotent: a repeated reset or step gives i
 rebuilt.
 The rendezvous hash of an episode's id chooses its first replica. The episode stays there until that replica fails.
 A request without an answer is sent again on another connection after some seconds, because a connection can be dead
-without a sign. A reset of a live environment acts on the world: it is sent again only after its server's whole time for
+without a sign. A reset of a live environment acts on the world: it is sent again only after its server's full time for
 an answer, and to the same server, which may hold the session.
 A replica that failed or is full gets no requests for a while; the next one in the episode's ranking serves meanwhile.
 If that one cannot rebuild the session, because the environment is live, the episode waits for its own replica.
-While all replicas are away or full, or a service behind them is away, calls wait, and nothing counts against an
-episode.
-The list of replicas may change at any time. An episode whose replica has left goes on at another, which rebuilds it.
+While all replicas are unavailable or full, or a service behind them is unavailable, calls wait, and nothing counts
+against an episode.
+The list of replicas may change at any time. If an episode's replica is removed, it continues at another, which
+rebuilds it.
 """
 
 from __future__ import annotations
@@ -50,12 +51,12 @@ CONNECT_S = 5.0
 LOOK_S = 1.0
 """Longest pause before the list of servers is looked at again, while none of them may be asked."""
 LATER_S = 1.0
-"""Pause after the server had no room for one element of a request, or a service behind it was away."""
+"""Pause after the server had no room for one element of a request, or a service behind it was unavailable."""
 T = TypeVar("T")
 
 
 class HeldElsewhere(Unreachable):
-    """The session is live, and another replica holds it. Only that replica may go on with the episode."""
+    """The session is live, and another replica holds it. Only that replica may continue the episode."""
 
 
 class EnvClient:
@@ -127,14 +128,14 @@ class EnvClient:
     def ranking(self, key: str, home: Replica | None = None) -> list[Replica]:
         """Ranks replicas by rendezvous hash: all clients rank alike, and a lost replica moves only its episodes.
 
-        `home`, where a session is already, comes first unless it has left.
+        `home`, where a session is already, comes first unless it was removed.
         """
         return sorted(self._replicas, key=lambda replica: (
             replica is not home, hashlib.blake2b(f"{replica.url} {key}".encode()).digest()))
 
     @property
     def away(self) -> bool:
-        """Whether the last request to each replica failed, or found a service behind it away."""
+        """Whether the last request to each replica failed, or met an unavailable service behind it."""
         return all(replica.failing or replica.unavailable for replica in self._replicas)
 
     async def call(self, ranking: Callable[[], list[Replica]],
@@ -261,8 +262,8 @@ class EpisodeHandle:
                 waits_for_home = True
                 raise HeldElsewhere(f"{replica.url} does not hold this live session")
             if reply.element.get("type") == "transcript_missing":
-                whole = msgspec.json.encode({**element, "transcript": self._results})
-                reply = await replica.ask(verb, whole)
+                complete = msgspec.json.encode({**element, "transcript": self._results})
+                reply = await replica.ask(verb, complete)
             kind = reply.element.get("type")
             replica.unavailable = kind == "unavailable"
             if kind in ("full", "unavailable"):

@@ -25,7 +25,7 @@ from pydantic import ValidationError
 from envservice.wire.schemas import MAX_BODY, REPLAYS_HEADER, WireModel
 from services.amounts import rounded
 from services.errors import EnvFault
-from services.http.bounded import TooLarge, whole
+from services.http.bounded import TooLarge, read_response
 
 AGAIN_S = 5.0
 """Seconds without an answer after which a request is sent once more. The pauses before further copies double."""
@@ -34,13 +34,13 @@ AGAIN_S = 5.0
 async def first_answer(
     send: Callable[[], Coroutine[Any, Any, httpx.Response]], *, once: bool, within_s: float,
 ) -> httpx.Response:
-    """Sends a request, and unless `once` copies of it while no answer comes. Returns the first answer.
+    """Sends a request and, unless `once`, copies of it while there is no answer. Returns the first answer.
 
-    All copies together have `within_s`: each has its own deadline too, but later ones would end ever later.
+    All copies together have `within_s`: each also has its own deadline, but that of a late copy would come too late.
 
     A connection may be dead without a sign, and the server may also be slow. It carries out a reset or a step once,
-    however often it is asked. A server that is about to end refuses a copy and answers the request all the same, so an
-    error counts when nothing else is under way. Raises httpx.HTTPError.
+    however often it is asked. A server that shuts down refuses a copy but still answers the first request, so an
+    error counts only if no other copy is under way. Raises httpx.HTTPError.
     """
     copies: set[asyncio.Task[httpx.Response]] = set()
     pause = None if once else AGAIN_S
@@ -110,8 +110,8 @@ class FinalRefusal(EnvFault):
 
 
 class Later(Exception):
-    """The server has no room for another session, or a service behind it is away. Ask it again after `retry_after`
-    seconds."""
+    """The server has no room for another session, or a service behind it is unavailable. Ask it again after
+    `retry_after` seconds."""
 
     def __init__(self, reason: str, retry_after: float) -> None:
         super().__init__(reason)
@@ -152,7 +152,7 @@ class Replica:
         self.answers = 0
         """Number of requests that it has answered."""
         self.unavailable = False
-        """Whether it said last that a service behind its environment is away."""
+        """Whether its last answer was that a service behind its environment is unavailable."""
         self._pause = 0.0
         """The pause after its last failure. 0: it has answered since."""
         self._batchers = {
@@ -171,7 +171,7 @@ class Replica:
         """
         url = self.url + path
         try:
-            response = await first_answer(lambda: whole(self._http.stream("GET", url), LIST_BYTES),
+            response = await first_answer(lambda: read_response(self._http.stream("GET", url), LIST_BYTES),
                                           once=False, within_s=self.answer_s)
         except TooLarge as error:
             self.answered()
@@ -248,7 +248,7 @@ class RequestBatcher:
                 if batch:
                     await self._send(batch)
         finally:
-            # No await since the queue was found empty, so whoever queues from here on starts another sender.
+            # No await since the queue was empty, so the next request starts another sender.
             self._sending -= 1
 
     def _take(self) -> list[_Queued]:
@@ -295,7 +295,7 @@ class RequestBatcher:
         most = ANSWER_BYTES + ELEMENT_BYTES * len(batch)
         try:
             response = await first_answer(
-                lambda: whole(self._http.stream("POST", self._url, content=content), most),
+                lambda: read_response(self._http.stream("POST", self._url, content=content), most),
                 once=self._once(), within_s=self._replica.answer_s)
         except TooLarge as error:
             self._replica.answered()

@@ -19,7 +19,7 @@ import httpx
 from envservice.bm25.index import Hit, build, open_or_build
 from services.errors import EnvFault, Unavailable
 from services.files import JSON_BYTES
-from services.http.bounded import PLAIN, UNLIMITED, whole_within
+from services.http.bounded import PLAIN, UNLIMITED, read_response_within
 
 DEADLINE_S = 15.0
 """Longest time of one search with all retries. It is less than the time that a client waits for a step."""
@@ -102,7 +102,8 @@ class HttpRetriever:
         while (left := deadline - time.monotonic()) > 0:  # a pause may end late
             url, seconds = next(self._urls), min(left, self._share_s)
             try:
-                response = whole_within(self._http.stream("POST", url, json=body, timeout=seconds), JSON_BYTES, seconds)
+                response = read_response_within(
+                    self._http.stream("POST", url, json=body, timeout=seconds), JSON_BYTES, seconds)
                 failure = f"{url} answered {response.status_code}: {response.text[:200]}"
                 if response.status_code == 200:
                     return _contents(response, url)[:topk]

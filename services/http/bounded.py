@@ -44,21 +44,21 @@ class _Answer:
         if len(self._body) > self._most:
             raise TooLarge(f"its answer has more than {self._most >> 20} MiB")
 
-    def whole(self) -> httpx.Response:
+    def response(self) -> httpx.Response:
         return httpx.Response(self._reply.status_code, headers=self._reply.headers, content=bytes(self._body),
                               request=self._reply.request)
 
 
-async def whole(stream: AbstractAsyncContextManager[httpx.Response], most: int) -> httpx.Response:
-    """Returns the whole answer of `http.stream(...)`, whose body has at most `most` bytes. Raises httpx.HTTPError."""
+async def read_response(stream: AbstractAsyncContextManager[httpx.Response], most: int) -> httpx.Response:
+    """Returns the answer of `http.stream(...)`, complete and of at most `most` bytes. Raises httpx.HTTPError."""
     async with stream as reply:
         answer = _Answer(reply, most)
         async for part in reply.aiter_bytes():
             answer.add(part)
-        return answer.whole()
+        return answer.response()
 
 
-def whole_within(stream: AbstractContextManager[httpx.Response], most: int, seconds: float) -> httpx.Response:
+def read_response_within(stream: AbstractContextManager[httpx.Response], most: int, seconds: float) -> httpx.Response:
     """Does the same for a client without an event loop. The answer ends within `seconds` and a timeout of the client
     more: a server that sends a little of it now and then would never end."""
     until = time.monotonic() + seconds
@@ -67,13 +67,13 @@ def whole_within(stream: AbstractContextManager[httpx.Response], most: int, seco
         for part in reply.iter_bytes():
             answer.add(part)
             if time.monotonic() > until:
-                raise httpx.ReadTimeout(f"no whole answer within {seconds:g} s")
-        return answer.whole()
+                raise httpx.ReadTimeout(f"no complete answer within {seconds:g} s")
+        return answer.response()
 
 
 def get(url: str, *, seconds: float, headers: Mapping[str, str] | None = None,
         most: int = JSON_BYTES) -> httpx.Response:
-    """Returns the answer to a GET, whose body has at most `most` bytes and which comes whole within `seconds`.
+    """Returns the answer to a GET, whose body has at most `most` bytes and which is complete within `seconds`.
 
     It holds the event loop that it is called in, such as a notebook's. Ignores proxies in environment variables, which
     do not know a run's addresses.
@@ -82,7 +82,7 @@ def get(url: str, *, seconds: float, headers: Mapping[str, str] | None = None,
     async def asked() -> httpx.Response:
         client = httpx.AsyncClient(timeout=None, trust_env=False)  # noqa: S113 - one deadline bounds all of it
         async with asyncio.timeout(seconds), client as http:
-            return await whole(http.stream("GET", url, headers={**PLAIN, **(headers or {})}), most)
+            return await read_response(http.stream("GET", url, headers={**PLAIN, **(headers or {})}), most)
 
     try:
         if not in_loop():
@@ -90,4 +90,4 @@ def get(url: str, *, seconds: float, headers: Mapping[str, str] | None = None,
         with DaemonThread("request") as apart:
             return apart.submit(asyncio.run, asked()).result()
     except TimeoutError:
-        raise httpx.ReadTimeout(f"no whole answer within {seconds:g} s") from None
+        raise httpx.ReadTimeout(f"no complete answer within {seconds:g} s") from None

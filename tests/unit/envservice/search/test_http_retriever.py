@@ -42,7 +42,7 @@ def test_an_answer_that_never_ends_is_none():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=trickle, args=[listener], daemon=True)
         thread.start()
-        with pytest.raises(Unavailable, match="no whole answer within"):
+        with pytest.raises(Unavailable, match="no complete answer within"):
             HttpRetriever([f"http://127.0.0.1:{listener.getsockname()[1]}/"], deadline_s=0.5).search("river", 1)
         thread.join(60)
         assert not thread.is_alive()

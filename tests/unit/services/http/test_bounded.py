@@ -61,5 +61,5 @@ def test_an_answer_beyond_its_bytes_or_its_time_is_refused(url: str):
     with pytest.raises(Unbounded, match=r"^its answer has more than"):
         get(url, seconds=60, most=9)
     for path in ("", "/headers"):
-        with pytest.raises(httpx.ReadTimeout, match=r"no whole answer within 0\.3 s"):
+        with pytest.raises(httpx.ReadTimeout, match=r"no complete answer within 0\.3 s"):
             get(f"{url}{path}", seconds=0.3)
