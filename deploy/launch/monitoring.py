@@ -73,7 +73,7 @@ class _Targets:
         if urls == self._written:
             return
         try:
-            for folder in (self._path.parent.parent, self._path.parent):  # not those above: they may be away
+            for folder in (self._path.parent.parent, self._path.parent):  # not those above: they may be unavailable
                 folder.mkdir(exist_ok=True)
             write_whole(self._path, json.dumps(self._groups(urls), indent=1) + "\n")
         except OSError as error:
@@ -127,7 +127,7 @@ def target_groups(run: str, address: str, env_urls: Sequence[str]) -> list[dict[
 
 def _forget_killed(folder: RunFolder, address: str) -> None:
     """Removes what a run whose driver was killed has left at this address: Prometheus would take the metrics of the run
-    of `folder` under both names. At other addresses it stays, for the alert that tells of the death."""
+    of `folder` under both names. At other addresses it stays, for the alert about the death."""
     for left in folder.targets.parent.glob("*.json"):
         with suppress(OSError, Damaged):  # it is another user's, or gone; what is damaged, `gagpo status` names
             stage = read_stage(RunFolder(folder.path.parent / left.stem).stage_file)

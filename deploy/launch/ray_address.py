@@ -15,7 +15,7 @@ LOOPBACK = "127.0.0.1"
 """Address of a private Ray. Ray knows no IPv6 alone: it would try to start for ray.start_seconds."""
 CONNECT_S = 5.0
 HEALTH_S = 60.0
-"""Importing Ray takes most of this time on a busy machine. A wrong address is mostly found by the connection before."""
+"""Importing Ray takes most of this time on a busy machine. The connection before mostly finds a wrong address."""
 
 
 def ray_address(config: Config) -> str | None:

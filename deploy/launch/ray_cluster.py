@@ -45,7 +45,7 @@ _LOOPBACK = {
     "GLOO_SOCKET_IFNAME": "lo",
 }
 STORE_SHARE = 0.3
-"""Share of the free memory that Ray gives to its object store unless it is told a size."""
+"""Share of the free memory that Ray gives to its object store by default."""
 _LONGEST_ROOT = 20
 """Longest root of temporary files, in characters. Ray's socket paths add 87, and the kernel accepts 107."""
 
@@ -93,7 +93,7 @@ def _existing(address: str, options: dict[str, Any], note: Callable[[str], objec
 @contextmanager
 def private_ray(*, start_s: float = 300.0, note: Callable[[str], object] = lambda _: None,
                 **options: Any) -> Iterator[None]:
-    """Starts a private cluster with these `options` of ray.init, beside any other, and ends all its processes.
+    """Starts a private cluster with these `options` of ray.init, next to any other, and ends all its processes.
 
     `note` takes a line for each start that fails. Raises DeadlineExceeded if none succeeds within `start_s`.
     """
@@ -120,7 +120,7 @@ def private_ray(*, start_s: float = 300.0, note: Callable[[str], object] = lambd
 def _start(start: Callable[[], object], mark: Path, seconds: float, note: Callable[[str], object]) -> None:
     """Calls `start` until it succeeds: Ray gives up after 30 s, which a busy machine may need.
 
-    A start that failed leaves processes behind. They are found by their TMPDIR, `mark`. Raises DeadlineExceeded, and
+    A failed start leaves processes behind, which are recognised by their TMPDIR, `mark`. Raises DeadlineExceeded, and
     UserError if no other try can succeed.
     """
     deadline = time.monotonic() + seconds
@@ -143,11 +143,11 @@ def _start(start: Callable[[], object], mark: Path, seconds: float, note: Callab
 
 
 def _end(mark: Path) -> None:
-    """Ends Ray and all processes of a private cluster. Most are found by their TMPDIR, `mark`, also after a start that
-    was interrupted, of which Ray knows nothing.
+    """Ends Ray and all processes of a private cluster. Most are recognised by their TMPDIR, `mark`, also after an
+    interrupted start, which Ray does not track.
 
-    Ray's agents blank their environment when they set their title. So they are found as children of the raylet, before
-    it ends. An agent that loses the raylet before it has connected would stay for a minute.
+    Ray's agents blank their environment when they set their title. So they are looked up as children of the raylet,
+    before it ends. An agent that loses the raylet before it has connected would stay for a minute.
     """
     agents: list[psutil.Process] = []
     for pid in processes_in(str(mark)):

@@ -1,6 +1,6 @@
 """Checks that the servers which a config names answer, and that they are the right ones.
 
-A run that goes on with the addresses it had waits for servers that do not answer now, as long as it would wait for them
+A run that continues with its old addresses waits for servers that do not answer now, as long as it would wait for them
 in its middle. A new address may be wrong, so a run waits for it for `supervision.reach_seconds` only.
 """
 
@@ -30,7 +30,7 @@ Tell = Callable[[str], object]
 def check_redis(config: Config, before: Config | None, tell: Tell) -> None:
     """Checks the Redis of `config`, or that a private one can be started. Raises UserError.
 
-    `before` is the config of the run that goes on; None for a new run. `tell` takes a line if the run waits.
+    `before` is the config of the run that continues; None for a new run. `tell` takes a line if the run waits.
     """
     url = redis_url(config.redis)
     if url is None:
@@ -53,8 +53,8 @@ def check_played(config: Config, before: Config | None, tell: Tell, *, env: str,
 
 
 def check_agents_tools(config: Config, before: Config | None, tell: Tell) -> None:
-    """Checks that the tools of an agent's environment can be listed. Raises UserError. A run that goes on waits for the
-    server that offers them; a new one does not, since its own code may be what fails."""
+    """Checks that the tools of an agent's environment can be listed. Raises UserError. A run that continues waits for
+    the server that offers them; a new one does not, since its own code may be what fails."""
     def ask() -> None:
         try:
             check_tools(config.env)

@@ -1,4 +1,4 @@
-"""Keeps the numbers of rollout workers and environment servers at the wanted numbers while a run goes on.
+"""Keeps the numbers of rollout workers and environment servers at the wanted numbers during a run.
 
     wanted.json in the run's folder (by `gagpo scale`, or by `autoscale`) ▸ fleets ▸ the list of servers in the store
 

@@ -103,7 +103,7 @@ class Topology:
         )
 
     def _place(self, index: int, asked: dict[str, float]) -> ProcessPlace:
-        """Returns the place of a worker: beside a learner rank, if there is one for it."""
+        """Returns the place of a worker: next to a learner rank, if there is one for it."""
         if self.shared_gpus is None or index >= len(self.shared_gpus.asked):
             return ClusterPlace([asked])
         return GpuShare(self.shared_gpus, [asked], first=index)
@@ -175,7 +175,7 @@ def _shared_gpus(config: Config) -> SharedGpus | None:
 
 def _servers(config: Config, folder: Path, supervisor: Supervisor, *, token: str | None,
              address: str) -> Fleet[EnvServer] | Fleet[PlacedServer]:
-    """Returns the run's own environment servers: child processes beside a private Ray, else actors of the cluster."""
+    """Returns the run's own environment servers: child processes with a private Ray, else actors of the cluster."""
     config_file = RunFolder(folder).config_file
     if is_local(address):
         port = cache(lambda _: held_port())  # a server with the same number takes the same port again
@@ -204,10 +204,10 @@ def _weights_actor(config: Config, namespace: str) -> tuple[Any, str]:
 def publish_folder(parts: Topology, model: Path, *, holder: str, step: int = 0) -> Version:
     """Loads `model`, makes it the current version under a new incarnation, and returns that version.
 
-    `step`: the learner step of the model. Holds the lease of the run's learner meanwhile, in its name: one that
-    died without giving it up is no obstacle, and one that lives can publish no more. Raises RayLost if the private Ray
-    dies meanwhile. The weights go through a file, because Ray ends a process that hands over a large object in the
-    moment in which its raylet dies. This process must outlive that.
+    `step`: the learner step of the model. Holds the learner's lease meanwhile, in its name: a learner that died
+    without releasing it is no obstacle, and a living one can no longer publish. Raises RayLost if the private Ray dies
+    meanwhile. The weights go through a file, because Ray kills a process that hands over a large object while its
+    raylet dies. This process must outlive that.
     """
     from services.weights.pack import pack_folder
 

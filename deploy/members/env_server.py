@@ -127,7 +127,7 @@ class EnvServer:
 
 
 class PlacedServer:
-    """One environment server on any node with room. Its URL is known once it runs, and changes if it is restarted."""
+    """One environment server on any node with room. It has a URL once it runs, and another one after a restart."""
 
     role: str = "environment"
     beat: str | None = None
@@ -214,7 +214,7 @@ class _Stderr(threading.Thread):
         super().__init__(name=f"stderr of {name}", daemon=True)
         self._stream = stream
         self._child = name
-        self._last = "it said nothing"
+        self._last = "it printed nothing"
         self.start()
 
     def run(self) -> None:

@@ -5,9 +5,9 @@ the learner's ranks. They share a node if one has room for all of them, else the
 possible. While there is no room, the place says what the cluster lacks.
 
 Ray has no public function for the free resources of each node. So a place is first asked for on one node if some node
-is large enough, and soon after on several: a start waits that long if the large node is busy. What is free is known for
-the cluster as a whole: where several nodes together have the CPUs and GPUs of a bundle, and none has both, too much
-counts as free.
+is large enough, and soon after on several: a start waits that long if the large node is busy. Ray reports free
+resources for the entire cluster: if several nodes together have the CPUs and GPUs of a bundle, and none has both, too
+much counts as free.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ def strategy(asked: Sequence[Resources], nodes: Sequence[Resources]) -> str:
 def lacking(asked: Sequence[Resources], free: Resources, total: Sequence[Resources]) -> str:
     """Returns why the bundles have no place, for example `needs 4 bundles of 1 GPU, and the cluster has 3`. `free`: of
     all nodes together, `total`: of each node."""
-    whole = fitting(asked, total)
+    places = fitting(asked, total)
     needs = f"needs {number_of(len(asked), 'bundle')} of {_named(asked[0])}"
-    if whole < len(asked):
-        return f"{needs}, and the cluster has {whole or 'none'}"
+    if places < len(asked):
+        return f"{needs}, and the cluster has {places or 'none'}"
     return f"{needs}, and {min(fitting(asked, [free]), len(asked) - 1) or 'none'} of the cluster's is free"
 
 

@@ -86,7 +86,7 @@ def ask(call: Callable[[], Any], seconds: float, what: str) -> Any:
 
 
 def tell(call: Callable[[], object], what: str) -> None:
-    """Makes a call that a dead cluster need not get. Returns within CALL_S, also if the cluster does not answer."""
+    """Makes a call that may be lost with a dead cluster. Returns within CALL_S, also if the cluster does not answer."""
     if dead_part():
         return
     thread = threading.Thread(target=call, name=what, daemon=True)

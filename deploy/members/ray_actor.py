@@ -133,7 +133,7 @@ class LearnerRanks:
         if self._lives:
             self._handles[0].leave.remote()
             lives, until = self._lives, time.monotonic() + seconds
-            while lives and time.monotonic() < until:  # a signal is heard between two calls
+            while lives and time.monotonic() < until:  # signals are handled between two calls
                 _, lives = ray.wait(lives, num_returns=len(lives), timeout=min(1.0, seconds))
 
     def stop(self) -> None:
@@ -156,7 +156,7 @@ class LearnerRanks:
             return
         room = fitting([self._bundle] * self._world, [free_resources()])
         if self._fewest <= room < len(self._place.asked):
-            log.warning("the learner goes on with fewer ranks", ranks=room, wanted=self._world)
+            log.warning("the learner continues with fewer ranks", ranks=room, wanted=self._world)
             self._place.release()
             self._ask(room)
 

@@ -32,7 +32,7 @@ from services.records import Episode, Step, Ticket, choices_digest
 PROBED_GAMES = 24
 """Number of games that are opened to check the data. Any other broken game drops its group at run time."""
 PROBED_S = 60.0
-"""Longest time to begin another of them, for games whose steps take seconds."""
+"""Seconds after which no further game is begun, for games whose steps take seconds."""
 TRIED_STEPS = 8
 """Steps of a game that the scripted player and the state key are tried on."""
 ENDING = ("env.recycle_hours", "env.recycle_gb", "autoscale.env")
@@ -67,11 +67,11 @@ def _try_games(config: Config, task_sets: TaskSets, tell: Callable[[str], object
         return
     if own:
         _try_prompt(config, environment, task_sets.train[0])
-    if own and not config.env.urls:  # their names may lead to more servers
+    if own and not config.env.urls:  # their names may stand for several servers
         _time_steps(config, environment, task_sets.train[0], tell)
     if own and config.sft.enabled and config.sft.file is None:
         _try_teacher(config, environment, task_sets.train[0])
-    if ":" in config.learner.credit.state_key and environment.replay == "pure":  # others ask services at a step
+    if ":" in config.learner.credit.state_key and environment.replay == "pure":  # others ask a service
         _try_key(config, environment, task_sets.train[0])
     if config.learner.credit.state_key == "environment" and not environment.open(task_sets.train[0]).reset().state:
         raise UserError(f"learner.credit.state_key=environment, and {config.env.name} gives no state",
@@ -121,7 +121,7 @@ def _check_in_loop(check: Callable[[Environment, str], None], environment: Envir
 
 @contextmanager
 def _telling_if_long(task: str, seconds: float, tell: Callable[[str], object]) -> Iterator[None]:
-    """Tells of a game that may never answer: nothing can end it from within its own process."""
+    """Reports a game that may never answer: nothing can end it from within its own process."""
     line = f"game {task} has not ended after {seconds:g} s (env.call_seconds), and the check waits; Ctrl-C ends it"
     timer = threading.Timer(seconds, tell, [line])
     timer.daemon = True
@@ -161,7 +161,7 @@ def _try_prompt(config: Config, environment: Environment, task: str) -> None:
 
 
 def _time_steps(config: Config, environment: Environment, task: str, tell: Callable[[str], object]) -> None:
-    """Tells if a step is so slow that the games of a server, which take turns, may wait longer than an answer may take.
+    """Reports a step so slow that the games of a server, which take turns, may wait longer than an answer may take.
     The first step may load something, so both of two are slow."""
     name, rollout, answer_s = config.env.name, config.rollout, config.env.call_seconds * SHARE
     games = math.ceil(rollout.workers * rollout.slots / config.env.servers)

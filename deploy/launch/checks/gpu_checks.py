@@ -23,7 +23,7 @@ MOST_PARALLEL = 16
 def check_gpus(config: Config, pool: GpuPool | None, *, private: bool) -> None:
     """Raises UserError for GPU settings that are wrong.
 
-    `pool`: the GPUs that the run may use, None if they are not known. `private`: the run starts Ray on this machine,
+    `pool`: the GPUs that the run may use, None if they are unknown. `private`: the run starts Ray on this machine,
     so `pool=None` means that there is no GPU at all.
     """
     check_together(partial(_placement, config), partial(_transfer, config))
@@ -81,7 +81,7 @@ def _torch(config: Config) -> None:
 
 
 def _hardware(config: Config) -> None:
-    """Raises UserError if the GPUs of this machine, or the compilers beside them, cannot do what the config asks."""
+    """Raises UserError if the GPUs of this machine, or its compilers, cannot do what the config asks."""
     half, sampled = config.model.dtype == "bfloat16", config.rollout.gpus > 0
     lowest = next(iter(doctor.capabilities()), None)
     if half and lowest and doctor.OLDEST <= lowest < doctor.WITH_BFLOAT16:

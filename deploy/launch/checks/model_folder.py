@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _PARTS = (
     (("config.json",), "config.json"), (("*.safetensors", "*.bin"), "weights"),
     (("tokenizer.json", "*.model", "vocab.*", "*.tiktoken"), "tokenizer"))
-"""The parts of a whole folder. One of the patterns of each has to match; tokenizer_config.json alone holds no token,
+"""The parts of a complete folder. One of the patterns of each has to match; tokenizer_config.json alone holds no token,
 and Mistral's tekken.json no chat template."""
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 """The number of a layer in the name of a tensor."""
@@ -74,7 +74,7 @@ def check_weights(path: Path) -> None:
 
 
 def _check_layers(path: Path, names: Iterable[str], sizes: Mapping[str, int]) -> None:
-    """Raises UserError if the layers of the weights, where their names tell them, are not those of config.json.
+    """Raises UserError if the layers that the names of the weights give are not those of config.json.
 
     Layers that predict further tokens may follow the last one: nobody loads them.
     """

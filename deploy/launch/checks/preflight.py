@@ -1,4 +1,4 @@
-"""Finds every mistake that can be found before anything heavy starts. Each is a UserError of one line.
+"""Finds every mistake that shows before anything heavy starts. Each is a UserError of one line.
 
 On a Ray cluster that already runs, CPUs, GPUs and memory are not checked: only its scheduler knows them.
 """
@@ -50,8 +50,8 @@ def check(config: Config, *, planned: bool = False, before: Config | None = None
 
     `planned`: nothing will be started here. If the config also names GPUs in `hardware`, this machine is not
     checked.
-    `before`: the config of the run that goes on, whose servers are waited for; `tell` takes a line about that, and the
-    warnings.
+    `before`: the config of the run that continues, whose servers are waited for; `tell` takes a line about that, and
+    the warnings.
     """
     task_sets: list[TaskSets] = []
 
@@ -165,7 +165,7 @@ def _choices(config: Config) -> Iterator[UserError]:
         if bounds is not None and not bounds[0] <= count <= bounds[1]:
             yield UserError(f"{key}={count} is outside autoscale.{role}={list(bounds)}, so the run would not start as "
                             "many", f"set {key} to a number within these bounds, or change them")
-    for key, why in (("staleness", "episodes go on under weights that come at any moment"),
+    for key, why in (("staleness", "episodes continue under weights that come at any moment"),
                      ("gpus", "the sums of a GPU come in any order")):
         if config.rollout.exact and (value := getattr(learner, key)):
             yield UserError(f"rollout.exact repeats a run, and with learner.{key}={value:g} {why}",
@@ -174,7 +174,7 @@ def _choices(config: Config) -> Iterator[UserError]:
 
 def _places(config: Config, *, elsewhere: bool) -> Iterator[UserError]:
     """Checks that runs_dir, metrics.host and metrics.port can be used. `elsewhere`: the driver's machine is another."""
-    if is_run(config.run_dir):  # another runs_dir has no run to go on with
+    if is_run(config.run_dir):  # another runs_dir has no run to continue
         machine.check_writable(config.run_dir, str(config.run_dir), "make it writable for this user")
     else:
         machine.check_writable(config.run_dir, f"runs_dir={config.runs_dir}",

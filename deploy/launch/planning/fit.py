@@ -23,7 +23,7 @@ SMALL_CACHE_GB = 0.5
 
 def on_cpu(config: Config, tell: Callable[[str], object], *, learner: bool = True) -> Config:
     """Returns the config without GPUs if it sets `hardware=cpu`: one learner rank, as many rollout workers as this
-    machine has CPUs for, and a KV cache and passes that its memory holds. Nothing changes that decides what is learned.
+    machine has CPUs for, and a KV cache and passes that its memory holds. No key that decides what is learned changes.
 
     `tell` takes a line with the keys that changed. `learner`: whether there will be one, as in make_plan. On a Ray
     cluster, CPUs and memory are the cluster's own business.

@@ -52,7 +52,7 @@ def _of_parts_that_are_off(config: Config) -> Iterator[tuple[str, Any, str]]:
         ("eval", config.eval, ("episodes",), config.eval.on_panel, "at eval.on_panel=true"),
         ("eval", config.eval, ("panel_temperatures", "panel_samples", "compare_cold_start"), not config.eval.panel,
          "at eval.panel=0"),
-        ("sft", config.sft, ("minutes",), epochs is not None, f"beside sft.epochs={epochs}"),
+        ("sft", config.sft, ("minutes",), epochs is not None, f"with sft.epochs={epochs}"),
         ("agent", config.agent, ("max_calls",), config.agent.name is None, "without agent.name"),
     ):
         for key, value in _changed(section).items():

@@ -122,7 +122,7 @@ def _learner_gib(config: Config) -> float:
     On CPUs that is all of learner/model/memory.py. With a GPU it is the moments of the optimizer if they are in host
     memory, all states that wait there for their turn on a shared GPU, and a rank's part of two copies of the weights,
     on their way to a checkpoint and to the rollout workers. Both have the copy from which a checkpoint is written
-    while training goes on.
+    while training continues.
     """
     shape = model_shape(config.model)
     training = planned_training(config, shape, None)
@@ -205,7 +205,7 @@ def _lighter(config: Config) -> Iterator[Mapping[str, object]]:
 
 
 def halves(value: float, least: float) -> Iterator[float]:
-    """Yields a half of the value, a quarter and so on, down to `least`: whole numbers of a whole number."""
+    """Yields a half of the value, a quarter and so on, down to `least`: integers of an integer."""
     while (value := value // 2 if isinstance(value, int) else value / 2) >= least:
         yield value
 
@@ -270,7 +270,7 @@ def _folder(config: Config, *, resume: bool, games: str | None) -> list[str]:
     if problem is not None:
         return [f"folder        a start would be refused: {problem[0]}; {problem[1]}"]
     if RunFolder(config.run_dir).identity():
-        return [f"folder        {config.run_dir} holds a run, which would go on"]
+        return [f"folder        {config.run_dir} holds a run, which would continue"]
     return []
 
 
@@ -283,14 +283,14 @@ def _cold_start(config: Config) -> str:
 
 
 def _signals(config: Config) -> Iterator[str]:
-    """Yields a line for each signal beside the reward."""
+    """Yields a line for each signal other than the reward."""
     imitation, distill = config.learner.imitation, config.learner.distill
     if imitation.weight:
         yield (f"imitates {number_of(imitation.rows, 'demonstrated turn')} at weight {imitation.weight:g}"
                f"{_until(imitation.decay_steps)}")
     if distill.teacher is not None:
         yield (f"{distill.teacher} scores the sampled tokens at weight {distill.weight:g}"
-               f"{_until(distill.decay_steps)}, beside credit at weight {distill.credit:g}")
+               f"{_until(distill.decay_steps)}, added to credit at weight {distill.credit:g}")
 
 
 def _until(decay_steps: int | None) -> str:

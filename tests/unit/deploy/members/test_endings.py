@@ -58,9 +58,9 @@ def test_on_a_cluster_only_its_workers_are_taken_for_processes_of_the_run():
 
 
 def test_a_child_that_was_killed_said_nothing_itself():
-    end = describe_exit(-9, "it said nothing", "environment")
+    end = describe_exit(-9, "it printed nothing", "environment")
     assert end == ("killed by SIGKILL, as the kernel does when memory is short: env.memory_gb lowers its memory; "
-                   "it said nothing", True)
+                   "it printed nothing", True)
     assert describe_exit(-35, "", "environment") == ("killed by signal 35; ", True), "35 to 63 have no name"
     assert describe_exit(1, "error: no such file", "environment") == ("exit code 1; error: no such file", False)
 

@@ -68,7 +68,7 @@ def test_a_key_of_a_setting_that_is_off_is_told():
      "eval.panel_samples=2 does nothing at eval.panel=0"),
     (["eval.panel=0", "eval.compare_cold_start=true"], "eval.compare_cold_start=true does nothing at eval.panel=0"),
     (["agent.max_calls=5"], "agent.max_calls=5 does nothing without agent.name"),
-    (["sft.minutes=1", "sft.epochs=2"], "sft.minutes=1.0 does nothing beside sft.epochs=2"),
+    (["sft.minutes=1", "sft.epochs=2"], "sft.minutes=1.0 does nothing with sft.epochs=2"),
     (["learner.credit.ddof=0", "learner.credit.normalize=none"],
      "learner.credit.ddof=0 does nothing under the estimator gagpo")])
 def test_a_key_of_a_part_that_is_off_is_told(overrides: list[str], line: str):
