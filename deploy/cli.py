@@ -93,10 +93,10 @@ MOVED = {
 """Former command -> what to use instead."""
 
 RUNS_OWN_CODE = frozenset({"train", "eval", "play", "serve-env", "serve-agent", "credit", "doctor", "selftest"})
-"""Commands that import the environments, agents, estimators and state keys of the user's own that a config names. All
-others look at what somebody else may have made, and import them only with --own-code."""
+"""Commands that import the user's own code that a config names: environments, agents, estimators, state keys. The other
+commands may look at somebody else's run, so they import it only with --own-code."""
 REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
-"""Errors of a file that this user may not read or write, or nobody on this mount."""
+"""errno values of a file that this user, or everybody on this mount, may not read or write."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -115,7 +115,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def build_parser() -> Parser:
-    """Returns the parser of the whole command line."""
+    """Returns the parser of the entire command line."""
     parser = Parser(
         prog="gagpo",
         usage="gagpo [-h] [--version] COMMAND ...",
@@ -214,9 +214,9 @@ def _run(command: Callable[[], int | None]) -> int:
 
 
 def _judge_of(argv: Sequence[str]) -> Judge:
-    """Returns what judges the own code that the command comes upon."""
+    """Returns the judge of whether a command may import the user's own code."""
     command = next(iter(argv), "")
-    if OWN_CODE in argv or command == "eval" or {"--resume", "--agent"} & {*argv}:  # by the config of a run's folder
+    if OWN_CODE in argv or command == "eval" or {"--resume", "--agent"} & {*argv}:  # a run's config
         return announcing(lambda text: say(printable(text)))
     return allow if command in RUNS_OWN_CODE else refuse
 
@@ -232,7 +232,7 @@ def _flush_or_drop(stream: TextIO) -> None:
 
 def _report(error: Exception) -> int:
     """Writes the traceback to the run's log, or to stderr if there is no log or it fails, and prints one line."""
-    cause = getattr(error, "cause", error)  # Ray wraps an actor's exception in one whose text is a whole traceback
+    cause = getattr(error, "cause", error)  # Ray wraps an actor's exception in one whose text is a complete traceback
     name = f"{cause.boundary} fault" if isinstance(cause, Fault) else f"unexpected {type(cause).__name__}"
     log = log_path()
     if log is None and isinstance(cause, OSError) and (
@@ -250,8 +250,8 @@ def _report(error: Exception) -> int:
 
 
 def _about_file(error: OSError) -> tuple[str, int]:
-    """Returns what to print about a file that cannot be used, and the exit status. A supervisor starts a run again
-    after 1 alone: it helps once the disk has room, and never against a refusal."""
+    """Returns what to print about a file that cannot be used, and the exit status. A supervisor restarts a run
+    only after status 1: that helps once the disk has room, and never against a refusal."""
     if error.errno == errno.EFBIG:
         name = "" if error.filename is None else f"{error.filename}: "
         return f"{name}{error.strerror}; raise the limit of a file's size (`ulimit -f`)", 2

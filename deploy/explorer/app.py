@@ -49,7 +49,7 @@ HEADERS = {
 
 
 class Guard:
-    """Wraps the whole application. If there is a token, every path asks for it."""
+    """Wraps the entire application. If there is a token, every path asks for it."""
 
     def __init__(self, app: ASGIApp, token: str | None) -> None:
         self._app, self._token = app, token

@@ -72,7 +72,7 @@ def training_charts(names: Sequence[str], metrics: Sequence[Rows]) -> list[Chart
 
 def evaluation_chart(names: Sequence[str], evaluations: Sequence[Rows]) -> Chart | None:
     """Returns the success of the curve's evaluations with intervals, or None before the first. Each split and
-    temperature has a line: a run may go on with others."""
+    temperature has a line: a run may continue with others."""
     lines = [CurveLine(run=i, key=j, name=_label(names, i, f"{split} T={temperature:g}, "
                                                            f"{number_of(same[-1]['tasks'], 'game')}"),
                        steps=[row["step"] for row in same], values=[row["success_rate"] for row in same],

@@ -38,12 +38,12 @@ def signed(value: float | None, digits: int = 3) -> str:
 
 
 def percent(value: float | None) -> str:
-    """Returns a share in whole percents."""
+    """Returns a share as a percentage without decimals."""
     return "–" if value is None else f"{value:.0%}"
 
 
 def interval(low: float, high: float) -> str:
-    """Returns the ends of an interval in whole percents: `[68%, 78%]`."""
+    """Returns the ends of an interval as percentages without decimals: `[68%, 78%]`."""
     return f"[{percent(low)}, {percent(high)}]"
 
 

@@ -1,4 +1,4 @@
-"""The groups of a run's archive. Each parquet file has a small index, so that no page reads whole files.
+"""The groups of a run's archive. Each parquet file has a small index, so that no page reads entire files.
 
 An index is made once per file, from its small columns, and cached as JSON under `<run>/.explorer/`. If the size or time
 of a file changes, its index is made again. A refresh finds new files, so the explorer follows an active run. If the

@@ -92,7 +92,7 @@ class ExploredRun:
 
     @property
     def _settings(self) -> RunSettings:
-        """Returns the present config.yaml, read again when it has changed: a run may go on with more steps."""
+        """Returns the present config.yaml, read again when it has changed: a run may continue with more steps."""
         marks = None
         with suppress(OSError):
             stat = self._config_file.stat()

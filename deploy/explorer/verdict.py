@@ -90,15 +90,15 @@ def _wasted(episode: ShownEpisode) -> tuple[list[StepView], list[StepView]]:
 
 
 def _pooled(group: Group, step: StepView) -> tuple[int, int] | None:
-    """Returns the sizes for `pooled`; None if no list is known, or most other turns of the state had the same one."""
+    """Returns the sizes for `pooled`; None without a list, or if most other turns of the state had the same one."""
     visits = [] if step.state is None else group.visits[step.state]
     alike = len(with_same_choices(visits, step))
     return (len(visits), alike) if 2 * (len(visits) - alike) > len(visits) - 1 else None
 
 
 def _better(group: Group, step: StepView) -> Alternative | None:
-    """Returns the best action that is known to have been admissible before the step: one that the group took where the
-    same actions were."""
+    """Returns the best action that was surely admissible before the step: one that the group took where the same
+    actions were."""
     if step.state is None:
         return None
     visits = [visit for visit in with_same_choices(group.visits[step.state], step)

@@ -42,7 +42,7 @@ that would change an answer and is not served is refused by its name.
 - **Answers** come in one piece, also to a stream. `max_tokens` may shorten them, and `rollout.max_response_tokens` \
 does. The token that completes a stop text is the last of the step; the history lacks that text, so the next call \
 starts a row.
-- **Messages** are shown whole or refused, also where the chat template would leave them out. Control tokens in them \
+- **Messages** are shown in full or refused, also where the chat template would leave them out. Control tokens in them \
 are plain text. `developer` is `system`.
 - **Thoughts** stay in the content of a chat completion, in their tags. They are reasoning items in Responses, and \
 thinking blocks in Messages if the request has `thinking`. Send them back as they came: a template that leaves earlier \
@@ -67,7 +67,7 @@ LIMITS = f"""\
 runs out of either keeps its true reward. Calls of the environment that overlap are made one after the other, and each \
 is a turn. An action is cut at 8,192 characters.
 - A prompt above `rollout.max_prompt_tokens` is refused: `context_length_exceeded` in OpenAI's dialects, "prompt is \
-too long" in Anthropic's. The episode goes on if the agent shortens it, and ends otherwise.
+too long" in Anthropic's. The episode continues if the agent shortens it, and ends otherwise.
 - What a call has earned is at most {LARGEST_REWARD:,.0f} in size, before and after `env.reward_scale`.
 - An agent has `agent.seconds`, and then {CANCEL_S:g} s to clean up. Waits for servers that are away, and the time in \
 which the engine sleeps or loads weights, do not count. A worker whose event loop is held for 30 s loses its episodes; \

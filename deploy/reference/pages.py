@@ -33,7 +33,7 @@ from services.telemetry.names import CATALOGUE, Bound
 COMMANDS_INTRODUCTION = """Every command of `gagpo`, as `gagpo COMMAND --help` shows it.
 
 All commands end with the same exit codes: 0 success, 1 a fault or a failed check, 2 a mistake of the user, \
-130 Ctrl-C (0 for a server or a view, which goes on until then), 143 SIGTERM. \
+130 Ctrl-C (0 for a server or a view, which runs until then), 143 SIGTERM. \
 An error is one line on stderr: what is wrong, and how to fix it."""
 
 
@@ -100,7 +100,7 @@ def configuration_page() -> str:
 
 
 def sections(section: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
-    """Yields all sections with their dotted names, first the whole config with the empty name."""
+    """Yields all sections with their dotted names, first the entire config with the empty name."""
     yield prefix, section
     for name, field in section.model_fields.items():
         if (inner := _subsection(field)) is not None:
@@ -109,11 +109,11 @@ def sections(section: type[BaseModel] = Config, prefix: str = "") -> Iterator[tu
 
 def docstrings(section: type[BaseModel]) -> dict[str, str]:
     """Returns the docstring below each field of `section` and its bases, which Python does not keep at run time."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for model in reversed(section.__mro__):
         if issubclass(model, BaseModel) and model is not BaseModel:
-            found |= _own_docstrings(model)
-    return found
+            texts |= _own_docstrings(model)
+    return texts
 
 
 def _own_docstrings(section: type[BaseModel]) -> dict[str, str]:

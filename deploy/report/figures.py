@@ -170,7 +170,7 @@ def _curve(ax: Any, runs: Sequence[Sequence[float]], arm: Arm, style: str, label
 
 
 def _finish(ax: Any, *, xlabel: str, percent: bool, legend: bool = False) -> None:
-    """Labels axes over learner steps, with marks at whole steps, in a run of few steps too."""
+    """Labels axes over learner steps, with marks at integer steps, in a run of few steps too."""
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
     ax.set_xlabel(xlabel)
@@ -222,7 +222,7 @@ class EvaluationLine:
 
 
 def evaluation_lines(records: Sequence[Record], arms: Mapping[str, Arm]) -> list[EvaluationLine]:
-    """Returns the lines of all arms. A run that went on with another eval.temperature has several."""
+    """Returns the lines of all arms. A run that continued with another eval.temperature has several."""
     lines: list[EvaluationLine] = []
     for name, arm in arms.items():
         rows = [row for record in records if record.arm == name for row in record.evaluations if on_curve(row["label"])]

@@ -41,7 +41,7 @@ class LostEpisodeCounts:
     looped: int = 0
     """Episodes of which half of the turns or more repeat one and the same turn."""
     unchanged: int | None = 0
-    """Turns in which the environment said that nothing changed. None: the archive does not tell."""
+    """Turns in which the environment said that nothing changed. None: the archive does not record it."""
     ends: Counter[str] = field(default_factory=Counter[str])
     """Episodes by their end: out of turns, out of context, lost."""
     stages: Counter[str] = field(default_factory=Counter[str])

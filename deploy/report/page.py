@@ -64,7 +64,7 @@ def write_report(paths: Sequence[Path], out: Path, steps: Sequence[int] = ()) ->
     """Writes figures/ and report.html into `out`, atomically. Returns the page and its numbers for machines.
 
     `steps`: the learner steps at which the distribution of advantages is shown, instead of by quarters. `damaged` among
-    the numbers has a sentence for each file that could not be read whole. Raises UserError for a folder that is not a
+    the numbers has a sentence for each file that could not be read in full. Raises UserError for a folder that is not a
     run's, for two runs with one config and seed, and for a step without an archive.
     """
     runs = [read_run(path) for path in paths]
@@ -148,7 +148,7 @@ def _config(run: ReportedRun) -> str:
     try:
         keys = applicable(run.config)
     except OwnCodeRefusedError as error:
-        keys, note = run.config, f"All keys. Which of them this run used is not known: {error}"
+        keys, note = run.config, f"All keys. Which of them this run used is unknown: {error}"
     shown = yaml.safe_dump(keys, sort_keys=True, allow_unicode=True)
     return f"<h2>Config</h2><p>{html.escape(note)}</p><pre>{html.escape(shown)}</pre>"
 

@@ -114,7 +114,7 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def applicable(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the config keys that matter for this run, without those of other environments, of stages that are off,
-    and those that its estimator ignores. A config of another version is returned whole.
+    and those that its estimator ignores. A config of another version is returned unchanged.
 
     Raises OwnCodeRefusedError for an estimator or a state key whose code may not be imported.
     """
@@ -182,7 +182,7 @@ def in_common(compared: Compared) -> tuple[Compared, str]:
         for key, curve in record.curves.items()}) for record in compared.records]
     return replace(compared, records=records), (
         "The runs do not have the same learner steps. Curves and the columns made from them are of the "
-        f"{len(common)} that all have; evaluations and costs are of the whole runs.")
+        f"{len(common)} that all have; evaluations and costs are of the complete runs.")
 
 
 def seed_ranges(seeds: Sequence[int]) -> str:
@@ -250,8 +250,8 @@ def cost(run: ReportedRun) -> dict[str, str]:
 
 
 def costs(runs: Sequence[ReportedRun]) -> tuple[list[str], list[list[str]]]:
-    """Returns head and rows of a table of runs, without the columns that no run has. Runs of one name are told by their
-    folders."""
+    """Returns head and rows of a table of runs, without the columns that no run has. Runs of one name are identified by
+    their folders."""
     cells, names = [cost(run) for run in runs], Counter(run.name for run in runs)
     titles = [title for title in cells[0] if any(one[title] for one in cells)]
     return ["run", *titles], [

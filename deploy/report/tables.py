@@ -184,7 +184,7 @@ def explained(grid: Grid, columns: Sequence[Measure]) -> Grid:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """A mean over `n` runs or pairs with its 95% interval, which is infinite if they tell of no spread."""
+    """A mean over `n` runs or pairs with its 95% interval, which is infinite if they have no spread."""
 
     mean: float
     low: float

@@ -17,8 +17,8 @@ function select(index, move) {
 }
 
 function fromAddress() {
-  const found = location.hash ? rows.findIndex((row) => "#" + row.id === location.hash) : -1;
-  if (found >= 0) select(found, false);
+  const index = location.hash ? rows.findIndex((row) => "#" + row.id === location.hash) : -1;
+  if (index >= 0) select(index, false);
 }
 
 function follow(href) {
@@ -109,15 +109,15 @@ for (const figure of document.querySelectorAll("figure.chart")) {
 }
 
 const POLL_MS = 5000;
-let known = null;
+let previous = null;
 
 async function look() {
   if (!document.hidden) {
     try {
       const reply = await fetch("/api/state");
-      const state = reply.ok ? JSON.stringify(await reply.json()) : known;
-      if (known !== null && state !== known) document.getElementById("fresh").hidden = false;
-      known = known ?? state;
+      const state = reply.ok ? JSON.stringify(await reply.json()) : previous;
+      if (previous !== null && state !== previous) document.getElementById("fresh").hidden = false;
+      previous = previous ?? state;
     } catch { /* the explorer was stopped; the page stays readable */ }
   }
   setTimeout(look, POLL_MS);
