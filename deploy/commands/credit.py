@@ -1,7 +1,7 @@
 """Reads groups of episodes as JSON, prints returns, values, deltas and advantages of their steps.
 
 JSON lines have one group in each line; the groups of a file count as those of one learner step.
-A step may tell its action, a group its id: {"id": "task 7", "episodes": [{"steps": [{"state": "S", "action": "go",
+A step may have its action, a group its id: {"id": "task 7", "episodes": [{"steps": [{"state": "S", "action": "go",
 "reward": 0}]}]}. An episode that its budget cut off may say what it saw last: {"steps": [...], "final_state": "S"}.
 Options are the config's keys under learner.credit: docs/reference/configuration.md.
 
@@ -89,8 +89,7 @@ def add_options(parser: argparse.ArgumentParser, arguments: Sequence[str] = ()) 
 
 
 def _meaning(name: str, tables: Mapping[str, type[BaseModel]]) -> str:
-    """Returns the help of a key: its meaning and its default, and where not most models have them, the models (title ->
-    model) that do.
+    """Returns the help of a key: its meaning and default, with the titles of the models that have them unless most do.
 
     A key that only refused estimators have is hidden. It is parsed, so that its estimator is refused with the reason.
     """
@@ -108,7 +107,7 @@ def _meaning(name: str, tables: Mapping[str, type[BaseModel]]) -> str:
 
 
 def _default(field: FieldInfo) -> str:
-    """Returns the default as one would give it."""
+    """Returns the default as a user would write it."""
     if field.is_required():
         return "required"
     default = field.get_default(call_default_factory=True, validated_data={})
@@ -117,7 +116,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def _add_option(parser: argparse.ArgumentParser, name: str, field: FieldInfo, meaning: str) -> None:
-    """Adds a key of the config as an option, whose value is not set if it is not given."""
+    """Adds a key of the config as an option without a default value."""
     option, text = f"--{name.replace('_', '-')}", meaning.replace("%", "%%")
     if isinstance(field.default, bool):
         parser.add_argument(option, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)

@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _sort_words(args: argparse.Namespace) -> None:
-    """Tells the model from overrides. argparse cannot: the model is optional, and options may come before it."""
+    """Separates the model from overrides. argparse cannot: the model is optional, and options may come before it."""
     words = [word for word in (args.model, *args.overrides) if word is not None]
     args.model = next((word for word in words if not is_setting(word)), None)
     if args.model is not None:
@@ -112,7 +112,7 @@ def _asked(args: argparse.Namespace) -> tuple[dict[str, Any], Path]:
     if args.endpoint is None:
         path = run_path(args.model)
         config, policy = resolve(path, args.config, _laid(args), args.overrides, which=args.which)
-        default = (beside := results_file(path)).with_name(f"{args.policy}.{beside.name}")
+        default = (results := results_file(path)).with_name(f"{args.policy}.{results.name}")
     else:
         settings = {key: value for key, value in _laid(args).items() if value is not None}
         config, policy, default = lay_over(optional_config_from(args), settings), None, None
@@ -134,7 +134,7 @@ def _asked(args: argparse.Namespace) -> tuple[dict[str, Any], Path]:
         except UserError:
             raise
         except BaseException:  # a signal or a fault: the trials so far are kept
-            lines.note("to go on: the same command")
+            lines.note("to continue: the same command")
             raise
         keep_row(file, summary, wait_s=config.learner.collective_s, note=lines.note)
     return summary, file

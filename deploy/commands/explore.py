@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Serves until SIGTERM or Ctrl-C.
 
-    Raises UserError for what holds no run, for a run that is given twice, for more runs than there are
+    Raises UserError for a folder without a run, for a run that is given twice, for more runs than there are
     colours, and for a taken port.
     """
     check_distinct(args.runs)

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Copies and says what; 0. Raises UserError if there is no such checkpoint, OUT exists, or it cannot be pushed."""
+    """Copies the policy; 0. Raises UserError if there is no such checkpoint, OUT exists, or it cannot be pushed."""
     from deploy.runs.export import export
     from deploy.runs.model_sources import push
     from learner.checkpoints.checkpoint import Checkpoints

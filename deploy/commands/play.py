@@ -89,8 +89,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_words(args: argparse.Namespace) -> None:
-    """Raises UserError if the task is missing, or beside --tasks, or an option does nothing. argparse puts the first
-    setting in the task's place."""
+    """Raises UserError if the task is missing or comes with --tasks, or if an option does nothing. argparse puts the
+    first setting in the task's place."""
     if args.tasks is not None and args.task is not None and is_setting(args.task):
         args.task, args.overrides = None, [args.task, *args.overrides]
     if args.tasks is not None and args.task is not None:
@@ -335,7 +335,7 @@ def load_agent(config: Config, model: Path, *, seed: int) -> Agent:
         text = load_text(str(model), config.env, config.model)
     except UserError:
         raise
-    except Exception as error:  # transformers has no type for a file that is not what it should be
+    except Exception as error:  # transformers has no exception type for a malformed file
         raise UserError(f"the model at {model} cannot be loaded ({described(error)})", "copy it again") from error
     return Agent(model=policy, text=text, temperature=config.eval.temperature,
                  max_tokens=config.rollout.max_response_tokens)
@@ -378,7 +378,7 @@ def open_session(env: EnvSection, task: str) -> TaskSession:
         try:
             return TaskSession(task, environment.open(task))
         except KeyError:
-            if _lists(environment, task):  # then the game itself looked something up
+            if _lists(environment, task):  # then a lookup in the game itself has failed
                 raise
             raise unknown from None
 

@@ -1,8 +1,8 @@
 """Writes report.html, one file with everything in it, and figures/*.png: success, length, gradient
 norm, entropy, advantages, steps by the size of their state group, and, of one run, what the lost episodes
 of its last evaluation share. Of several runs, those that differ in nothing but seed, name and place are
-one arm: means with 95% intervals over seeds, and differences to the first arm, paired by seed. A run that
-goes on is reported as far as it is.
+one arm: means with 95% intervals over seeds, and differences to the first arm, paired by seed. A run in
+progress is reported as far as it is.
 
 examples:
   gagpo report runs/mine

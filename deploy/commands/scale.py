@@ -1,6 +1,6 @@
-"""Changes how many rollout workers and environment servers a run has. A run that goes on follows
-within seconds, without a restart; another one starts with these numbers. Workers that leave finish their
-episodes first. The sessions of servers that leave are rebuilt on others, except those of a live
+"""Changes how many rollout workers and environment servers a run has. A run in progress follows
+within seconds, without a restart; another one starts with these numbers. Removed workers finish their
+episodes first. The sessions of removed servers are rebuilt on others, except those of a live
 environment. Without numbers it prints them.
 
 examples:
@@ -18,7 +18,7 @@ import msgspec
 
 from deploy.commands.arguments import add_run_argument
 from deploy.runs.configs import light_config
-from deploy.runs.folder import go_on
+from deploy.runs.folder import resume_command
 from deploy.runs.policies import find_run
 from deploy.runs.stage import read_stage
 from deploy.runs.wanted import WantedNumbers, numbers, read_wanted, write_wanted
@@ -45,13 +45,13 @@ def run(args: argparse.Namespace) -> int:
     for role in asked:
         if getattr(config.autoscale, role) is not None:
             raise UserError(f"autoscale.{role} chooses the number of {ROLES[role]} of this run",
-                            f"go on with other bounds: {go_on(folder.path)} autoscale.{role}=[1,8]")
+                            f"continue with other bounds: {resume_command(folder.path)} autoscale.{role}=[1,8]")
     now = msgspec.structs.replace(before, **asked)
     if asked:
         write_wanted(folder, now)
     stage = read_stage(folder.stage_file)
     alive = stage is not None and stage.alive
-    when = "" if alive else "; the run does not go on now and takes them when it does"
+    when = "" if alive else "; the run is stopped, and takes them when it continues"
     if args.json:
         print(json.dumps({"format": 1, "going_on": alive, **{role: _present(role, config, now) for role in ROLES}}))
         return 0

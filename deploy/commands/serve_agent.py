@@ -23,7 +23,7 @@ from services.errors import UserError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
     parser.add_argument("policy", metavar="POLICY", help="an exported folder, a run, or any Hugging Face folder")
-    parser.add_argument("--config", metavar="FILE", help="settings (default: those that lie beside the policy)")
+    parser.add_argument("--config", metavar="FILE", help="settings (default: those next to the policy)")
     parser.add_argument("--which", metavar="latest|best|STEP", help="which checkpoint of a run")
     add_address_arguments(parser, 8200)
     parser.add_argument("--no-env", action="store_true", help="episodes have no environment; rewards come by HTTP")

@@ -37,7 +37,7 @@ from deploy.runs.comparison import (
     verdicts,
 )
 from deploy.runs.configs import light_config
-from deploy.runs.folder import RunFolder, go_on
+from deploy.runs.folder import RunFolder, resume_command
 from deploy.runs.health import warnings
 from deploy.runs.history import RunHistory
 from deploy.runs.live_status import Seen, look, silent, value, withheld_token
@@ -161,7 +161,7 @@ def _case(status: Mapping[str, Any]) -> str:
 
 
 def read_status(folder: RunFolder, history: RunHistory) -> dict[str, Any]:
-    """Returns the status in the run's folder. `history`: the folder's; it goes on where it read last."""
+    """Returns the status in the run's folder. `history`: the folder's; it continues where it read last."""
     config = light_config(folder.config_file)
     metrics, evaluations = history.metrics, history.evaluations
     last = metrics[-1] if metrics else None
@@ -196,12 +196,12 @@ def read_status(folder: RunFolder, history: RunHistory) -> dict[str, Any]:
         "damaged": history.damage,
         "verdicts": [one.text for one in verdicts(evaluations)],
         "next": [] if state == GOING_ON else next_commands(folder.path, evaluations) if state == FINISHED else
-                [go_on(folder.path)],
+                [resume_command(folder.path)],
     }
 
 
 def _since(then: float, now: float) -> float:
-    """Returns the seconds since a Unix time. 0 if that is to come: the clock was set back, or another one is fast."""
+    """Returns the seconds since a Unix time; 0 if it is in the future, since clocks are set back or differ."""
     return max(0.0, now - then)
 
 
@@ -235,13 +235,13 @@ def table(seen: Seen, *, ranks: int = 1) -> list[str]:
 
 
 def speed(seen: Seen, name: str) -> str:
-    """Returns `123 tokens/s`, `45 steps/s` or `6.7 s a step`; a dash if none is known."""
+    """Returns `123 tokens/s`, `45 steps/s` or `6.7 s a step`; a dash if there is none."""
     rate = seen.rate(name)
     return "-" if rate is None else f"{rounded(rate[0])} {rate[1]}"
 
 
 def _roles(driver: Beat | None) -> list[str]:
-    """Returns a line for each role whose processes do not all run, or are about to leave."""
+    """Returns a line for each role whose processes do not all run, or are about to be removed."""
     lines: list[str] = []
     for role, name in (("rollout", "rollout workers"), ("environment", "environment servers")):
         wanted = None if driver is None else value(driver, "gagpo_controller_wanted_members", role=role)

@@ -137,7 +137,7 @@ def _cold_start(args: argparse.Namespace) -> int:
 
 
 def _empty(out: Path) -> None:
-    """Removes what was written of a model before its process died. Raises UserError for a folder that holds more."""
+    """Removes a partly written model whose process died. Raises UserError for a folder that holds more."""
     from learner.cold_start.states import folder_of, kept
 
     if not out.exists() or not any(out.iterdir()):
@@ -205,7 +205,7 @@ def _sweep(config: Config, args: argparse.Namespace) -> int:
     from deploy.launch.planning.task_sets import check_enough, of_a_step
     from deploy.training import sweep
     from deploy.training.child_runs import failed
-    from deploy.training.start import saying_how_to_go_on
+    from deploy.training.start import saying_how_to_continue
 
     variants = SWEEPS[args.sweep](config)
     made = sweep.configs(config, variants)
@@ -225,7 +225,7 @@ def _sweep(config: Config, args: argparse.Namespace) -> int:
         print(json.dumps({"format": 1, "variants": plans}) if args.json else "\n\n".join(texts))
         return 0
     sweep.check_folders(config, made, resume=bool(args.resume))
-    with saying_how_to_go_on("the same command with --resume"):
+    with saying_how_to_continue("the same command with --resume"):
         swept = sweep.run_sweep(config, variants, quiet=args.json)
     if swept.finished:
         file = config.run_dir / ("sweep.json" if args.json else "sweep.txt")

@@ -19,7 +19,7 @@ REPLACED = "\N{REPLACEMENT CHARACTER}"
 
 
 def printable(text: str) -> str:
-    """Returns the text with each control character, but line ends and tabs, replaced by U+FFFD."""
+    """Returns the text with all control characters except line ends and tabs replaced by U+FFFD."""
     if text.isprintable():
         return text
     return "".join(each if each in "\n\t" or each.isprintable() else REPLACED for each in text)
@@ -32,8 +32,8 @@ EVERY_S = 10.0
 
 
 @contextmanager
-def going_on() -> Iterator[None]:
-    """Lets a run go on if what it shows cannot be printed: its log has the lines too. Not for a pipe without a reader,
+def ignoring_lost_output() -> Iterator[None]:
+    """Lets a run continue if its lines cannot be printed: its log has the lines too. Not for a pipe without a reader,
     which ends a command."""
     try:
         yield
@@ -44,7 +44,7 @@ def going_on() -> Iterator[None]:
 
 def print_line(console: Console, text: str) -> None:
     """Prints a permanent line."""
-    with going_on():
+    with ignoring_lost_output():
         console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
 
@@ -110,7 +110,7 @@ class StatusLines:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
         if self._status is not None:
-            with going_on():
+            with ignoring_lost_output():
                 self._status.stop()
 
     def note(self, text: str) -> None:
@@ -136,7 +136,7 @@ class StatusLines:
             self.passing(f"{text}  {span(now - self._waits[1])} so far")
 
     def at(self, what: str, done: float, total: float, unit: str, *, doing: str = "") -> None:
-        """Shows how much of a known amount of work is done, and the current activity.
+        """Shows how much of a given amount of work is done, and the current activity.
 
         Without a terminal it prints a line every ten seconds, and one for each piece if `doing` is given.
         """

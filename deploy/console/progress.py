@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from deploy.console.plain import EVERY_S, Pace, answer_shares, going_on, print_line, printable
+from deploy.console.plain import EVERY_S, Pace, answer_shares, ignoring_lost_output, print_line, printable
 from services.amounts import number_of, rounded, span
 from services.telemetry.evaluation_labels import title_of
 
@@ -91,7 +91,7 @@ class ProgressView:
 
     def __exit__(self, *_: object) -> None:
         if self._live is not None:
-            with going_on():
+            with ignoring_lost_output():
                 self._live.stop()
 
     def stage(self, text: str) -> None:
@@ -114,8 +114,8 @@ class ProgressView:
     def resumed(self, step: int) -> None:
         """Shows the learner step from which the run continues."""
         self._step = step
-        self.note(f"goes on after learner step {step} of {self._steps}" if step else
-                  "goes on from the start: no learner step is kept yet")
+        self.note(f"continues after learner step {step} of {self._steps}" if step else
+                  "continues from the start: no learner step is kept yet")
 
     def note(self, text: str) -> None:
         """Shows a permanent line."""
@@ -141,10 +141,10 @@ class ProgressView:
         self._tell(self._stage, "")
 
     def waits(self, text: str) -> None:
-        """Shows what the run waits for outside of itself; an empty text when it goes on."""
+        """Shows what the run waits for outside of itself; an empty text when it continues."""
         self._passing = text
         self._tell(self._stage, text)
-        self._say(text or "goes on")
+        self._say(text or "continues")
 
     def waiting(self, text: str) -> None:
         """Shows what is awaited and for how long. Without a terminal it prints a line after ten silent seconds."""
@@ -183,7 +183,7 @@ class ProgressView:
         return (now - began) / (last - first) if last > first and now > began else None
 
     def _left(self) -> str:
-        """Returns the time that is left of RL, and to the end if more follows whose time can be told."""
+        """Returns the time that is left of RL, and to the end if the rest can be estimated."""
         left, pace = self._steps - self._step, self._pace_of_steps()
         if not pace:
             return ""

@@ -78,7 +78,7 @@ def audit(folder: RunFolder, config: Config, journal: Journal | None) -> Audit:
     """
     rows, metrics = read_rows(folder.ledger), read_metrics(folder.metrics)
     evaluations = [row for row in read_evaluations(folder.evaluations) if not row.get(GIVEN)]
-    archived, evaluated = read_archive(folder)  # last, and it takes longest: a run that goes on writes into it first
+    archived, evaluated = read_archive(folder)  # last, and it takes longest: a run in progress writes into it first
     manifests, findings = _manifests(rows, journal, archived)
     seen = {row["step"] for row in metrics}
     resets = [row["reset_to_group"] for row in rows if "reset_to_group" in row]

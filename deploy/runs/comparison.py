@@ -123,8 +123,8 @@ def stand_in_notes(evaluations: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def heldout(evaluations: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the evaluations on the held-out games. If the run has gone on with more steps since, the policy after RL
-    and the control have to play them again, so what they had played is left out."""
+    """Returns the evaluations on the held-out games. If the run was continued with more steps since, the policy after
+    RL and the control have to play them again, so their earlier results are left out."""
     trained = [row for row in evaluations if row["label"] == TRAINED]  # a run with eval.every=0 has no curve
     evaluated = max((row["step"] for row in [*curve_of(evaluations), *trained]), default=0)
     return [row for row in evaluations
@@ -193,7 +193,7 @@ def as_lines(comparison: Comparison, *, env: str) -> list[str]:
 
 Evaluations = Sequence[dict[str, Any]]
 NARROW = 0.05
-"""Width of an interval below which whole points would hide on which side of 0 it lies."""
+"""Width of an interval below which rounding to points would hide on which side of 0 it lies."""
 ALIGNED = 60
 """Characters up to which commands are aligned. One that plays a game of ALFWorld has twice as many."""
 

@@ -1,4 +1,4 @@
-"""The folder of a run: its parts, which run it belongs to, whose it is, and whether a config may go on in it."""
+"""The folder of a run: its parts, its run's identity, its owner, and whether a config may continue in it."""
 
 from __future__ import annotations
 
@@ -165,8 +165,8 @@ def _held(path: Path) -> set[str]:
 
 
 def _others(path: Path) -> set[str]:
-    """Names of what lies in a folder and is no run's. A run's folder has none, even if the fetch of the run was
-    interrupted."""
+    """Returns the names in a folder that show that it holds something else than a run. A run's folder has none, even if
+    the fetch of the run was interrupted."""
     held = _held(path)
     return set() if held & {RunFolder(path).identity_file.name, FETCHING} else held - OWN
 
@@ -197,7 +197,7 @@ def check_run(config: Config, *, resume: bool, games: str | None = None) -> None
 
 
 def check_skip(config: Config, step: int | None) -> None:
-    """Checks before a run goes on that its learner may still leave out `step`, if one is given. Raises UserError."""
+    """Checks before a run continues that its learner may still leave out `step`, if it is given. Raises UserError."""
     root = config.run_dir / "checkpoints"
     if step is None or not steps_in(root):  # Checkpoints would make the folder, and a dry run makes none
         return
@@ -219,7 +219,7 @@ def earlier(config: Config) -> Config | None:
     recorded = light_config(folder.config_file)
     theirs, ours = recorded.learner.credit, config.learner.credit
     if (theirs.estimator, theirs.state_key) != (ours.estimator, ours.state_key):
-        return recorded  # another run's own code may be gone, and is not needed to tell the two runs apart
+        return recorded  # another run's own code may be gone, and is not needed to see that the runs differ
     try:
         return load_config(folder.config_file)
     except UserError as error:
@@ -233,10 +233,10 @@ def standing(config: Config, *, resume: bool, games: str | None = None) -> tuple
         return None
     if changed := differences(before, config):
         return (f"{config.run_dir} belongs to a run with another config: {', '.join(changed)}",
-                "use its values to go on with it, or give this run another name (name=...)")
+                "use its values to continue it, or give this run another name (name=...)")
     if not resume:
         return (f"{config.run_dir} holds a run already",
-                f"go on with it by `{go_on(config.run_dir)}`, or give this run another name (name=...)")
+                f"continue it by `{resume_command(config.run_dir)}`, or give this run another name (name=...)")
     if config.steps < (taken := max(steps_in(config.run_dir / "checkpoints"), default=0)):
         return (f"steps={config.steps} is fewer than the {taken} that {config.run_dir} has taken",
                 f"steps counts from the beginning: give {taken + config.steps} for {config.steps} more")
@@ -246,7 +246,7 @@ def standing(config: Config, *, resume: bool, games: str | None = None) -> tuple
     return None
 
 
-def go_on(run_dir: Path) -> str:
+def resume_command(run_dir: Path) -> str:
     """Returns the command that continues a run."""
     return f"{program()} train --resume {shlex.quote(str(run_dir))}"
 

@@ -170,7 +170,7 @@ def _mean(metrics: Sequence[Row], key: str) -> float | None:
 def _falling(evaluations: Sequence[Row]) -> list[HealthWarning]:
     """Finds a last evaluation that is at least ten points below the best, and by more than the paired interval.
 
-    Only evaluations on the same split and at the same temperature count: a run may go on with others.
+    Only evaluations on the same split and at the same temperature count: a run may continue with others.
     The best is chosen from all before it, so the interval holds for that many comparisons: by chance alone, the best of
     thirty evaluations of one policy is far above the last.
     """

@@ -1,7 +1,7 @@
 """Reads the results of a run in one place: metrics.jsonl, evaluations.jsonl and the archive's parquet files.
 
 A JSON-lines file grows while a run trains, and views read it several times a second. So each read continues where the
-last one ended. A line that is cut short, by a crash or because it is being written, is left out until it is whole.
+last one ended. A line that is cut short, by a crash or because it is being written, is left out until it is complete.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class GrowingRows:
         self._begun = b""  # the line after the last newline
 
     def rows(self) -> list[MetricsRow]:
-        """Returns the rows of all whole lines, in order. Without a file, those that it had when it was there."""
+        """Returns the rows of all complete lines, in order. If the file is gone, its last rows."""
         with self._lock:
             self._read()
             return list(self._rows)

@@ -85,7 +85,7 @@ def silent(path: Path) -> list[str]:
 
 
 def _targets(path: Path) -> list[TargetGroup]:
-    """Returns the addresses of a run that goes on: its driver's first. [] if it is over or has yet to write them."""
+    """Returns the addresses of a run in progress: its driver's first. [] if it is over or has yet to write them."""
     stage = read_stage(RunFolder(path).stage_file)
     if stage is not None and not stage.alive:
         return []

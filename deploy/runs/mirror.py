@@ -1,11 +1,11 @@
-"""Copies a run's folder to an object store while the run goes on, and fetches it from there if the folder is gone.
+"""Copies a run's folder to an object store during the run, and fetches it from there if the folder is gone.
 
 The folder stays the place of work. One thread of the driver uploads what has changed, in the order in which it became
 durable: archive, metrics and ledger, then the files of a checkpoint, then its meta.json, then the pointer to it. So a
-checkpoint is visible only when it is whole, and everything that it relies on is there before it.
+checkpoint is visible only when it is complete, and everything that it relies on is there before it.
 
-`owner.json` names the copy of the run that goes on. Whoever fetches the run becomes its owner, and an older owner stops
-before it moves a pointer. Object stores have no locks, so an old owner may still replace files of a checkpoint. Their
+`owner.json` names the copy of the run that may continue. Whoever fetches the run becomes its owner, and the old owner
+stops before it moves a pointer. Object stores have no locks, so it may still replace files of a checkpoint. Their
 digests then differ from meta.json, and a resume takes the checkpoint before it.
 """
 
@@ -38,7 +38,7 @@ POINTERS = ("checkpoints/latest.json", "checkpoints/best.json")
 META = "meta.json"
 KEPT = (f"checkpoints/{STATE}-", f"checkpoints/{WEIGHTS}-")
 LAST = ("sft.json", "config.json", "run.json")
-"""Files that say that what they stand for is whole. They are uploaded after all others, in this order."""
+"""Files that mark the rest of their folder as complete. They are uploaded after all others, in this order."""
 STAYS = frozenset({LOCK, FETCHING, MIRROR, "redis", "log.jsonl", NODES, "stage.json", "checkpoints"})
 """Entries of a run's folder that belong to this machine, and the checkpoints, which have an order of their own."""
 AT_ONCE = 4
@@ -63,7 +63,7 @@ class Mirror:
         """time.monotonic() of the last upload: both the folder and the store worked then."""
 
     def push(self) -> None:
-        """Uploads what has changed since the last call. Raises LeaseLost if another copy of the run has gone on,
+        """Uploads what has changed since the last call. Raises LeaseLost if another copy of the run has continued,
         StoreAway if the store fails, and OSError if the folder does.
         """
         pointers = {name: read_bounded(path) for name in POINTERS if (path := self._folder / name).exists()}
@@ -90,8 +90,8 @@ class Mirror:
         self._send([meta])
 
     def _drop_all_but(self, kept: Collection[str]) -> None:
-        """Deletes the checkpoints that the folder no longer had, and models and summary of a shorter run: first what
-        says that they are whole. `kept`: the names of those that were sent. A folder that is away by now has none."""
+        """Deletes the checkpoints that the folder no longer had, and models and summary of a shorter run: first the
+        files that mark them as complete. `kept`: the names of those that were sent. A folder that is gone has none."""
         run = RunFolder(self._folder)
         gone = {one.name for one in (run.trained_model, run.more_model, run.summary) if not one.exists()}
         gone = gone if run.config_file.exists() else set[str]()  # the folder itself is away
@@ -137,7 +137,7 @@ class Mirror:
             now = _owner(self._remote)
         if now is None or now.owner != self._state.owner:
             host = now.host if now else "no host"
-            raise LeaseLost(f"another copy of this run goes on at {self._remote.url} (on {host})")
+            raise LeaseLost(f"another copy of this run continues at {self._remote.url} (on {host})")
 
 
 class _Content:
@@ -187,7 +187,7 @@ def fetch(remote: ObjectFolder, folder: Path, state: MirrorState) -> None:
     """Downloads a run into its folder, which holds none, and becomes its owner.
 
     Raises UserError for a fault of the object store, OSError for one of the folder's disk.
-    Checkpoints without meta.json are not whole and stay out. It can be called again after a crash: FETCHING is there
+    Checkpoints without meta.json are incomplete and left out. It can be called again after a crash: FETCHING is there
     until run.json is, and then the object store already knows the owner.
     """
     with explained(remote.url):
@@ -285,7 +285,7 @@ def _keep(folder: Path, state: MirrorState) -> None:
 
 
 def marks_of(path: Path) -> tuple[int, int]:
-    """Returns size and modification time in ns, by which a changed file is known. Raises FileNotFoundError."""
+    """Returns size and modification time in ns, which show that a file has changed. Raises FileNotFoundError."""
     facts = path.stat()
     return facts.st_size, facts.st_mtime_ns
 
@@ -316,7 +316,7 @@ class Mirroring:
         the store has failed for storage.outage_seconds,
         or the run's folder for learner.collective_s     ──▶ the next `check` raises, and the run ends
 
-    Use it as a context manager: a block that ends well waits until the whole folder is in the object store.
+    Use it as a context manager: a block that ends well waits until the entire folder is in the object store.
     """
 
     def __init__(self, config: Config, *, note: Callable[[str], None]) -> None:

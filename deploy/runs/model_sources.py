@@ -1,4 +1,4 @@
-"""Models that are named otherwise than by a Hugging Face folder: of the hub, and in GGUF files.
+"""Models that are no Hugging Face folder yet: names of the hub, and GGUF files.
 
 `model.path=Qwen/Qwen2.5-1.5B-Instruct` is looked up in the cache of huggingface_hub, and fetched only if model.download
 asks for it. There a model lies in `models--OWNER--NAME/snapshots/REVISION`, so a run's model.path names its commit.
@@ -8,8 +8,8 @@ inside an installed Python package, is converted once, into float32, and kept un
 
     FILE.gguf ──the package gguf──▶ ~/.cache/gagpo/models/FILE-DIGEST/{config.json, model.safetensors, tokenizer.json}
 
-A conversion that drops a tensor or a setting would give a model that computes something else and says nothing. So the
-families are listed, each tensor of the file has to have its place, and each parameter of the model its tensor.
+A conversion that dropped a tensor or a setting would silently make another model. So the families are listed, each
+tensor of the file must have its place, and each parameter of the model its tensor.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def converted(path: Path, log: Callable[[str], object] = log_line) -> Path:
 def _file_of(path: Path) -> Path:
     """Returns the GGUF file that a path names. Raises UserError for a package that is missing or holds none.
 
-    The package is found without importing it: it may need others, such as llama.cpp.
+    The package is located without importing it: it may need others, such as llama.cpp.
     """
     if not str(path).startswith(PACKAGE):
         return path

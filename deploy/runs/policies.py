@@ -141,18 +141,18 @@ def resolve(path: Path, config_file: str | None, settings: Mapping[str, object |
     Settings with a value are laid over it, then the overrides. Raises UserError if there is no model or no config.
     """
     policy = find_policy(path, which)
-    beside = _config_beside(path)
-    if config_file is None and beside is None:
-        raise UserError(f"{path} has no config beside it", "say how to play by --config")
+    config = _config_near(path)
+    if config_file is None and config is None:
+        raise UserError(f"{path} has no config next to it", "say how to play by --config")
     laid = [f"{key}={value}" for key, value in settings.items() if value is not None]
     read = config_to_play if config_file is None else load_config
-    return read(config_file or str(beside), [*laid, *overrides, *_plays(policy)]), policy
+    return read(config_file or str(config), [*laid, *overrides, *_plays(policy)]), policy
 
 
 def resolve_or_default(path: Path, config_file: str | None, overrides: Sequence[str] = (), *,
                        which: str | None = None) -> tuple[Config, PlayablePolicy]:
-    """As `resolve`, but a folder with no config beside it gets the default one. Raises UserError without a model."""
-    if config_file is not None or _config_beside(path) is not None:
+    """As `resolve`, but a folder with no config next to it gets the default one. Raises UserError without a model."""
+    if config_file is not None or _config_near(path) is not None:
         return resolve(path, config_file, {}, overrides, which=which)
     policy = find_policy(path, which)
     return default_config([*overrides, *_plays(policy)]), policy
@@ -170,7 +170,7 @@ def _plays(policy: PlayablePolicy) -> list[str]:
     return [f"model.path={policy.folder.resolve()}", "sft.enabled=false"]
 
 
-def _config_beside(path: Path) -> Path | None:
+def _config_near(path: Path) -> Path | None:
     places = (path / "config.yaml", path / EXPORTED_CONFIG, path.parent / "config.yaml")
     return next((place for place in places if place.exists()), None)
 

@@ -134,10 +134,10 @@ class Sinks:
     log says so. `check` has refused what is set up wrong."""
 
     def __init__(self, sinks: Mapping[str, Callable[[], Sink]]) -> None:
-        self._told: set[str] = set()
+        self._failed: set[str] = set()
         self._sinks: dict[str, Sink] = {}
         for name, make in sinks.items():
-            with self._going_on(name, "cannot be opened; the run goes on without it"):
+            with self._surviving(name, "cannot be opened; the run continues without it"):
                 self._sinks[name] = make()
 
     def step(self, row: Mapping[str, Any]) -> None:
@@ -154,25 +154,25 @@ class Sinks:
     @counted("metrics")
     def _write(self, metrics: Mapping[str, float], step: int) -> None:
         for name, sink in self._sinks.items():
-            with self._going_on(name, "cannot be written; the run goes on without it until it can"):
+            with self._surviving(name, "cannot be written; the run continues without it until it can"):
                 sink.write(metrics, step)
 
     def close(self) -> None:
         for name, sink in self._sinks.items():
-            self._told.discard(name)
-            with self._going_on(name, "lacks the run's last rows"):
+            self._failed.discard(name)
+            with self._surviving(name, "lacks the run's last rows"):
                 sink.close()
 
     @contextmanager
-    def _going_on(self, name: str, what: str) -> Iterator[None]:
+    def _surviving(self, name: str, what: str) -> Iterator[None]:
         """Logs an error of a sink once. Any error: these are packages of others, and the run's own files hold the rows.
         """
         try:
             yield
         except Exception as error:
-            if name not in self._told:
+            if name not in self._failed:
                 log.warning(f"{name} {what}", reason=str(error))
-            self._told.add(name)
+            self._failed.add(name)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ log = get_logger("run")
 
 EVERY_S = 5.0
 ENDED_WELL = "finished"
-COPIED = "copied while it went on"
+COPIED = "copied while it was running"
 SILENT_S = 60.0
 """Seconds after which a silent driver on another machine counts as dead. Long, because a shared disk may be busy."""
 
@@ -62,7 +62,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def this_host() -> str:
-    """Returns what tells this machine, and this container on it, from others: its processes have ids of their own.
+    """Returns an identity of this machine, and of this container on it: its processes have ids of their own.
 
     The hostname alone does not, because every machine may be called localhost.
     """
@@ -153,7 +153,7 @@ class StageRecord:
             self._write()
 
     def _write(self) -> None:
-        """Replaces the file. If the disk is full it stays as it is: the next call comes soon, and the run goes on.
+        """Replaces the file. If the disk is full it stays as it is: the next call comes soon, and the run continues.
 
         Only the first failure is logged.
         """

@@ -70,7 +70,7 @@ def as_line(times: MeanStep) -> str:
 
 
 def whole_percents(amounts: Sequence[float]) -> list[int]:
-    """Returns the shares of a sum in whole percents that add up to 100: the largest remainders are rounded up."""
+    """Returns the shares of a sum in full percents that add up to 100: the largest remainders are rounded up."""
     exact = [100 * amount / sum(amounts) for amount in amounts]
     shares = [int(share) for share in exact]
     by_remainder = sorted(range(len(exact)), key=lambda index: shares[index] - exact[index])

@@ -1,4 +1,4 @@
-"""wanted.json: how many processes of each role a run should have. A run reads it while it goes on and on --resume.
+"""wanted.json: how many processes of each role a run should have. A run reads it while it runs, and on --resume.
 
 Its numbers come from `gagpo scale` and from autoscaling. They hold over the config, also in a run that is resumed: a
 supervisor repeats the first command, with the numbers of the first start. A resume with another number in its config is

@@ -14,8 +14,8 @@ from services.errors import GagpoError
 from services.process.child_processes import ending_with_parent, wait_or_kill
 
 POLL_S = 0.5
-GO_ON = "to go on: "
-"""Begins the line in which a command that ends early says how to go on (deploy/training/start.py)."""
+CONTINUE = "to continue: "
+"""Prefix of the line in which a command that ends early says how to continue it (deploy/training/start.py)."""
 STOP_GRACE_S = 60.0
 """Longest wait after SIGTERM, in seconds. A training run has to stop its samplers, Ray and Redis first."""
 TAIL_LINES = 12
@@ -39,7 +39,7 @@ class Child:
     def __init__(self, name: str, arguments: Sequence[str], *, log: Path | None = None, out: Path | None = None,
                  leave_s: float = 0.0, secrets: Mapping[str, str] | None = None) -> None:
         """`out`: file for its stdout only. `leave_s`: seconds that the child may work on after SIGTERM, before it stops
-        (supervision.leave_seconds of a run). `secrets`: variables of its environment beside ours."""
+        (supervision.leave_seconds of a run). `secrets`: variables of its environment, in addition to ours."""
         self.name = name
         self._grace_s = STOP_GRACE_S + leave_s
         self._log = log
@@ -106,11 +106,11 @@ class Child:
         wait_or_kill(self._process, self._grace_s)
 
     def tail(self, lines: int) -> list[str]:
-        """Returns the last lines of the child's log, without how to go on with it: that is its parent's to say."""
+        """Returns the last lines of the child's log, without the one that says how to continue: its parent says so."""
         if self._log is None or not self._log.exists():
             return []
         lines_of_log = self._log.read_text(errors="replace", encoding="utf-8").strip().splitlines()
-        return [line for line in lines_of_log if not line.startswith(GO_ON)][-lines:]
+        return [line for line in lines_of_log if not line.startswith(CONTINUE)][-lines:]
 
 
 def run_child(name: str, arguments: Sequence[str], *, log: Path | None = None, out: Path | None = None,

@@ -227,7 +227,7 @@ def _demonstrated(config: Config, path: Path | None, *, seed: int, report: Repor
 
 def _trainer(config: Config, path: Path | None, out: Path, tokenizer: PreTrainedTokenizerBase
              ) -> Callable[..., dict[str, Any]]:
-    """Returns what trains: the learner's ranks or this process. One rank also goes on from the state of several."""
+    """Returns the function that trains, on the learner's ranks or here. One rank also continues a state of several."""
     from deploy.training.rank_imitation import imitate
     from learner.cold_start.states import folder_of, kept
 
@@ -237,7 +237,7 @@ def _trainer(config: Config, path: Path | None, out: Path, tokenizer: PreTrained
 
 
 def _check_length(kept: int, examples: int, max_tokens: int, report: Report) -> None:
-    """Tells how many examples are too long. Raises UserError if all of them are."""
+    """Reports how many examples are too long. Raises UserError if all of them are."""
     if not kept:
         raise UserError(f"all {examples} demonstrated steps are longer than {max_tokens} tokens",
                         "raise rollout.max_prompt_tokens")

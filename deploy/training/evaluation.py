@@ -44,7 +44,7 @@ class Evaluated:
 
 def results_file(path: Path) -> Path:
     """Returns the file for evaluations of the policy at `path`: `eval.jsonl` in a run's folder, else NAME.eval.jsonl
-    beside the model's folder. That folder itself is never changed, because its digest is part of records.
+    next to the model's folder. That folder itself is never changed, because its digest is part of records.
     """
     path = path.resolve()
     return path / "eval.jsonl" if is_run(path) else path.with_name(f"{path.name}.eval.jsonl")
@@ -165,8 +165,8 @@ def working_folder(config: Config, note: Callable[[str], object] = lambda _: Non
 
 @contextmanager
 def erased(store: Store, supervisor: Supervisor, note: Callable[[str], object]) -> Iterator[None]:
-    """Deletes the keys of `store` at the end of the block, also after an error, because a shared Redis keeps them. One
-    of the evaluation's own ends with them, and may wait for half an hour if its disk is full.
+    """Deletes the keys of `store` at the end of the block, also after an error, because a shared Redis keeps them. A
+    private Redis ends with them, and may wait for half an hour if its disk is full.
 
     Stops the supervised processes before, which write keys. If Redis fails, it notes that the keys stay: the result or
     the error of the block matters more.
@@ -190,12 +190,11 @@ def _hooks(lines: StatusLines, task_type: Callable[[str], str], loading: Loading
 
     return Hooks(note=lines.note, evaluated=lambda *_: None, task_type=task_type, tick=tick,
                  playing=loading.after(lambda label, done, total: lines.at(label, done, total, "games")),
-                 waits=lambda text: lines.passing(text or "goes on"))
+                 waits=lambda text: lines.passing(text or "continues"))
 
 
 def erase_keys(run: str, config_file: Path, *, ours: RedisSection, what: str, note: Callable[[str], object]) -> None:
-    """Deletes the keys of a run from the Redis that its config names, and its bodies, or notes that the keys of `what`
-    stay.
+    """Deletes the keys and bodies of a run from the Redis that its config names, or notes that the keys of `what` stay.
 
     A run's own Redis ends with it. The file has no password: `ours` has it, if it is the same Redis.
     """

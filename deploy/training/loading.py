@@ -18,7 +18,7 @@ class Loading:
     """Delays the next stage in the view until every rollout worker that loads has sent a heartbeat, at least one.
 
     Loading vLLM takes from twenty seconds to minutes. Without this class the view would say that games are played. It
-    does not wait for workers that are sick or lack a place on the cluster: the run goes on without them.
+    does not wait for workers that are sick or lack a place on the cluster: the run continues without them.
     """
 
     def __init__(self, states: States, beats: Beats, *, waiting: Callable[[str], object]) -> None:

@@ -127,7 +127,7 @@ class TrainingRun:
                 life = replace(self, skip_step=None)
 
     def _announce(self, *, cold_start: bool) -> None:
-        """Tells the view the stages that are to come, and the games and the training after RL."""
+        """Passes the view the stages that are to come, and the games and the training after RL."""
         trains, unplayed = not self.rl_is_done(), self.unplayed()
         control = MORE in unplayed and (trains or not (self.folder.more_model / "sft.json").exists())
         # Two stages more: starting the processes, and loading the samplers.

@@ -37,7 +37,7 @@ from services.telemetry.metrics_file import FILE_BYTES, FORMAT, append_row, keep
 
 _FIRST = f'{{"format": {FORMAT}, "settings": '.encode()
 Progress = Callable[[int, int], object]
-"""Is told of the finished tasks and of all tasks."""
+"""Takes the number of finished tasks and of all tasks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class PromptingPlan:
     prompt_tokens: int | None = None
     """Longest prompt of our own sampler. None: an endpoint decides."""
     weights: str | None = None
-    """Digest of the files of a model in our own sampler, "" if its name tells its weights. None: behind an endpoint."""
+    """Digest of the files of a model in our own sampler, "" if its name identifies its weights. None: an endpoint's."""
 
     def settings(self, model: str) -> dict[str, Any]:
         """Returns all that decides a trial. Trials of other settings are never mixed with these."""
@@ -174,11 +174,11 @@ async def play(plan: PromptingPlan, model: AskedModel, name: str, file: Path, pr
                             policy=make_policy(plan.policy, make_template(config.env)), seed=config.seed,
                             max_steps=config.env.max_steps)
         failed = await _all(plan.tasks, player, by_task, keep, progress, tell=tell)
-    whole = {task: by_task[task] for task in plan.tasks
+    complete = {task: by_task[task] for task in plan.tasks
              if task not in failed and any(trial.steps for trial in by_task[task])}
-    if not whole:
+    if not complete:
         raise _nothing_played(plan, failed.values())
-    return summarise(plan, settings, whole, dropped=len(plan.tasks) - len(whole))
+    return summarise(plan, settings, complete, dropped=len(plan.tasks) - len(complete))
 
 
 def _nothing_played(plan: PromptingPlan, reasons: Collection[EnvFault | ContextFull]) -> EnvFault | UserError:

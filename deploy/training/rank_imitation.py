@@ -1,5 +1,5 @@
-"""Lets the learner's ranks make a cold start: starts them on Ray, starts them again if one dies, and tells how far they
-are. Ranks go on from the newest state of those before them (learner/cold_start/states.py), also after the driver died.
+"""Lets the learner's ranks make a cold start: starts them on Ray, restarts them if one dies, reports their progress.
+New ranks continue from the newest state (learner/cold_start/states.py), also after the driver died.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ Tell = Callable[[SftProgress], object]
 
 
 class ImitatingRanks(LearnerRanks):
-    """The ranks of one cold start. What has failed `attempts` times without a new state would fail again.
+    """The ranks of one cold start.
 
-    So poll() raises UserError then, as a learner step ends a run after as many failed attempts, and Fault if the last
-    one was killed. `kept` returns the updates of the newest state.
+    After `attempts` failures without a new state another one is certain. So poll() raises UserError then, and Fault if
+    the last rank was killed. `kept` returns the updates of the newest state.
     """
 
     def __init__(self, *arguments: Any, attempts: int, kept: Callable[[], int], **keys: Any) -> None:
@@ -60,8 +60,8 @@ class ImitatingRanks(LearnerRanks):
             message = (f"the cold start failed {self._failed} times after update {self._reached} "
                        f"(learner.step_attempts), last: {end.reason}")
             if end.killed:  # by a loss of nodes, say: another start may help
-                raise Fault(f"{message}; to go on: the same command, or --resume for a run")
-            raise UserError(message, "go on with a smaller learner.token_budget or learner.offload=true, or begin "
+                raise Fault(f"{message}; to continue: the same command, or --resume for a run")
+            raise UserError(message, "continue with a smaller learner.token_budget or learner.offload=true, or begin "
                             "another one (name=..., or --out) with a lower sft.lr")
         return end
 
@@ -74,7 +74,7 @@ def imitate(config: Config, model: Path, out: Path, lesson: Lesson, *, report: R
     Uses the Ray that this process is connected to; without one it connects as a run does. Raises UserError, RayLost for
     a Ray of the caller's, and Fault if the ranks cannot start or find no place.
     """
-    loaded = sys.modules.get("ray")  # imported before its variables are set, it would know no private cluster
+    loaded = sys.modules.get("ray")  # imported before its variables are set, it would not find a private cluster
     connected = loaded is not None and loaded.is_initialized()
     with _shared_folder(config, lesson, out, report) as work:
         order = Order(model=model.absolute(), out=out.absolute(), work=work, budget=lesson.budget, seed=lesson.seed)
@@ -85,13 +85,13 @@ def imitate(config: Config, model: Path, out: Path, lesson: Lesson, *, report: R
             except RayLost as lost:
                 if connected:
                     raise
-                report(f"{lost}; the cold start goes on in a new one")
+                report(f"{lost}; the cold start continues in a new one")
 
 
 @contextmanager
 def _shared_folder(config: Config, lesson: Lesson, out: Path, report: Report) -> Iterator[Path]:
-    """Provides a folder beside `out` that holds the rows, what rank 0 tells and the states. It stays, unless the block
-    raises before there is a state: the same cold start goes on from a state, and the caller removes it at its end."""
+    """Provides a folder next to `out` for the rows, rank 0's progress and the states. It stays, unless the block raises
+    before there is a state: the same cold start continues from a state, and the caller removes it at its end."""
     work = folder_of(out)
 
     def hand_over() -> None:
@@ -118,27 +118,27 @@ def _imitate(config: Config, order: Order, *, report: Report, tell: Tell) -> dic
         learner.ranks,
         lambda rank, world, options: ImitatingActor.options(**options).remote(
             config_json=config.model_dump_json(), rank=rank, world=world, order=order),
-        # Whole GPUs, since no worker shares them yet: Ray would put two halves on one.
+        # Undivided GPUs, since no worker shares them yet: Ray would put two halves on one.
         bundle(cpus=learner.cpus, gpus=math.ceil(learner.gpus), nodes=config.placement.learner),
         fewest=learner.fewest_ranks, attempts=learner.step_attempts,
         kept=lambda: progress.now().get("kept", 0))
     with _watched(config, rank_group, progress, report) as supervisor:
-        teller = _Teller(report, tell)
+        reporter = _Reporter(report, tell)
         while not supervisor.finished(rank_group):
             supervisor.check()
-            teller.pass_on(progress.now())
+            reporter.pass_on(progress.now())
             time.sleep(LOOK_S)
     return while_folder_away(partial(_read, file), seconds=learner.collective_s, what=f"{file} could not be read",
                              note=report)
 
 
-class _Teller:
-    """Passes on what rank 0 writes: from where its life goes on, once, and the training every REPORT_SECONDS."""
+class _Reporter:
+    """Reports what rank 0 writes: once from where its life continues, and its training every REPORT_SECONDS."""
 
     def __init__(self, report: Report, tell: Tell) -> None:
         self._report, self._tell = report, tell
         self._begun: Any = None
-        self._told = 0.0
+        self._reported_at = 0.0
 
     def pass_on(self, facts: Mapping[str, Any]) -> None:
         begun, training = facts.get("begun"), facts.get("training")
@@ -146,8 +146,8 @@ class _Teller:
             self._begun = begun
             for line in begun[1]:
                 self._report(line)
-        if training and not 0 <= training["seconds"] - self._told < REPORT_SECONDS:  # ranks that go on are earlier
-            self._told = training["seconds"]
+        if training and not 0 <= training["seconds"] - self._reported_at < REPORT_SECONDS:  # new ranks begin earlier
+            self._reported_at = training["seconds"]
             self._tell(SftProgress(**training))
 
 

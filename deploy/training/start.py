@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deploy.training.child_runs import GO_ON
+from deploy.training.child_runs import CONTINUE
 from services.amounts import number_of
 from services.config.tree import Config
 from services.telemetry.logs import say
@@ -36,18 +36,18 @@ def start(config: Config, *, resume: bool, skip_step: int | None = None, quiet: 
     task_sets = preflight.check(config, before=earlier(config), tell=tell)
     with locked(config):
         claim(config, resume=resume)
-        check_skip(config, skip_step)  # before the record of the stage says that the run goes on
+        check_skip(config, skip_step)  # before stage.json shows the run as going on
         forget_older(config)
         return _run(config, task_sets, resume=resume, skip_step=skip_step, quiet=quiet)
 
 
 @contextmanager
-def saying_how_to_go_on(command: str) -> Iterator[None]:
+def saying_how_to_continue(command: str) -> Iterator[None]:
     """Prints the command that resumes the run if Ctrl-C, a signal or a fault ends it early."""
     try:
         yield
     except BaseException:
-        say(f"{GO_ON}{command}")
+        say(f"{CONTINUE}{command}")
         raise
 
 
@@ -66,7 +66,7 @@ def _run(config: Config, task_sets: TaskSets, *, resume: bool, skip_step: int | 
 
     from deploy.console.progress import ProgressView
     from deploy.launch.planning.warnings import warnings
-    from deploy.runs.folder import go_on, open_run
+    from deploy.runs.folder import open_run, resume_command
     from deploy.runs.mirror import Mirroring
     from deploy.runs.stage import StageRecord
     from deploy.training.pipeline import TrainingRun
@@ -75,7 +75,7 @@ def _run(config: Config, task_sets: TaskSets, *, resume: bool, skip_step: int | 
     folder, run_id = open_run(config, games=task_sets.games, resume=resume)
     configure_logs(folder.path, show=None)
     record = get_logger("run").info
-    with (saying_how_to_go_on(go_on(folder.path)), StageRecord(folder.stage_file) as stage,
+    with (saying_how_to_continue(resume_command(folder.path)), StageRecord(folder.stage_file) as stage,
           ProgressView(config.name, config.steps, console=Console(stderr=quiet), record=record,
                        tell=stage.tell) as progress, Mirroring(config, note=progress.note) as mirroring):
         progress.note(f"environment {task_sets.env_name}: {number_of(len(task_sets.train), 'game')} to train on, "

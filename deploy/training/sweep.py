@@ -1,6 +1,6 @@
 """`gagpo train --sweep NAME`: trains one run per variant of a config, all from one cold start, and compares them.
 
-    runs/<name>/<variant>/   a whole run: its folder, report and figures
+    runs/<name>/<variant>/   a run: its folder, report and figures
     runs/<name>/sweep.json   the table, paired by game against the first variant of the same seed; sweep.txt for people
 
 All variants share the tasks and the first variant's cold start. They differ only in their overrides: also the seed is
@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from deploy.console.plain import going_on
+from deploy.console.plain import ignoring_lost_output
 from deploy.runs.comparison import gain_of, judged_by
 from deploy.runs.configs import lay_over, load_config
 from deploy.runs.folder import RunFolder, check_run, compared
@@ -123,7 +123,7 @@ def check_folders(config: Config, made: Mapping[str, Config], *, resume: bool) -
     """Raises UserError if the runs of the sweep may not start in their folders."""
     if not resume and any(RunFolder(one.run_dir).identity() for one in made.values()):
         raise UserError(f"{config.run_dir} holds runs of a sweep already",
-                        "go on with it by the same command with --resume, or give this sweep another name (name=...)")
+                        "continue it by the same command with --resume, or give this sweep another name (name=...)")
     for one in made.values():
         check_run(one, resume=resume)
 
@@ -142,7 +142,7 @@ def run_sweep(config: Config, variants: Sequence[Variant], *, quiet: bool) -> Sw
     """Trains one variant after another, and after each writes the table of those that finished. Finished runs are
     skipped.
 
-    A failed run leaves the others to go on, except for the first one, with whose cold start they begin, and after
+    After a failed run the others continue, except if it was the first one, with whose cold start they begin, or after
     FAILURES_IN_A_ROW.
     """
     made = configs(config, variants)
@@ -151,14 +151,14 @@ def run_sweep(config: Config, variants: Sequence[Variant], *, quiet: bool) -> Sw
         if is_finished(one):
             continue
         if not quiet:
-            with going_on():
+            with ignoring_lost_output():
                 print(f"variant {number} of {len(made)}: {name}", flush=True)
         try:
             _train(name, one, RunFolder(made[variants[0].name].run_dir), quiet=quiet)
             in_a_row = 0
             _write_results(config, made, variants)
         except ChildFailed as error:
-            failures.append(ChildFailed(f"{error}; go on with --resume", error.status))
+            failures.append(ChildFailed(f"{error}; continue with --resume", error.status))
             in_a_row += 1
         if in_a_row == FAILURES_IN_A_ROW or (failures and number == 1):
             break

@@ -52,7 +52,7 @@ def test_a_run_goes_on_elsewhere_after_the_loss_of_its_machine(train, tmp_path):
         held_alfworld.hold(())
         again = train(there, "--resume", f"{BUCKET}/runs/lost", f"runs_dir={there.parent}")
         assert again.end(LIFE_S) == 0, again.tail()
-        assert "goes on after learner step" in again.said, again.tail()
+        assert "continues after learner step" in again.said, again.tail()
         assert [row["step"] for row in read_rows(there / "metrics.jsonl")] == [1, 2, 3, 4]
         audit = subprocess.run([sys.executable, "-m", "deploy.cli", "audit", str(there)], capture_output=True,
                                text=True, timeout=120, check=False)

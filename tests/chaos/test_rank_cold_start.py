@@ -66,7 +66,7 @@ def test_it_outlives_a_rank_and_ray_and_then_trains_as_usual(train, runs_dir: Pa
     told = goes_on(run.said)[0]
     run.wait_for("a newer state", lambda: kept(states)[-1:] > [told])
     run.find("gcs_server").kill()
-    run.wait_for("another Ray", lambda: "the cold start goes on in a new one" in run.said)
+    run.wait_for("another Ray", lambda: "the cold start continues in a new one" in run.said)
     assert run.end() == 0, run.tail()
     assert run.survivors() == []
     assert "learner died" in run.said

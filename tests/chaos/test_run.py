@@ -80,7 +80,7 @@ def test_ctrl_c_in_the_middle_leaves_no_process(train, runs_dir: Path, arguments
     hold_after(2)  # a server that stops waits for its steps
     assert run.end() == 130, run.tail()
     assert run.tail().splitlines()[-2:] == [
-        f"to go on: gagpo train --resume {runs_dir / 'hunted'}", "error: interrupted"], run.tail()
+        f"to continue: gagpo train --resume {runs_dir / 'hunted'}", "error: interrupted"], run.tail()
     assert len(run.started) > 5
     assert run.survivors() == []
     assert len(run.steps) < STEPS
@@ -96,7 +96,7 @@ def test_resumed_it_outlives_the_death_of_ray_redis_its_server_learner_and_sampl
     run = train(runs_dir / "hunted", "--resume", str(runs_dir / "hunted"))
     taken = len(run.steps)
     hold_after(taken + 1)
-    run.wait_for("where it goes on", lambda: "] goes on" in run.said)
+    run.wait_for("where it goes on", lambda: "] continues" in run.said)
     run.find("ray::LearnerRank")
     run.find("gcs_server").kill()
     run.wait_for("another Ray", lambda: "the private Ray died (GCS); starting everything in a new one" in run.said)

@@ -216,7 +216,7 @@ def test_a_stopped_job_goes_on_from_its_checkpoint_uses_all_it_was_given_and_sho
         watch.end()
     said = stopped.stdout + left + job.stdout + job.stderr
     assert job.returncode == 0, said
-    assert f"goes on after learner step {durable}" in said
+    assert f"continues after learner step {durable}" in said
     assert json.loads((folder / "model-cold-start" / "sft.json").read_text())["ranks"] == 2
     _is_complete(folder, durable + 1)
     assert {"gcs_server", "raylet"} <= watch.names

@@ -13,7 +13,7 @@ from deploy.launch.planning.task_sets import TaskSets
 from deploy.runs.folder import RunFolder
 from deploy.runs.policies import folder_digest
 from deploy.training.child_runs import run_child
-from deploy.training.start import saying_how_to_go_on
+from deploy.training.start import saying_how_to_continue
 from deploy.training.sweep import cold_evaluations
 from lab.experiments.credit.progress import RunsProgress
 from lab.experiments.credit.records import FORMAT, same_settings, settings_of, write
@@ -82,7 +82,7 @@ def _make(config: Config, model: Path, progress: RunsProgress) -> None:
     shutil.rmtree(draft, ignore_errors=True)
     threads = f"learner.threads={min(THREADS, os.cpu_count() or 1)}"
     seconds = DEADLINE_S + 60 * config.sft.minutes if config.sft.epochs is None else None  # epochs take any time
-    with saying_how_to_go_on("the same command"):
+    with saying_how_to_continue("the same command"):
         run_child("the cold start", ["train", "--config", str(config_file), "--cold-start", str(draft), threads],
                   log=config.run_dir / "cold-start.log", deadline_s=seconds)
     place(draft, model)

@@ -10,7 +10,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from deploy.console.plain import going_on, print_line, printable
+from deploy.console.plain import ignoring_lost_output, print_line, printable
 from services.amounts import span
 
 KEEP_LINES = 12
@@ -48,7 +48,7 @@ class RunsProgress:
 
     def __exit__(self, *_: object) -> None:
         if self._live is not None:
-            with going_on():
+            with ignoring_lost_output():
                 self._live.stop()
 
     def note(self, text: str) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from deploy.runs.folder import RunFolder, locked
 from deploy.training.child_runs import FAILURES_IN_A_ROW, POLL_S, Child, ChildFailed
 from deploy.training.evaluation import erase_keys
-from deploy.training.start import saying_how_to_go_on
+from deploy.training.start import saying_how_to_continue
 from deploy.training.sweep import give_evaluations
 from lab.experiments.credit import records
 from lab.experiments.credit.common import COLD_START, keep_cold_evaluations
@@ -93,7 +93,7 @@ class Runner:
         are finished.
         """
         waiting = list(runs)
-        with saying_how_to_go_on("the same command"):
+        with saying_how_to_continue("the same command"):
             try:
                 self._make(waiting, time.monotonic() + 3600 * self.hours)
             finally:

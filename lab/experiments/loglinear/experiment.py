@@ -28,7 +28,7 @@ from statistics import fmean
 import numpy as np
 
 from deploy.report.tables import half_width
-from deploy.training.start import saying_how_to_go_on
+from deploy.training.start import saying_how_to_continue
 from envservice.base import Environment
 from envservice.registry import open_environment
 from lab.experiments.contrasts import shown_p, tested
@@ -375,7 +375,7 @@ def _make(file: Path, wanted: Sequence[tuple[str, int, str, float]], parallel: i
     missing = [one for one in wanted if one not in done]
     began = time.monotonic()
     print(f"{len(missing)} of {len(wanted)} runs to make, {parallel} at once", file=sys.stderr)
-    with (saying_how_to_go_on("the same command"), worker_pool(parallel) as pool,
+    with (saying_how_to_continue("the same command"), worker_pool(parallel) as pool,
           file.open("a", encoding="utf-8") as out):
         for first in range(0, len(missing), 4 * parallel):
             if time.monotonic() - began > budget_s:

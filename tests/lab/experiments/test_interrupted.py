@@ -83,7 +83,7 @@ def test_an_experiment_of_runs_in_a_pool_ends_with_143_and_says_how_to_go_on(
     with started("-m", "lab.experiments", "loglinear", "--out", str(tmp_path)) as one:
         wait_until(lambda: bool(psutil.Process(one.pid).children()))
         said = ends(one, signal.SIGTERM)
-    assert said.splitlines()[-1] == "to go on: the same command"
+    assert said.splitlines()[-1] == "to continue: the same command"
     assert "Traceback" not in said
 
 
@@ -93,5 +93,5 @@ def test_an_experiment_ends_its_runs_by_the_signal_that_ends_it_and_says_how_to_
     with started("-c", RUNS, str(tmp_path)) as one:
         wait_until(lambda: all(log.exists() and "serving" in log.read_text() for log in logs))
         said = ends(one, signal.SIGTERM)
-    assert said.splitlines()[-1] == "to go on: the same command"
+    assert said.splitlines()[-1] == "to continue: the same command"
     assert all("drained" in log.read_text() for log in logs)

@@ -18,8 +18,8 @@ from deploy.commands.eval import show
 
 
 @pytest.mark.parametrize(("number", "status", "said"), [
-    (signal.SIGTERM, 143, ["to go on: the same command"]),
-    (signal.SIGINT, 130, ["to go on: the same command", "error: interrupted"])])
+    (signal.SIGTERM, 143, ["to continue: the same command"]),
+    (signal.SIGINT, 130, ["to continue: the same command", "error: interrupted"])])
 def test_an_evaluation_that_a_signal_ends_says_how_to_go_on(
         tmp_path: Path, number: signal.Signals, status: int, said: list[str]):
     with socket.create_server(("127.0.0.1", 0)) as endpoint:

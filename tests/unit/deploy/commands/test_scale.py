@@ -21,7 +21,7 @@ def test_it_changes_one_role_and_keeps_the_other(folder: RunFolder, capsys):
     assert cli.main(["scale", str(folder.path), "env=2"]) == 0
     assert read_wanted(folder) == WantedNumbers(rollout=3, env=2)
     said = capsys.readouterr().out.splitlines()
-    assert said[0].startswith("rollout workers 1 -> 3, environment servers 1; the run does not go on now")
+    assert said[0].startswith("rollout workers 1 -> 3, environment servers 1; the run is stopped")
     assert said[1].startswith("rollout workers 3, environment servers 1 -> 2")
 
 

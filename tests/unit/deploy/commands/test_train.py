@@ -56,7 +56,7 @@ def test_resume_needs_only_the_run(mine, given: str, capsys: pytest.CaptureFixtu
     assert cli.main(["train", "--resume", given, "--dry-run"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("run           runs/mine, 7 learner steps, seed 0\n")
-    assert "folder        runs/mine holds a run, which would go on" in out
+    assert "folder        runs/mine holds a run, which would continue" in out
 
 
 def test_overrides_are_laid_over_the_runs_config(mine, capsys: pytest.CaptureFixture[str]):
@@ -98,7 +98,7 @@ def test_a_refusal_lists_the_keys_that_differ(mine, capsys: pytest.CaptureFixtur
     assert cli.main(["train", "--resume", "mine", "learner.lr=1e-2"]) == 2
     assert capsys.readouterr().err == (
         "error: runs/mine belongs to a run with another config: learner.lr is 0.003 there and 0.01 here; "
-        "use its values to go on with it, or give this run another name (name=...)\n")
+        "use its values to continue it, or give this run another name (name=...)\n")
 
 
 def test_a_dry_run_says_that_the_run_was_played_on_other_games(capsys: pytest.CaptureFixture[str]):
@@ -112,7 +112,7 @@ def test_a_dry_run_compares_with_the_run_that_goes_on_as_its_start_does(capsys: 
     """These settings are refused together in a new run; a run of an earlier version may have them, and goes on."""
     begin("rollout.exact=true", "learner.staleness=1")
     assert cli.main(["train", "--resume", "mine", "--dry-run"]) == 0
-    assert "holds a run, which would go on" in capsys.readouterr().out
+    assert "holds a run, which would continue" in capsys.readouterr().out
 
 
 def test_a_run_that_was_moved_goes_on_where_it_lies(mine, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -224,12 +224,12 @@ def test_a_sweep_that_is_there_is_refused_before_anything_starts(capsys: pytest.
         open_run(made[variant], games=open_task_sets(made[variant]).games, resume=False)
     assert cli.main(["train", "--config", "alfworld-tiny", "name=swept", "--sweep", "ablations"]) == 2
     assert capsys.readouterr().err == (
-        "error: runs/swept holds runs of a sweep already; go on with it by the same command with --resume, or give "
+        "error: runs/swept holds runs of a sweep already; continue it by the same command with --resume, or give "
         "this sweep another name (name=...)\n")
     assert cli.main(["train", "--config", "alfworld-tiny", "name=swept", "--sweep", "ablations", "--resume",
                      "--dry-run"]) == 0
     out = capsys.readouterr().out
-    assert "runs/swept/no-temporal holds a run, which would go on" in out
+    assert "runs/swept/no-temporal holds a run, which would continue" in out
     assert "refused" not in out
 
 

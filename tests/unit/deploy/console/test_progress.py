@@ -104,7 +104,7 @@ def test_games_that_could_not_be_played_and_a_wait_are_said():
     assert "on 8 games of valid; 3 could not be played" in out.file.getvalue()
     for text in ("waiting for environment servers", ""):
         progress.waits(text)
-    assert out.file.getvalue().splitlines()[-2:] == ["[00:00] waiting for environment servers", "[00:00] goes on"]
+    assert out.file.getvalue().splitlines()[-2:] == ["[00:00] waiting for environment servers", "[00:00] continues"]
     assert [doing for _, doing in said[-2:]] == ["waiting for environment servers", ""]
 
 
@@ -196,7 +196,7 @@ def test_a_run_that_goes_on_says_from_which_step():
     progress = ProgressView("run", 30, console=out, clock=Clock())
     progress.resumed(12)
     out.print(progress.render())
-    assert "goes on after learner step 12 of 30" in out.file.getvalue()
+    assert "continues after learner step 12 of 30" in out.file.getvalue()
     assert "12 / 30" in out.file.getvalue()
 
 

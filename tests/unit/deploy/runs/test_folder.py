@@ -63,7 +63,7 @@ def test_resume_without_a_run_starts_one(tmp_path: Path):
 
 def test_a_run_that_is_there_is_not_overwritten(tmp_path: Path):
     open_run(config(tmp_path), games=GAMES, resume=False)
-    with pytest.raises(UserError, match=f"holds a run already; go on with it by `gagpo train --resume {tmp_path}/r`"):
+    with pytest.raises(UserError, match=f"holds a run already; continue it by `gagpo train --resume {tmp_path}/r`"):
         open_run(config(tmp_path), games=GAMES, resume=False)
 
 

@@ -116,7 +116,7 @@ def test_the_driver_that_fetches_a_run_becomes_its_owner(tmp_path, elsewhere):
     mirror.push()
     claim(elsewhere, resume=True)
     commit(folder, 2)
-    with pytest.raises(LeaseLost, match="another copy of this run goes on"):
+    with pytest.raises(LeaseLost, match="another copy of this run continues"):
         mirror.push()
     assert read_json(folder / MIRROR, MirrorState).step == 1
     with pytest.raises(UserError, match="is not the newest copy of the run"):

@@ -110,7 +110,7 @@ def test_wandb_out_of_reach_at_the_start_costs_its_rows_alone(tmp_path: Path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("goes on\n")  # W&B says goodbye after it
     (line,) = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
-    assert line["event"] == "wandb cannot be opened; the run goes on without it"
+    assert line["event"] == "wandb cannot be opened; the run continues without it"
     assert list((tmp_path / "tensorboard").iterdir())
 
 
@@ -166,9 +166,9 @@ print("goes on")
 
 
 @pytest.mark.parametrize(("disk", "steps", "told"), [
-    ("back", [1, 2, 3, 4], ["tensorboard cannot be written; the run goes on without it until it can"]),
+    ("back", [1, 2, 3, 4], ["tensorboard cannot be written; the run continues without it until it can"]),
     ("full", [1], [
-        "tensorboard cannot be written; the run goes on without it until it can",
+        "tensorboard cannot be written; the run continues without it until it can",
         "tensorboard lacks the run's last rows"])])
 def test_a_full_disk_costs_tensorboard_s_rows_at_most_and_never_the_run(
     tmp_path: Path, disk: str, steps: list[int], told: list[str],

@@ -118,7 +118,7 @@ def test_a_copy_of_a_run_that_goes_on_does_not_go_on_and_a_moved_run_does(tmp_pa
         assert getattr(read_stage(moved / "stage.json"), "alive", None) is True
         found = read_stage(copy / "stage.json")
     assert found is not None
-    assert (found.ended, found.alive) == ("copied while it went on", False)
+    assert (found.ended, found.alive) == ("copied while it was running", False)
 
 
 @pytest.mark.parametrize("left", [{"ended": "interrupted by Ctrl-C"}, {"born": 1.0}], ids=["ended", "killed"])

@@ -36,7 +36,7 @@ def test_a_failed_one_gives_its_status_and_its_last_lines(tmp_path: Path, capsys
 
 def test_how_to_go_on_with_a_child_alone_is_not_repeated(tmp_path: Path):
     """Who did so lost the run: an experiment makes a run without a record again."""
-    (tmp_path / "log").write_text("step 1\nto go on: gagpo train --resume runs/x\nerror: the disk is full\n")
+    (tmp_path / "log").write_text("step 1\nto continue: gagpo train --resume runs/x\nerror: the disk is full\n")
     assert Child("x", [], log=tmp_path / "log").tail(12) == ["step 1", "error: the disk is full"]
 
 

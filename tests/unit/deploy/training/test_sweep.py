@@ -153,7 +153,7 @@ def test_a_failed_variant_leaves_the_others_to_go_on_and_stays_out_of_the_table(
     assert [variant.name for variant in swept.finished] == ["full", "g0.9-l0.5"]
     assert [(line["variant"], line["gain"]) for line in written(config)] == [("full", None), ("g0.9-l0.5", -1.0)]
     (failure,) = swept.failures
-    assert "variant no-temporal ended with status 2; go on with --resume" in str(failure)
+    assert "variant no-temporal ended with status 2; continue with --resume" in str(failure)
     assert "no-temporal" not in (config.run_dir / "sweep.txt").read_text()
 
 
@@ -185,14 +185,14 @@ def test_without_the_first_variant_there_is_no_cold_start_to_go_on_with(
 
     monkeypatch.setattr(sweep, "run_child", fails)
     swept = sweep.run_sweep(config, ABLATIONS, quiet=True)
-    assert [(str(one), one.status) for one in swept.failures] == [("variant full failed; go on with --resume", 3)]
+    assert [(str(one), one.status) for one in swept.failures] == [("variant full failed; continue with --resume", 3)]
     assert not (config.run_dir / "sweep.json").exists()
 
 
 def test_without_resume_a_sweep_that_has_begun_is_refused(config: Config):
     made = sweep.configs(config, ABLATIONS)
     open_run(made["full"], games="g", resume=False)
-    with pytest.raises(UserError, match=r"swept holds runs of a sweep already; go on with it by .* --resume"):
+    with pytest.raises(UserError, match=r"swept holds runs of a sweep already; continue it by .* --resume"):
         sweep.check_folders(config, made, resume=False)
     sweep.check_folders(config, made, resume=True)
 
