@@ -46,7 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", nargs="?", default="-", metavar="FILE",
                         help="JSON, or JSON lines; - or nothing: standard input")
     parser.add_argument("--from", dest="source", choices=("gagpo", "verl", "agents", "chat"), default="gagpo",
-                        help="whose form the file has; verl: a rollout dump of verl or verl-agent; agents: episodes of "
+                        help="whose form the file has; verl: a rollout dump of verl, or of verl-agent with two "
+                        "statements added to its trainer (docs/tasks/logged-episodes.md); agents: episodes of "
                         "serve-agent --out; chat: messages with a reward, as of verifiers; default %(default)s")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print one line of JSON for each group (the default)")

@@ -4,15 +4,16 @@ completions.
     {"example_id": 7, "prompt": [{"role": "user", ...}], "completion": [{"role": "assistant", ...}, ...], "reward": 1}
     {"task": "7", "messages": [{"role": "user", ...}, {"role": "assistant", "tool_calls": [...]}, ...], "reward": 1}
 
-The lines with one `group`, `task`, `example_id` or `uid` (the first of these fields that a line has) are a group;
-without such fields, the lines with the same first state. Each message of the assistant is an action, with its tool
-calls. Its state is the texts of users and tools since the previous action. `reward`, or `score`, is the reward of the
-last step.
+The lines with one `group` are a group; without that field, those with the same `task` and `example_id`, of which one
+may be missing, or with the same `uid`. Without such fields, the lines with the same first state are a group. Each
+message of the assistant is an action, with its tool calls; messages that follow one another are one. Its state is the
+texts of users and tools since the previous action. `reward`, or `score`, is the reward of the last step.
 """
 
 from __future__ import annotations
 
 import json
+from itertools import groupby
 from typing import Any, cast
 
 import msgspec
@@ -22,7 +23,9 @@ from learner.logged_groups.form import LoggedEpisode, LoggedGroup, LoggedStep, R
 from services.errors import UserError
 
 PAGE = "see docs/tasks/logged-episodes.md"
-GROUPS = ("group", "task", "example_id", "uid")
+GROUPS = (("group",), ("task", "example_id"), ("uid",))
+"""Fields that name a group together. The first of these that a line has count. verifiers writes the environment's name
+as `task` and the number of the example as `example_id`."""
 
 
 class Message(msgspec.Struct):
@@ -45,6 +48,8 @@ class ChatLine(msgspec.Struct, kw_only=True):
     task: Any = None
     example_id: str | int | None = None
     uid: str | int | None = None
+    error: Any = None
+    """What broke the episode, as verifiers records it next to a reward of 0."""
 
 
 def read_chat(name: str) -> list[LoggedGroup]:
@@ -70,19 +75,35 @@ def _read_line(number: int, line: ChatLine) -> tuple[str, list[LoggedStep]]:
     reward = line.score if line.reward is None else line.reward
     if reward is None:
         raise UserError(f"line {number}: it has neither `reward` nor `score`", PAGE)
+    if line.error:
+        raise UserError(f"line {number}: its episode broke off ({line.error!s:.60}), so its reward is not what it "
+                        "earned", "leave out the lines with an `error`")
     steps: list[LoggedStep] = []
-    texts: list[str] = []
-    for message in messages:
-        if message.role == "assistant":
-            steps.append(LoggedStep(state="\n".join(texts), action=_action(message), reward=0.0))
-            texts = []
-        else:
-            texts.append(_text(message.content))
+    for assistant, turn in groupby(messages, lambda message: message.role == "assistant"):
+        if not assistant:
+            state = "\n".join(_text(message.content) for message in turn)
+            steps.append(LoggedStep(state=state, action=None, reward=0.0))
+            continue
+        if not steps:
+            steps.append(LoggedStep(state="", reward=0.0))
+        steps[-1].action = "\n".join(map(_action, turn))
+    if steps and steps[-1].action is None:  # what was said after the last action
+        steps.pop()
     if not steps:
         raise UserError(f"line {number}: it has no message of the assistant", PAGE)
     steps[-1].reward = reward
-    names = [value for field in GROUPS if isinstance(value := getattr(line, field), str | int)]
-    return str(names[0]) if names else steps[0].state, steps
+    return _group(number, line, steps[0].state), steps
+
+
+def _group(number: int, line: ChatLine, begins: str) -> str:
+    """Returns the key of a line's group. `begins`: its first state."""
+    for fields in GROUPS:
+        if names := [str(value) for field in fields if isinstance(value := getattr(line, field), str | int)]:
+            return " ".join(names)
+    if not begins.strip():
+        raise UserError(f"line {number}: its group is unknown: it has no text before the first answer",
+                        f"give lines of one task the same `group`; {PAGE}")
+    return begins
 
 
 def _trl_reward(number: int, text: bytes) -> float | None:
@@ -105,13 +126,23 @@ def _trl_reward(number: int, text: bytes) -> float | None:
 def _action(message: Message) -> str:
     """Returns the text of an answer and its calls of tools, each as JSON with its name and arguments."""
     calls = [call.get("function", call) for call in message.tool_calls or []]
-    return "\n".join(filter(None, [_text(message.content), *(json.dumps(
-        {"name": call.get("name"), "arguments": call.get("arguments")}, sort_keys=True) for call in calls)]))
+    return "\n".join(filter(None, [_text(message.content), *(_call(call, call.get("arguments")) for call in calls)]))
+
+
+def _call(call: dict[str, Any], arguments: object) -> str:
+    return json.dumps({"name": call.get("name"), "arguments": arguments}, sort_keys=True)
 
 
 def _text(content: object) -> str:
-    """Returns the text of a message's content; of all parts if it is a list."""
+    """Returns the text of a message's content. Of a list of parts it has all texts, and Anthropic's calls of tools and
+    their results."""
     if isinstance(content, list):
-        parts = [cast("dict[str, object]", part) for part in cast("list[object]", content) if isinstance(part, dict)]
-        return "\n".join(_text(part.get("text", "")) for part in parts)
+        parts = [cast("dict[str, Any]", part) for part in cast("list[object]", content) if isinstance(part, dict)]
+        return "\n".join(filter(None, map(_part, parts)))
     return "" if content is None else str(content)
+
+
+def _part(part: dict[str, Any]) -> str:
+    if part.get("type") == "tool_use":
+        return _call(part, part.get("input"))
+    return _text(part.get("content") if part.get("type") == "tool_result" else part.get("text"))

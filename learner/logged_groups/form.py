@@ -31,6 +31,7 @@ from learner.credit.registry import (
 )
 from learner.credit.state_keys import LISTED_KEY, TEXT_KEYS, Keys, exact, listed, pooled, similarity_of, stayed
 from learner.credit.types import ZERO, Credit, CreditStep, mixed_share, statistics
+from services.amounts import number_of
 from services.config.credit import CreditSection
 from services.config.refusals import refusal
 from services.errors import UserError
@@ -188,6 +189,10 @@ def quality_warnings(groups: Sequence[LoggedGroup], credits: Sequence[Credit], o
     if all(abs(a) <= ZERO for credit in credits for row in credit.advantages for a in row):
         lines.append("no step has an advantage, because in each group all that can be compared earned the same: "
                       "check the rewards")
+    later = [step for group in groups for episode in group.episodes for step in episode.steps[1:]]
+    if empty := sum(not step.state.strip() for step in later):
+        lines.append(f"{empty:,} of {number_of(len(later), 'later step')} have an empty state, and count as one state: "
+                     "if something stood there, write it into the state")
     alone = statistics(credits)["singleton_share"]
     if max(len(episode.steps) for group in groups for episode in group.episodes) == 1:
         lines.append("every episode has one step, so the credit is that of the episode: if they have several "

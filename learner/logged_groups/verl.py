@@ -5,6 +5,7 @@ verl: a line is an episode, or an output of one. Read: `input`, `output`, `score
     PROMPT are a group, those of one SESSION an episode, whose outputs follow one another by INDEX. If such outputs have
     equal scores, they repeat the score of the episode; else each score is the reward of its own output.
     Without a `uid`, lines of one `input` are a group, and each needs another one: it may be a step of verl-agent.
+    Lines of another training `step` are other groups: files of several steps may be joined.
     `output` is the entire conversation. Marks of a chat format divide it: lines `user`, `tool`, `assistant` or `model`,
     or the special tokens around these words. A mark that follows a closing tag without a line break counts too. Each
     text of the model is an action. Its state is the text before it, which for the first action is `input`. `score` is
@@ -30,14 +31,17 @@ from learner.logged_groups.files import decode_line, numbered, opened
 from learner.logged_groups.form import LoggedEpisode, LoggedGroup, LoggedStep, Reward
 from services.errors import UserError
 
-_ROLE = "(assistant|model|user|tool|ipython)"
-SPEAKER = re.compile(rf"(?:^|(?<=</tool_call>)|(?<=</action>)|(?<=</answer>)|(?<=</search>)){_ROLE}[ \t]*$",
+_ROLES = "assistant|model|user|tool|ipython"
+SPEAKER = re.compile(rf"(?:^|(?<=</tool_call>)|(?<=</action>)|(?<=</answer>)|(?<=</search>))({_ROLES})[ \t]*$",
                      re.MULTILINE)
 """A role on its own line, as decoding without special tokens leaves it, or after a closing tag."""
 SPECIAL = re.compile(rf"(?:\n?(?:<\|im_end\|>|<\|eot_id\|>|<\|eom_id\|>|<end_of_turn>|<\|end\|>)\s*)?"
-                     rf"(?:<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>|<\|){_ROLE}"
+                     rf"(?:<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>|<\|)({_ROLES}|system|observation)"
                      rf"(?:<\|end_header_id\|>|\|>)?[ \t]*\n")
-"""The same with the special tokens of ChatML, Llama 3, Gemma and Phi 3."""
+"""The same with the special tokens of ChatML, Llama 3, Gemma, Phi 3 and GLM."""
+OTHER_MARKS = re.compile(
+    r"<｜(?:User|Assistant)｜>|<\|im_user\|>|<\|start\|>(?:user|functions)|\[/INST\]|\[TOOL_RESULTS\]")
+"""Marks between the turns of DeepSeek, Kimi, GPT-OSS and Mistral."""
 END = re.compile(r"(?:<\|im_end\|>|<\|eot_id\|>|<\|eom_id\|>|<end_of_turn>|<\|end\|>|<\|endoftext\|>|<eos>)\s*$")
 ROW = re.compile(r"(.+)_(\d+)_(\d+)")
 """A `uid` that names a row: prompt, session and index of the output."""
@@ -52,6 +56,8 @@ OTHER_TRAINERS: dict[frozenset[str], tuple[str, str]] = {
 }
 """Fields of other programs' lines -> name and advice."""
 PAGE = "see docs/tasks/logged-episodes.md"
+Step = int | float | str | None
+"""A training step, as a dump names it."""
 
 
 class EpisodeLine(msgspec.Struct, kw_only=True, gc=False):
@@ -61,6 +67,7 @@ class EpisodeLine(msgspec.Struct, kw_only=True, gc=False):
     output: str
     score: Reward
     uid: str | None = None
+    step: Step = None
 
 
 class StepLine(msgspec.Struct, kw_only=True, gc=False):
@@ -126,11 +133,11 @@ def _groups_of_episodes(lines: Iterator[tuple[int, EpisodeLine]]) -> list[Logged
     every = list(lines)
     if (rows := _named_rows([line for _, line in every])) is not None:
         return _groups_of_rows(every, rows)
-    groups: dict[str, list[LoggedEpisode]] = {}
-    first: dict[str, int] = {}
-    named: set[str] = set()
+    groups: dict[tuple[Step, str], list[LoggedEpisode]] = {}
+    first: dict[tuple[Step, str], int] = {}
+    named: set[tuple[Step, str]] = set()
     for number, line in every:
-        key = line.uid or line.input
+        key = line.step, line.uid or line.input
         if line.uid:
             named.add(key)
         groups.setdefault(key, []).append(LoggedEpisode(steps=_turns(number, line)))
@@ -147,7 +154,7 @@ def _groups_of_episodes(lines: Iterator[tuple[int, EpisodeLine]]) -> list[Logged
 def _named_rows(lines: Sequence[EpisodeLine]) -> list[tuple[str, int, int]] | None:
     """Returns prompt, session and index of each line if every `uid` names its row; None if one does not."""
     matches = [ROW.fullmatch(line.uid or "") for line in lines]
-    if len({line.uid for line in lines}) < len(lines) or None in matches:
+    if len({(line.step, line.uid) for line in lines}) < len(lines) or None in matches:
         return None
     return [(match[1], int(match[2]), int(match[3])) for match in matches if match]
 
@@ -156,11 +163,11 @@ def _groups_of_rows(
     lines: Sequence[tuple[int, EpisodeLine]], rows: Sequence[tuple[str, int, int]],
 ) -> list[LoggedGroup]:
     """Returns the lines of each prompt as a group, the outputs of each session as an episode."""
-    sessions: dict[str, dict[int, list[tuple[int, int, EpisodeLine]]]] = {}
+    sessions: dict[tuple[Step, str], dict[int, list[tuple[int, int, EpisodeLine]]]] = {}
     for (number, line), (prompt, session, index) in zip(lines, rows, strict=True):
-        sessions.setdefault(prompt, {}).setdefault(session, []).append((index, number, line))
+        sessions.setdefault((line.step, prompt), {}).setdefault(session, []).append((index, number, line))
     groups: list[LoggedGroup] = []
-    for prompt, episodes in sessions.items():
+    for (_, prompt), episodes in sessions.items():
         group = [LoggedEpisode(steps=_outputs(sorted(outputs, key=lambda output: output[0])))
                  for outputs in episodes.values()]
         groups.append(LoggedGroup(id=prompt, episodes=group))
@@ -198,6 +205,9 @@ def _turns(number: int, line: EpisodeLine) -> list[LoggedStep]:
                             f"decode with special tokens (skip_special_tokens=False), or give states; {PAGE}")
         steps.append(LoggedStep(state=state, action=text, reward=0.0))
         state = ""
+    if len(steps) == 1 and (mark := OTHER_MARKS.search(line.output)):
+        raise UserError(f"line {number}: {mark[0]} divides its turns, and that mark is not read",
+                        f"write the turns as messages, and give --from chat; {PAGE}")
     steps[-1].reward = line.score
     return steps
 

@@ -44,8 +44,37 @@ def test_lines_of_one_example_are_a_group(tmp_path: Path):
     assert groups[0].episodes[0].steps[0].state == "Q"
 
 
+def test_calls_and_results_in_anthropics_blocks_are_read(tmp_path: Path):
+    messages = [{"role": "user", "content": "2 + 3?"},
+                {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": "s"},
+                                                  {"type": "tool_use", "id": "1", "name": "add", "input": {"a": 2}}]},
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": [
+                    {"type": "text", "text": "5"}]}]},
+                {"role": "assistant", "content": [{"type": "text", "text": "It is 5."}]}]
+    (group,) = read_chat(write(tmp_path, [{"group": "g", "messages": messages, "reward": 1}] * 2))
+    assert [(step.state, step.action) for step in group.episodes[0].steps] == [
+        ("2 + 3?", '{"arguments": {"a": 2}, "name": "add"}'), ("5", "It is 5.")]
+
+
+def test_an_example_counts_within_its_task(tmp_path: Path):
+    """verifiers writes the environment's name as `task` of all lines."""
+    rows = [{"task": task, "example_id": n, "prompt": "Q", "completion": f"{task}{n}", "reward": 1}
+            for task, n in (("a", 0), ("a", 1), ("b", 0), ("a", 0))]
+    assert [len(group.episodes) for group in read_chat(write(tmp_path, rows))] == [2, 1, 1]
+
+
+def test_messages_of_the_assistant_that_follow_one_another_are_one_action(tmp_path: Path):
+    """The state of the second would be no text, the same one for all episodes."""
+    messages = [{"role": "user", "content": "2 + 3?"}, {"role": "assistant", "content": "I add."},
+                {"role": "assistant", "content": "See."}, {"role": "tool", "content": "5"},
+                {"role": "assistant", "content": "5"}, {"role": "user", "content": "Thanks."}]
+    (group,) = read_chat(write(tmp_path, [{"task": "t", "messages": messages, "reward": 1}] * 2))
+    assert [(step.state, step.action, step.reward) for step in group.episodes[0].steps] == [
+        ("2 + 3?", "I add.\nSee.", 0), ("5", "5", 1)]
+
+
 def test_a_gzip_file_is_read_and_a_damaged_one_named(tmp_path: Path):
-    line = json.dumps({"messages": [{"role": "assistant", "content": "a"}], "reward": 1}).encode() + b"\n"
+    line = json.dumps({"prompt": "Q", "completion": "a", "reward": 1}).encode() + b"\n"
     path = tmp_path / "log.jsonl.gz"
     path.write_bytes(gzip.compress(line * 2))
     assert len(read_chat(str(path))[0].episodes) == 2
@@ -98,6 +127,10 @@ def test_a_parquet_file_is_read_to_a_limit_and_a_damaged_one_named(tmp_path: Pat
     ({"messages": [{"role": "assistant", "content": "a"}]}, "line 1: it has neither `reward` nor `score`"),
     ({"messages": [{"role": "user", "content": "a"}], "reward": 1}, "line 1: it has no message of the assistant"),
     ({"messages": "a", "reward": 1}, "line 1: Expected"),
+    ({"messages": [{"role": "assistant", "content": "a"}], "reward": 1}, "line 1: its group is unknown: it has no text "
+     "before the first answer"),
+    ({"prompt": "Q", "completion": "a", "reward": 0.0, "error": {"error": "SandboxError"}},
+     "line 1: its episode broke off .*SandboxError.*; leave out the lines with an `error`"),
 ])
 def test_a_line_without_what_credit_needs_is_refused(tmp_path: Path, row: object, match: str):
     with pytest.raises(UserError, match=match):
@@ -110,6 +143,8 @@ def test_a_line_without_what_credit_needs_is_refused(tmp_path: Path, row: object
     ([{"episodes": [{"steps": [{"state": f"{k}{t}", "reward": k} for t in "abc"]} for k in (0, 1)]}],
      "100% of the steps are alone in their state"),
     ([{"episodes": [{"steps": [{"state": "S", "reward": k}]} for k in (0, 1)]}], "every episode has one step"),
+    ([{"episodes": [{"steps": [{"state": s, "reward": k} for s in ("S", "", "T")]} for k in (0, 1)]}],
+     "2 of 4 later steps have an empty state, and count as one state"),
 ])
 def test_credit_that_is_worth_little_says_so(groups: list[object], match: str):
     with pytest.warns(UserWarning, match=match):

@@ -71,6 +71,14 @@ def test_uids_that_repeat_are_groups_whatever_their_form(tmp_path):
     assert first_actions(write(tmp_path, rows)) == [["a", "b"]]
 
 
+@pytest.mark.parametrize("uids", [("", ""), ("x", "x"), ("0_0_0", "0_1_0")], ids=["none", "of groups", "of rows"])
+def test_episodes_of_two_training_steps_are_never_one_group(tmp_path, uids):
+    """Dumps of all steps in one file. Two policies played them, and an `input` or a number of a prompt comes again."""
+    rows = [episode("Q", f"{step}{k}", k, **({"uid": uid} if uid else {})) | {"step": step}
+            for step in (1, 2) for k, uid in enumerate(uids)]
+    assert first_actions(write(tmp_path, rows)) == [["10", "11"], ["20", "21"]]
+
+
 def test_a_mark_that_decoding_glued_to_a_closing_tag_divides_turns(tmp_path):
     """Four episodes of which only those that look find the drawer, worked by hand: V(Q) = 0.95 / 4, V(drawer) = 0.5."""
     def talk(action, seen):
@@ -88,12 +96,23 @@ def test_a_mark_that_decoding_glued_to_a_closing_tag_divides_turns(tmp_path):
     ("<|eot_id|><|start_header_id|>{}<|end_header_id|>\n\n", "<|eot_id|>"),
     ("<end_of_turn>\n<start_of_turn>{}\n", "<end_of_turn>"),
     ("<|end|>\n<|{}|>\n", "<|end|>"),
-], ids=["ChatML", "Llama 3", "Gemma", "Phi 3"])
+    ("<|{}|>\n", ""),
+], ids=["ChatML", "Llama 3", "Gemma", "Phi 3", "GLM"])
 def test_special_tokens_of_chat_formats_divide_turns(tmp_path, turn, end):
     speaker = "model" if "start_of_turn" in turn else "assistant"
-    talk = f"look{turn.format('user')}a drawer{turn.format(speaker)}open{end}"
+    talk = f"look{turn.format('user' if end else 'observation')}a drawer{turn.format(speaker)}open{end}"
     (group,) = read_verl(write(tmp_path, [episode("Q", talk, 1)] * 2))
     assert steps(group)[0] == [("Q", "look", 0), ("a drawer", "open", 1)]
+
+
+@pytest.mark.parametrize("talk", [
+    "look<｜User｜>a drawer<｜Assistant｜>open", "look</s>[INST]a drawer[/INST]open</s>",
+    "look<|im_end|><|im_user|>user<|im_middle|>a drawer<|im_end|><|im_assistant|>assistant<|im_middle|>open",
+    "look<|end|><|start|>user<|message|>a drawer<|end|><|start|>assistant<|message|>open<|return|>",
+], ids=["DeepSeek", "Mistral", "Kimi", "GPT-OSS"])
+def test_turns_that_other_marks_divide_are_not_taken_for_one(tmp_path, talk):
+    with pytest.raises(UserError, match=r"line 1: \S+ divides its turns, and that mark is not read; write"):
+        read_verl(write(tmp_path, [episode("Q", talk, 1)] * 2))
 
 
 def test_an_answer_after_an_answer_has_no_state_and_is_refused(tmp_path):
