@@ -18,6 +18,7 @@ from yaml.composer import ComposerError
 
 from services.config.keys import OPEN_SECTION, REMOVED, check_key, check_nested, config_keys, is_section, takes_text
 from services.config.refusals import COMMAND_LINE, refusal, wrong
+from services.config.secrets import masked
 from services.config.tree import Config
 from services.errors import UserError, raise_together
 from services.files import read_bounded, write_whole
@@ -284,14 +285,14 @@ def _split_override(override: str) -> tuple[str, str]:
     key, equals, text = override.partition("=")
     if not equals or not key:
         form = f"{override}=VALUE, without spaces" if override in config_keys() else "section.key=value"
-        raise UserError(f"{override!r} is not an override", f"write it as {form}")
+        raise UserError(f"{masked(override)!r} is not an override", f"write it as {form}")
     return key, text
 
 
 def _override_value(override: str, key: str, text: str) -> Any:
     if takes_text(key) and not text.startswith(("'", '"')):
         return None if text in NOTHING else text  # name=2026, model.revision=12345e7 and texts with `: ` or ` #`
-    value = from_yaml(text, repr(override))
+    value = from_yaml(text, repr(masked(override)))
     if isinstance(value, dict) and is_section(key):
         names = [str(name).partition(":")[0] for name in value] or ["KEY"]
         raise UserError(f"{key} is a section, and {override!r} would replace all of it",

@@ -48,9 +48,10 @@ def _one_line(finding: ErrorDetails, where: Path | str, prefix: str) -> UserErro
     typed = not prefix.endswith(" ")
     key = prefix + _key_of(finding["loc"])
     message = finding["msg"].removeprefix("Value error, ")
+    given = masked(finding["input"]) if isinstance(finding["input"], str) else finding["input"]
     pair = prefix + ".".join(part for part in finding["loc"] if isinstance(part, str))
     if finding["type"] in ("missing", "too_long", "tuple_type") and takes_pair(pair):
-        return UserError(f"{pair} takes two values and {wrong(finding['input'])}", "write [VALUE, VALUE]")
+        return UserError(f"{pair} takes two values and {wrong(given)}", "write [VALUE, VALUE]")
     if finding["type"] == "missing":
         return UserError(f"{key} is not set",
                          f"set it in {where} or give {key}=VALUE" if typed else "give it a value")
@@ -62,15 +63,14 @@ def _one_line(finding: ErrorDetails, where: Path | str, prefix: str) -> UserErro
     if finding["type"] == "extra_forbidden":
         return UserError(f"unknown key {key} in {where}", nearest(key))
     if finding["type"] == "model_type":
-        return UserError(f"{key} is a section and {wrong(finding['input'])}",
+        return UserError(f"{key} is a section and {wrong(given)}",
                          f"set its keys: {key}.KEY=VALUE" if typed else "give it as {KEY: VALUE}")
     if finding["type"] == "tuple_type":
-        fix = "write [] or [VALUE, VALUE]" if finding["input"] is None else f"write [{finding['input']}]"
-        return UserError(f"{key} is a list and {wrong(finding['input'])}", fix)
+        fix = "write [] or [VALUE, VALUE]" if given is None else f"write [{given}]"
+        return UserError(f"{key} is a list and {wrong(given)}", fix)
     if finding["type"] == "string_type" and isinstance(finding["input"], SCALARS):
         return UserError(f"{key} is a text and cannot be {finding['input']!s}", f"write it in quotes in {where}")
     fix = FIXES.get(finding["type"]) or re.sub(r"^(Input|String) should", "it should", message)
-    given = masked(finding["input"]) if isinstance(finding["input"], str) else finding["input"]
     return UserError(f"{key} {wrong(given)}", fix)
 
 

@@ -14,12 +14,12 @@ SCHEMES = ("s3", "gs", "file")
 def folder_url(url: str) -> str:
     """Returns the URL of a folder without a slash at its end. Raises ValueError if it is none, or holds a secret."""
     parts = urlsplit(url)
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        raise ValueError("it should have neither credentials nor options: they come from the environment")
     if parts.scheme not in SCHEMES or not (parts.netloc or parts.scheme == "file"):
         raise ValueError(f"{url!r} is no folder of an object store, such as s3://bucket/runs")
     if parts.scheme == "file" and (parts.netloc or not parts.path.startswith("/")):
         raise ValueError(f"{url!r} names no absolute folder; write `file://` and then the folder with its first slash")
-    if "@" in parts.netloc or parts.query or parts.fragment:
-        raise ValueError("it should have neither credentials nor options: they come from the environment")
     return url.rstrip("/")
 
 

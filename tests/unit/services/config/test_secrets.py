@@ -81,6 +81,16 @@ def test_a_secret_that_cannot_be_read_is_one_line(tmp_path: Path, made):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("override", [
+    *(f"{key}={scheme}://me:{CANARY}@h" for scheme in ("http", "s3")
+      for key in ("storage.url", "redis.bodies", "env.search.url", "env.urls", "steps")),
+    f"redis://me:{CANARY}@h", f'redis.url="redis://me:{CANARY}@h'])
+def test_no_refusal_repeats_a_password(override: str):
+    with pytest.raises(UserError) as error:
+        default_config([override])
+    assert CANARY not in str(error.value)
+
+
 def test_a_broken_url_is_not_repeated_with_its_password(tmp_path: Path):
     (tmp_path / "c.yaml").write_text(f"name: r\nsteps: 1\nredis: {{url: 'redis://h?password={CANARY}'}}\n")
     with pytest.raises(UserError) as error:
