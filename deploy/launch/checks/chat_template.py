@@ -13,26 +13,33 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from envservice.registry import make_template
-from services.chat import chat_format, check_chat
+from services.amounts import number_of
+from services.chat import ChatRefused, chat_format, check_chat
 from services.config.tree import Config, ModelSection
 from services.errors import Fault, UserError
 from services.files import read_json
-from services.units import GIB
+from services.units import GIB, in_gib
 
 SECONDS = 3
-"""Seconds of processor time in which a template has to write the few messages of the check."""
+"""Seconds of processor time in which a template has to write the messages of the check."""
 BYTES = 2 * GIB
 """Memory that it may take for them."""
+MESSAGE_TOKENS = 4
+"""Tokens that the shortest message takes with its marks."""
+LOOPS = "look at its loops, or set model.chat_template to another one"
+WORD = "word "
+"""A token of text, about as long as one of English."""
 _TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 def check_template(config: Config) -> None:
     """Raises UserError for a chat template that prompts need and that is not there, that fails, or that takes too much
-    time or memory."""
+    time or memory, be it for one message or for the longest conversation that fits a prompt."""
     if not make_template(config.env).chat and config.agent.name is None:
         return
     folder = config.model.path
@@ -40,17 +47,28 @@ def check_template(config: Config) -> None:
     if settings is None and config.model.chat_template is None:
         return  # a model made here has a template of ours; other tokenizers may have theirs in code
     where = folder or config.run_dir
+    count = _longest(config)
     asked = {"template": template_of(folder, settings or {}), "settings": settings or {}, "folder": str(where),
-             "model": config.model.model_dump(mode="json")}
+             "model": config.model.model_dump(mode="json"), "messages": count,
+             "tokens": config.rollout.max_prompt_tokens}
     checked = subprocess.run([sys.executable, "-m", "deploy.launch.checks.chat_template"], input=json.dumps(asked),
                              capture_output=True, encoding="utf-8", errors="replace", check=False)
     if checked.returncode == -signal.SIGXCPU:
-        raise UserError(f"the chat template of {where} has not written one message after {SECONDS} s",
-                        "look at its loops, or set model.chat_template to another one")
+        written = _conversation(count, config.rollout.max_prompt_tokens) if checked.stdout else "one message"
+        raise UserError(f"the chat template of {where} has not written {written} after {SECONDS} s", LOOPS)
     if checked.returncode:
         raise Fault(f"the check of the chat template of {where} failed: {checked.stderr.strip()[-300:]}")
-    if refused := json.loads(checked.stdout):
-        raise UserError(*refused)
+    for line in checked.stdout.splitlines():
+        if refused := json.loads(line):
+            raise UserError(*refused)
+
+
+def _longest(config: Config) -> int:
+    """Returns the messages of the longest conversation: one for a prompt, a question and an answer for each call of an
+    agent."""
+    if config.agent.name is None:
+        return 1
+    return max(1, min(2 * config.agent.max_calls - 1, config.rollout.max_prompt_tokens // MESSAGE_TOKENS))
 
 
 def check_files(template: str | None, settings: Mapping[str, Any], model: ModelSection, folder: Path) -> None:
@@ -68,13 +86,34 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     size = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + BYTES, size + BYTES))
-    refused = None
+    given = asked["template"], asked["settings"], ModelSection.model_validate(asked["model"])
+    for check in (partial(check_files, *given, Path(asked["folder"])),
+                  partial(_write_longest, *given, Path(asked["folder"]), asked["messages"], asked["tokens"])):
+        try:
+            check()
+        except UserError as error:
+            print(json.dumps([error.what, error.fix]))
+            return
+        print("null", flush=True)  # a kill in the next check leaves the line
+
+
+def _conversation(count: int, tokens: int) -> str:
+    return f"a conversation of {number_of(count, 'message')} and {number_of(tokens, 'token')}"
+
+
+def _write_longest(template: str | None, settings: Mapping[str, Any], model: ModelSection, folder: Path, count: int,
+                   tokens: int) -> None:
+    """Writes a conversation of `count` messages and about `tokens` words. Raises UserError if that takes too much
+    memory."""
+    chat = chat_format(_Files(chat_template=template, settings=settings), model)
+    text = WORD * max(1, tokens // count)
+    conversation = [{"role": ("user", "assistant")[place % 2], "content": text} for place in range(count)]
     try:
-        check_files(asked["template"], asked["settings"], ModelSection.model_validate(asked["model"]),
-                    Path(asked["folder"]))
-    except UserError as error:
-        refused = [error.what, error.fix]
-    print(json.dumps(refused))
+        chat.text(conversation)
+    except ChatRefused as error:  # other reasons are of this conversation alone, and calls are refused by them
+        if isinstance(error.__cause__, MemoryError):
+            raise UserError(f"the chat template of {folder} takes more than {in_gib(BYTES)} for "
+                            f"{_conversation(count, tokens)}", LOOPS) from None
 
 
 def has_template(folder: Path) -> bool:
