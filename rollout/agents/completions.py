@@ -47,6 +47,9 @@ RULES = FieldRules(
           "include_reasoning": (None, True), "modalities": (None, [], ["text"]),
           "function_call": (None, "none", "auto")})
 """The fields that are not read. Most of them are vLLM's own."""
+_MESSAGE_FIELDS = {**dict.fromkeys(("prefix", "partial"), ENTIRE), "audio": TEXT_ALONE,
+                   "function_call": "it is the older form of tool_calls: send those"}
+"""Fields of a message that change an answer and that chat templates pass over -> why they are refused."""
 
 
 class _Part(BaseModel):
@@ -123,7 +126,8 @@ class ChatRequest(BaseModel):
             return f"add_generation_prompt is false, and {ENTIRE}"
         if unread := [part.type for message in self.messages for part in message.parts if part.text is None]:
             return f"a message has a part of type {unread[0]}, and the policy reads text alone: leave it out"
-        return None
+        return next((f"{name} is set in a message, and {reason}" for message in self.messages
+                     for name, reason in _MESSAGE_FIELDS.items() if (message.model_extra or {}).get(name)), None)
 
     @property
     def stops(self) -> list[str]:

@@ -108,6 +108,10 @@ IMAGE = {"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "im
         "mode": "auto", "tools": []}}}, "tool_choice is of type allowed_tools, .*: send only those"),
     ([USER], {"logit_bias": {"5": 9}}, "logit_bias is set, and answers are not constrained"),
     ([USER], {"reasoning_effort": "low"}, "reasoning_effort is set, and it is the run's: set model.chat_template_kw"),
+    *[([USER, {"role": "assistant", "content": "so", name: value}], {}, f"{name} is set in a message, and {reason}")
+      for name, value, reason in (("prefix", True, "each answer is a whole message"),
+                                  ("partial", True, "each answer is a whole message"),
+                                  ("function_call", {"name": "add", "arguments": "{}"}, "it is the older form"))],
     ([USER], {"extra_body": {"chat_template": "x"}}, "chat_template is set, and it is the run's: set model.chat_temp"),
     ([USER], {"extra_body": {"documents": [{"text": "x"}]}}, "documents is set, .*: write them in a message")])
 async def test_a_field_that_would_do_nothing_is_refused(asked, messages, named, refusal):
@@ -125,7 +129,8 @@ async def test_a_field_with_the_value_that_it_has_anyway_is_not_refused(asked):
              "min_tokens": 0, "ignore_eos": False, "prompt_logprobs": None, "skip_special_tokens": True, "best_of": 1,
              "an_invention": None}
     harmless = {"temperature": 0.2, "top_p": 0.9, "seed": 7, "user": "me", "store": False, "metadata": {"a": "b"}}
-    assert (await ask(client, **harmless, extra_body=named | {"top_k": 5, "priority": 1})).content == "so"
+    user = USER | {"prefix": False, "function_call": None}
+    assert (await ask(client, user, **harmless, extra_body=named | {"top_k": 5, "priority": 1})).content == "so"
 
 
 @pytest.mark.parametrize(("keep", "content"), [(False, "abc"), (True, "abcX")])
