@@ -25,8 +25,8 @@ LOST_STEPS = 5
 """Learner steps in a row without a won episode that are a finding. No step of 291 recorded runs was without one."""
 SOLVED = 0.9
 """Success while training, from which certainty is no fault."""
-FORMAT = ("make a cold start first (sft.enabled=true) or a longer one (sft.minutes), or choose another env.prompt or "
-          "model.path")
+FORMAT = ("choose another env.prompt or model.path, or show the form in a cold start (sft.enabled=true, or more "
+          "sft.minutes)")
 STATES = "states"
 """Rule about the states that turns are compared in."""
 STRONGER = "start from a stronger policy (a longer cold start, or another model.path if sft.enabled is false)"

@@ -108,11 +108,13 @@ def _raw_prompt(config: Config) -> list[str]:
         return []
     if config.model.chat_template is None and not has_template(path):
         return []
-    prompts = find_spec(env.name).prompts
-    chats = [name for name in prompts if make_template(env.model_copy(update={"prompt": name})).chat]
+    spec = find_spec(env.name)
+    chats = [name for name in spec.prompts if make_template(env.model_copy(update={"prompt": name})).chat]
     other = f"set env.prompt to one that chats ({', '.join(chats)}), or " if chats else ""
+    shown = "make a cold start first (sft.enabled=true)" if spec.teacher else \
+        "imitate trajectories first (sft.enabled=true sft.file=FILE)"
     return [f"env.prompt={env.prompt} is raw text without instructions, and {path} is a model with a chat template "
-            f"that has never seen it: {other}make a cold start first (sft.enabled=true)"]
+            f"that has never seen it: {other}{shown}"]
 
 
 def _short_answers(config: Config) -> list[str]:

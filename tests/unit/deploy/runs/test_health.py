@@ -65,8 +65,8 @@ def test_before_the_first_step_the_evaluation_of_the_start_shows_answers_without
     start = evaluation(0, 0) | {"invalid_share": 0.97, "inadmissible_share": 0.0, "episode_length": 20.0}
     (only,) = warnings([], [start])
     assert only.text == (
-        "97% of the answers hold no well-formed action; make a cold start first (sft.enabled=true) or a longer one "
-        "(sft.minutes), or choose another env.prompt or model.path")
+        "97% of the answers hold no well-formed action; choose another env.prompt or model.path, or show the form in a "
+        "cold start (sft.enabled=true, or more sft.minutes)")
     assert warnings([], [start | {"invalid_share": 0.18}]) == []
     assert warnings(rows({}), [start]) == []
 

@@ -58,6 +58,18 @@ def test_raw_text_for_a_model_that_chats_is_told_unless_a_cold_start_shows_it(
         if warns else [])
 
 
+def test_no_cold_start_is_proposed_without_a_scripted_player(
+        tmp_path: Path, tiny_model, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[5] / "examples")
+    tiny_model(tied=True, seed=0).save_pretrained(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    (line,) = warnings(load_config("alfworld-tiny", [
+        "env.name=own_game:SPEC", "env.prompt=compact", f"model.path={tmp_path}", "sft.enabled=false",
+        ELSEWHERE]))
+    assert line.endswith("set env.prompt to one that chats (full), or imitate trajectories first (sft.enabled=true "
+                         "sft.file=FILE)")
+
+
 @pytest.mark.parametrize(("prompt", "sft", "fits"), [
     ("full", False, 100), ("full", True, 0), ("memory", False, 0), ("meta", False, 100)])
 def test_answers_too_short_for_the_form_of_the_prompt_are_told(
