@@ -35,9 +35,12 @@ from deploy.runs.policies import find_run, run_path
 from deploy.training.sweep import SWEEPS
 from services.config.storage import folder_url
 from services.config.tree import Config
-from services.errors import UserError
+from services.errors import UserError, check_together, raise_together
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from deploy.launch.planning.task_sets import TaskSets
     from deploy.training.sweep import Variant
 
 
@@ -202,22 +205,19 @@ def _sweep(config: Config, args: argparse.Namespace) -> int:
     """Checks every variant before the first one starts, then runs them."""
     from deploy.launch.checks import preflight
     from deploy.launch.planning import plan
-    from deploy.launch.planning.task_sets import check_enough, of_a_step
     from deploy.training import sweep
     from deploy.training.child_runs import failed
     from deploy.training.start import saying_how_to_continue
 
     variants = SWEEPS[args.sweep](config)
-    made = sweep.configs(config, variants)
-    task_sets = preflight.check(config, planned=args.dry_run)
+    made: dict[str, Config] = {}
+    read: list[TaskSets] = []
+    check_together(lambda: made.update(sweep.configs(config, variants)),
+                   lambda: read.append(preflight.check(config, planned=args.dry_run)))
+    (task_sets,) = read
     # The common cold start does not exist yet, so the checks and the plan use the model that the config describes.
     planned = {name: one.model_copy(update={"model": config.model}) for name, one in made.items()}
-    for name, one in planned.items():
-        try:
-            preflight.check_learner(one)
-            check_enough(of_a_step(one, task_sets.train))
-        except UserError as error:
-            raise UserError(f"variant {name}: {error.what}", error.fix) from None
+    _check_variants(planned, task_sets.train)
     if args.dry_run:
         texts = [f"variant {v.title}{_laid(v)}\n" + plan.describe(
             planned[v.name], resume=bool(args.resume), games=task_sets.games, kept=made[v.name]) for v in variants]
@@ -231,6 +231,24 @@ def _sweep(config: Config, args: argparse.Namespace) -> int:
         file = config.run_dir / ("sweep.json" if args.json else "sweep.txt")
         print(file.read_text(encoding="utf-8").strip())
     return max([0, *map(failed, swept.failures)])
+
+
+def _check_variants(planned: Mapping[str, Config], train: Sequence[str]) -> None:
+    """Raises UserError with the mistakes of all variants. Those that make the same one share a line. `train`: the games
+    to train on."""
+    from deploy.launch.checks import preflight
+    from deploy.launch.planning.task_sets import check_enough, of_a_step
+
+    variants: dict[tuple[str, str], list[str]] = {}
+    for name, config in planned.items():
+        try:
+            check_together(partial(preflight.check_learner, config),
+                           partial(check_enough, of_a_step(config, train)))
+        except UserError as error:
+            for each in (error, *error.others):
+                variants.setdefault((each.what, each.fix), []).append(name)
+    raise_together([UserError(f"variant{'s'[:len(names) > 1]} {', '.join(names)}: {what}", fix)
+                    for (what, fix), names in variants.items()])
 
 
 def _laid(variant: Variant) -> str:

@@ -27,29 +27,15 @@ def check_gpus(config: Config, pool: GpuPool | None, *, private: bool) -> None:
     so `pool=None` means that there is no GPU at all.
     """
     check_together(partial(_placement, config), partial(_transfer, config))
-    needed = gpus_needed(config)
-    if needed > (pool.count if pool else 0) and (pool or private):
-        raise _too_few(config, pool, needed)
-    check_memory(config, pool)
+    check_together(partial(_count, config, pool, private=private), partial(check_memory, config, pool))
 
 
 def check_builds(config: Config) -> None:
     """Raises UserError if the installed builds of vLLM and torch do not fit the config's devices, the machine or each
     other."""
-    for finding in doctor.clash():
-        raise UserError(finding.detail, finding.fix)
     rollout, learner = config.rollout, config.learner
-    if rollout.gpus and installed("vllm") is None:
-        raise UserError(f"rollout.gpus={rollout.gpus:g}, and vLLM's build for CPUs is installed",
-                        "install `.[cuda]` in a fresh virtual environment, or set rollout.gpus=0")
-    if rollout.gpus or learner.gpus:
-        _hardware(config)
-    if not rollout.gpus and installed("vllm") is not None:
-        raise UserError("rollout.gpus=0, and vLLM's build for CUDA would take GPU 0 without a reservation",
-                        "use a machine with a GPU, set rollout.gpus=1 or a share of a GPU, or install `.[cpu]`")
-    for finding in doctor.numa():
-        raise UserError(finding.detail, finding.fix)
-    _torch(config)
+    check_together(_clashes, partial(_sampler, config),
+                   *([partial(_hardware, config)] if rollout.gpus or learner.gpus else []), partial(_torch, config))
 
 
 def check_ranks(config: Config) -> None:
@@ -57,21 +43,38 @@ def check_ranks(config: Config) -> None:
     address = ray_address(config)
     alone = config.with_keys({"rollout.gpus": 0.0, "rollout.sleep": False, "rollout.tensor_parallel": 1,
                               "weights.transfer": "auto"})
-    check_gpus(alone, gpu_pool.pool_of(alone), private=address is None)
+    gpus = partial(check_gpus, alone, gpu_pool.pool_of(alone), private=address is None)
     if address is not None:
+        gpus()
         check_ray(address)
         return
-    check_loopback()
-    check_marks(config)
-    _torch(config)
+    visible = partial(check_gpus, alone, gpu_pool.visible(), private=True)
+    check_together(gpus, check_loopback, partial(check_marks, config), partial(_torch, config),
+                   partial(_rank_cpus, config), *([visible] if gpu_pool.named(config) is not None else []),
+                   *([partial(_hardware, alone)] if config.learner.gpus else []))
+
+
+def _rank_cpus(config: Config) -> None:
     asked, cpus = config.learner.ranks * config.learner.cpus, machine.cpu_count()
     if asked > max(2.0, cpus):
         raise UserError(f"{config.learner.ranks} learner ranks reserve {asked:g} CPUs, and this machine has {cpus:g}",
                         "lower learner.ranks or learner.cpus")
-    if gpu_pool.named(config) is not None:
-        check_gpus(alone, gpu_pool.visible(), private=True)
-    if config.learner.gpus:
-        _hardware(alone)
+
+
+def _clashes() -> Iterator[UserError]:
+    """Yields a UserError for each combination of packages that cannot work together or on this machine."""
+    for finding in (*doctor.clash(), *doctor.numa()):
+        yield UserError(finding.detail, finding.fix)
+
+
+def _sampler(config: Config) -> None:
+    rollout = config.rollout
+    if rollout.gpus and installed("vllm") is None:
+        raise UserError(f"rollout.gpus={rollout.gpus:g}, and vLLM's build for CPUs is installed",
+                        "install `.[cuda]` in a fresh virtual environment, or set rollout.gpus=0")
+    if not rollout.gpus and installed("vllm") is not None:
+        raise UserError("rollout.gpus=0, and vLLM's build for CUDA would take GPU 0 without a reservation",
+                        "use a machine with a GPU, set rollout.gpus=1 or a share of a GPU, or install `.[cpu]`")
 
 
 def _torch(config: Config) -> None:
@@ -80,18 +83,18 @@ def _torch(config: Config) -> None:
                         "install `.[cuda]` in a fresh virtual environment, or set learner.gpus=0")
 
 
-def _hardware(config: Config) -> None:
-    """Raises UserError if the GPUs of this machine, or its compilers, cannot do what the config asks."""
+def _hardware(config: Config) -> Iterator[UserError]:
+    """Yields a UserError for what the GPUs of this machine, or its compilers, cannot do of what the config asks."""
     half, sampled = config.model.dtype == "bfloat16", config.rollout.gpus > 0
     lowest = next(iter(doctor.capabilities()), None)
     if half and lowest and doctor.OLDEST <= lowest < doctor.WITH_BFLOAT16:
-        raise UserError(f"model.dtype=bfloat16, and a GPU of this machine has compute capability {lowest[0]}."
+        yield UserError(f"model.dtype=bfloat16, and a GPU of this machine has compute capability {lowest[0]}."
                         f"{lowest[1]}: bfloat16 begins at 8.0",
                         "set model.dtype=float32, or hide this GPU by CUDA_VISIBLE_DEVICES")
     sampling = [doctor.compiler(), *([doctor.attention()] if half else [])] if sampled else []
     for finding in (doctor.generation(), *sampling):
         if finding.status == "error":
-            raise UserError(f"this machine cannot run on its GPUs: {finding.detail}", finding.fix)
+            yield UserError(f"this machine cannot run on its GPUs: {finding.detail}", finding.fix)
 
 
 def _placement(config: Config) -> Iterator[UserError]:
@@ -152,8 +155,14 @@ def _transfer(config: Config) -> Iterator[UserError]:
                         f"set weights.transfer={other}, or auto")
 
 
+def _count(config: Config, pool: GpuPool | None, *, private: bool) -> None:
+    """Raises UserError for too few GPUs: how many there are, who says so, and how to fix it."""
+    needed = gpus_needed(config)
+    if needed > (pool.count if pool else 0) and (pool or private):
+        raise _too_few(config, pool, needed)
+
+
 def _too_few(config: Config, pool: GpuPool | None, needed: int) -> UserError:
-    """Returns the refusal: how many GPUs there are, who says so, and how to fix it."""
     there, asked = pool.count if pool else 0, f"the plan asks for {needed} GPU{'s'[:needed > 1]}, and "
     fix, named = _fewest(config, there), gpu_pool.named(config)
     if pool is not None and pool.named:

@@ -109,12 +109,9 @@ def lacks(config: Config) -> list[UserError]:
     if gpu_pool.named(config) is None or not plan.private_ray:
         return []
 
-    def devices() -> None:
-        check_gpus(config, gpu_pool.visible(), private=True)
-        check_builds(config)
-
     try:
-        check_together(devices, partial(_machine, config, plan, learner=True))
+        check_together(partial(check_gpus, config, gpu_pool.visible(), private=True), partial(check_builds, config),
+                       partial(_machine, config, plan, learner=True))
     except UserError as error:
         return [error, *error.others]
     return []
@@ -122,11 +119,8 @@ def lacks(config: Config) -> list[UserError]:
 
 def _devices(config: Config, plan: Plan, *, here: bool) -> None:
     """Checks the GPUs that the config asks for. `here`: the run starts on this machine."""
-    check_gpus(config, gpu_pool.pool_of(config), private=plan.private_ray)
-    if here:
-        check_loopback()
-        check_marks(config)
-        check_builds(config)
+    check_together(partial(check_gpus, config, gpu_pool.pool_of(config), private=plan.private_ray),
+                   *([check_loopback, partial(check_marks, config), partial(check_builds, config)] if here else []))
 
 
 def check_learner(config: Config) -> None:

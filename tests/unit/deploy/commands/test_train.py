@@ -204,7 +204,8 @@ def test_a_sweep_checks_each_variant_before_the_first_one_starts(capsys: pytest.
     """PPO has groups of one episode, all of which dynamic sampling would drop."""
     assert cli.main(["train", "--config", "alfworld-tiny", "--sweep", "table1", "learner.dynamic_sampling=1",
                      "--dry-run"]) == 2
-    assert capsys.readouterr().err.startswith("error: variant ppo-seed0: learner.dynamic_sampling drops groups")
+    assert capsys.readouterr().err.startswith(
+        "error: variants ppo-seed0, ppo-seed1, ppo-seed2: learner.dynamic_sampling drops groups")
 
 
 def test_a_sweep_checks_that_each_variant_has_games_enough(capsys: pytest.CaptureFixture[str],
@@ -214,7 +215,23 @@ def test_a_sweep_checks_that_each_variant_has_games_enough(capsys: pytest.Captur
     assert cli.main(["train", "--config", "alfworld-tiny", "--sweep", "table1", "learner.groups_per_step=200",
                      "--dry-run"]) == 2
     assert capsys.readouterr().err.startswith(
-        "error: variant ppo-seed0: too few games of the chosen kinds: learner.groups_per_step asks for 1,600 and")
+        "error: variants ppo-seed0, ppo-seed1, ppo-seed2: too few games of the chosen kinds: learner.groups_per_step "
+        "asks for 1,600 and")
+
+
+def test_the_mistakes_of_a_sweep_come_together(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    """Those of the config come with those of the variants' keys, and once it is right, those of all variants."""
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    given = ["train", "--config", "alfworld-tiny", "--dry-run", "--sweep"]
+    assert cli.main([*given, "table3", "learner.credit.estimator=grpo", "learner.token_budget=64"]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("error: variant gamma0.95-lambda0.8 sets learner.credit.gamma, and estimator grpo")
+    assert second.startswith("error: learner.token_budget=64 holds no whole row")
+    assert cli.main([*given, "table1", "learner.dynamic_sampling=1", "learner.groups_per_step=200"]) == 2
+    ppo = "error: variants ppo-seed0, ppo-seed1, ppo-seed2: "
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"{ppo}learner.dynamic_sampling drops groups")
+    assert second.startswith(f"{ppo}too few games")
 
 
 def test_a_sweep_that_is_there_is_refused_before_anything_starts(capsys: pytest.CaptureFixture[str]):
@@ -242,12 +259,14 @@ def test_a_dry_run_for_gpus_ends_with_what_this_machine_lacks(
              "rollout.max_prompt_tokens=400", "rollout.max_response_tokens=100", "--dry-run"]
     assert cli.main(given) == 0
     end = capsys.readouterr().out.partition("nothing was started\n")[2].splitlines()
-    assert [line.partition(", and ")[0] for line in end] == [
+    other_machines = "this machine cannot start it: this machine cannot run on its GPUs"  # where no C compiler is
+    assert [line.partition(", and ")[0] for line in end if not line.startswith(other_machines)] == [
         "this machine cannot start it: the plan asks for 1 GPU",
+        "this machine cannot start it: rollout.gpus=0.4", "this machine cannot start it: learner.gpus=0.6",
         "this machine cannot start it: the plan reserves 2 CPUs",
         "this machine cannot start it: rollout.threads=2", "this machine cannot start it: learner.threads=2"]
     assert cli.main([*given, "--json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)["lacks"]) == 4
+    assert len(json.loads(capsys.readouterr().out)["lacks"]) == len(end)
     assert cli.main(["train", "--config", "alfworld-tiny", "rollout.threads=1", "learner.threads=1", "learner.cpus=0",
                      "--dry-run", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["lacks"] == []

@@ -235,6 +235,21 @@ def test_the_builds_must_fit_the_devices(models: dict[str, Path], monkeypatch: p
         gpu_checks.check_builds(config(models))
 
 
+def test_mistakes_about_gpus_come_together(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(gpu_checks, "installed", lambda _: None)
+    monkeypatch.setattr(doctor, "torch_cuda", lambda: "")
+    with pytest.raises(UserError) as refused:
+        gpu_checks.check_builds(config(models))
+    assert [line.partition(", and ")[2].partition(";")[0] for line in str(refused.value).splitlines()
+            if "CPUs" in line] == ["vLLM's build for CPUs is installed", "torch is a build for CPUs"]
+    with pytest.raises(UserError) as refused:
+        gpu_checks.check_gpus(config(models, "rollout.gpus=1", "learner.gpus=1", "rollout.kv_cache_gb=200"), ONE,
+                              private=True)
+    few, small = str(refused.value).splitlines()
+    assert few.startswith("the plan asks for 2 GPUs, and there is 1;")
+    assert "would hold" in small
+
+
 def test_a_config_without_gpus_takes_one_if_only_vllms_build_for_cuda_is_there(monkeypatch: pytest.MonkeyPatch):
     builds: set[str] = {"vllm"}
     for module in (gpu_checks, fit):

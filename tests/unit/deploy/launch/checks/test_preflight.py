@@ -60,8 +60,6 @@ def test_a_plan_that_fits_passes():
     ("rollout.threads=4", "rollout.threads=4, and this machine has 2 CPUs; set rollout.threads=2"),
     ("rollout.kv_cache_gb=40", "GiB of memory, and 16.0 are available"),
     ("rollout.kv_cache_gb=0.0005", "holds 350 tokens, and a row of prompt and response may have 504"),
-    ("rollout.gpus=1", "the plan asks for 1 GPU, and there is none"),
-    ("learner.gpus=0.5", "the plan asks for 1 GPU, and there is none"),
     ("learner.token_budget=400", "holds no whole row of up to 504 tokens"),
     ("env.max_sessions=100", "1 workers with 128 slots play more games than the environment servers' 100 sessions"),
     ("learner.groups_per_step=1000000", "asks for 1,000,000 and the train split has"),
@@ -77,6 +75,15 @@ def test_a_plan_that_fits_passes():
 ])
 def test_a_plan_that_cannot_work_is_refused(override: str, expected: str):
     assert expected in refusal(*override.split())
+
+
+@pytest.mark.parametrize(("override", "build"), [
+    ("rollout.gpus=1", "rollout.gpus=1, and vLLM's build for CPUs is installed"),
+    ("learner.gpus=0.5", "learner.gpus=0.5, and torch is a build for CPUs")])
+def test_a_machine_without_a_gpu_lacks_its_builds_too(override: str, build: str):
+    first, *others = refusals(override)
+    assert first.startswith("the plan asks for 1 GPU, and there is none;")
+    assert any(line.startswith(build) for line in others)
 
 
 def test_sessions_that_do_not_fit_into_memory_are_not_counted():
