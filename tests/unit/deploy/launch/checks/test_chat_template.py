@@ -60,15 +60,13 @@ def test_a_template_that_takes_all_time_or_memory_is_one_line(folder: Path, temp
     assert re.search(reason, refusal(folder))
 
 
-SLOW = "{% for a in WHOLE %}{% for b in WHOLE %}{% for c in WHOLE %}{% endfor %}{% endfor %}{% endfor %}"
-"""Takes no time for the few words of a short conversation."""
+SLOW = "{% set m = messages * 20 %}{% for a in m %}{% for b in m %}{% for c in m %}{% endfor %}{% endfor %}{% endfor %}"
+"""Takes no time for a short conversation."""
 
 
 @pytest.mark.attack
 @pytest.mark.parametrize(("template", "reason", "given"), [
-    (SLOW.replace("WHOLE", "messages[-1].content"), "has not written a conversation of 1 message and 480 tokens", []),
-    (SLOW.replace("WHOLE", "messages * 20"), "has not written a conversation of 119 messages and 480 tokens",
-     ["agent.name=operator:setitem"]),
+    (SLOW, "has not written a conversation of 119 messages and 480 tokens", ["agent.name=operator:setitem"]),
     ("{{ 'a' * messages[-1].content | length ** 4 }}", "takes more than 2.0 GiB for a conversation of 1 message", []),
 ])
 def test_a_template_that_takes_too_much_for_long_conversations_alone_is_one_line(
