@@ -28,6 +28,10 @@ NOTHING = ("", "null", "~")
 """Values on the command line that leave a text empty."""
 CONFIG_BYTES = 1 << 20
 """Largest config file that is read. Ours have a few kilobytes."""
+MISTAKES = 50
+"""Most unknown keys that a config file is told of at once. The nearest keys of each are looked for."""
+DIGITS = 1000
+"""Most digits of a whole number. Python writes none of more than 4,300 digits, not even in an error."""
 VALUES = 100_000
 """Most values that a YAML text may hold, each alias counted as all that it stands for. Our configs have a few hundred.
 Nested aliases make any number of values from a few hundred bytes."""
@@ -73,6 +77,9 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> Any:
+        if len(node.value) > DIGITS:
+            raise yaml.constructor.ConstructorError(None, None, f"a number has more than {DIGITS} digits",
+                                                    node.start_mark)
         try:
             return int(node.value, 10)
         except ValueError:
@@ -334,6 +341,8 @@ def _take_unknown_keys(tree: Tree, where: Path | str, mistakes: list[UserError],
         except UserError as error:
             mistakes.append(error)
             del tree[name]
+            if len(mistakes) == MISTAKES:
+                raise_together(mistakes)
             continue
         if isinstance(value, dict) and is_section(key):  # the value of a key may be a mapping with names of its own
             _take_unknown_keys(value, where, mistakes, f"{key}.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
@@ -22,17 +23,24 @@ FEW = 8
 """Number of names up to which all are told."""
 NEAREST = 3
 """Number of names that are told of more."""
+LONGEST = 100
+"""Characters of an unknown key in a message, by which the nearest are looked for."""
 ALIKE = 0.6
 """Similarity (difflib's ratio) from which a key is taken for a misspelt one."""
 ALIKE_ELSEWHERE = 0.8
 """The same for the last part of a key of another section: half of the words of the config resemble each other."""
 
 
-def config_keys(section: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
-    """Yields the dotted name of each key, in the order of declaration."""
+@cache
+def config_keys() -> tuple[str, ...]:
+    """Returns the dotted name of each key, in the order of declaration."""
+    return tuple(_keys_of(Config, ""))
+
+
+def _keys_of(section: type[BaseModel], prefix: str) -> Iterator[str]:
     for name, field in section.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from config_keys(field.annotation, f"{prefix}{name}.")
+            yield from _keys_of(field.annotation, f"{prefix}{name}.")
         else:
             yield prefix + name
 
@@ -85,6 +93,7 @@ def check_key(key: str, where: Path | str) -> None:
     option = OPEN_SECTION + key.removeprefix(OPEN_SECTION).partition(".")[0]
     if key.startswith(OPEN_SECTION) and option not in config_keys():
         return  # learner/credit/registry.py checks it, by the estimator; keys may lie below an option
+    key = key[:LONGEST]
     raise UserError(f"unknown key {key} in {where}", nearest(key))
 
 

@@ -15,6 +15,8 @@ from services.config.secrets import masked
 from services.errors import UserError
 
 COMMAND_LINE = "the command line"
+LONGEST = 500
+"""Characters of a value in a refusal."""
 SCALARS = (bool, int, float, date)
 """The types that YAML makes of words such as `2026`, `no` and `2026-11-24`, which may be names."""
 
@@ -48,7 +50,7 @@ def _one_line(finding: ErrorDetails, where: Path | str, prefix: str) -> UserErro
     typed = not prefix.endswith(" ")
     key = prefix + _key_of(finding["loc"])
     message = finding["msg"].removeprefix("Value error, ")
-    given = masked(finding["input"]) if isinstance(finding["input"], str) else finding["input"]
+    given = masked(finding["input"])[:LONGEST] if isinstance(finding["input"], str) else finding["input"]
     pair = prefix + ".".join(part for part in finding["loc"] if isinstance(part, str))
     if finding["type"] in ("missing", "too_long", "tuple_type") and takes_pair(pair):
         return UserError(f"{pair} takes two values and {wrong(given)}", "write [VALUE, VALUE]")
@@ -76,4 +78,4 @@ def _one_line(finding: ErrorDetails, where: Path | str, prefix: str) -> UserErro
 
 def wrong(value: object) -> str:
     """Returns what is wrong with a value, as the end of a sentence that begins with its key."""
-    return "has no value" if value is None else f"cannot be {value!r}"
+    return "has no value" if value is None else f"cannot be {value!r:.{LONGEST}}"

@@ -209,10 +209,26 @@ def test_all_mistakes_of_a_config_come_together(file: Path):
     ("name: a\x00b\n", "is not YAML"),
     ("name: a\n" * 200_000, "is larger than 1 MiB"),
     ("steps: 2026-13-45\n", "is not YAML"),
+    (f"name: a\nsteps: 0x{'f' * 5000}\n", "is not YAML: line 2: a number has more than 1000 digits"),
 ])
 def test_a_broken_file_is_one_line(file: Path, text: str, expected: str):
     file.write_text(text)
     assert expected in message(file)
+
+
+def test_of_many_unknown_keys_or_a_long_one_a_file_is_told_soon(file: Path):
+    """40,000 in half a megabyte hung every command that read them, and so did one of as many letters."""
+    file.write_text("name: a\nsteps: 1\n" + "".join(f"k{number}: 1\n" for number in range(3000)))
+    with pytest.raises(UserError) as error:
+        load_config(file)
+    assert len(str(error.value).splitlines()) == 50
+    file.write_text(f"name: a\nsteps: 1\n? {'k' * 500_000}\n: 1\n")
+    assert message(file).startswith(f"unknown key {'k' * 100} in {file}; ")
+
+
+def test_a_long_value_is_cut_in_its_refusal(file: Path):
+    assert len(message(file, f"steps={'x' * 5000}")) < 700
+    assert len(message(file, f"steps=[{'1,' * 5000}]")) < 700
 
 
 def test_a_key_that_no_other_resembles_is_told_the_nearest_of_its_section(file: Path):
