@@ -69,11 +69,8 @@ class StepCredit(Base):  # pyright: ignore[reportUntypedBaseClass]
         for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
             made += step_uids(uids[start], str(number), [
                 TokenStep(prompt=output["prompt_token_ids"][row], response=output["response_ids"][row],
-                          mask=output["loss_masks"][row]) for row in range(start, end)], self._text)
+                          mask=output["loss_masks"][row]) for row in range(start, end)], self.tokenizer)
         return made
-
-    def _text(self, tokens: list[int]) -> str:
-        return self.tokenizer.decode(tokens, skip_special_tokens=True)
 
     def compute_advantages_and_returns(self, data: Any) -> Any:
         """Has SkyRL compute them with each row as the last step of a trajectory of its own.

@@ -92,14 +92,16 @@ class TokenStep:
     """The rollout's own `observation`, `action` or `invalid` of StepUid, in place of the tokens' text."""
 
 
-def step_uids(group: str, episode: str, steps: Sequence[TokenStep], decode: Callable[[list[int]], str]
-              ) -> list[StepUid]:
+def step_uids(group: str, episode: str, steps: Sequence[TokenStep], tokenizer: Any) -> list[StepUid]:
     """Returns the id of each row of an episode, [T], whose rows are in the order of its steps.
 
     An observation is what the model reads since its last answer, and an entire prompt that does not continue the row
-    before. `decode` returns the text of tokens. Raises UserError for a response without sampled tokens or with several
-    runs of them, and as StepUid does.
+    before. `tokenizer`: the trainer's, which decodes tokens. Raises UserError for a response without sampled tokens or
+    with several runs of them, and as StepUid does.
     """
+    def text(tokens: list[int]) -> str:
+        return tokenizer.decode(tokens, skip_special_tokens=True)
+
     uids: list[StepUid] = []
     read: list[int] = []
     for turn, step in enumerate(steps):
@@ -110,7 +112,7 @@ def step_uids(group: str, episode: str, steps: Sequence[TokenStep], decode: Call
         (start, end), prompt, response = runs[0], list(step.prompt), list(step.response)
         new = prompt[len(read):] if prompt[:len(read)] == read else prompt
         parts: dict[str, Any] = {
-            "observation": decode(new + response[:start]), "action": decode(response[start:end]).strip()}
+            "observation": text(new + response[:start]), "action": text(response[start:end]).strip()}
         parts |= {name: step.fields[name] for name in ("observation", "action", "invalid") if name in step.fields}
         uids.append(StepUid(group, episode, turn, **parts))
         read = prompt + response[:end]

@@ -69,7 +69,7 @@ class StepWorker(AgentLoopWorkerTQ.__ray_actor_class__):
                             "set reward_score of the agent loop's outputs, or use a reward function")
         uids = step_uids(group, str(session), [
             TokenStep(prompt=each.prompt_ids, response=each.response_ids, mask=each.response_mask,
-                      fields=each.extra_fields) for each in outputs], self._text)
+                      fields=each.extra_fields) for each in outputs], self.tokenizer)
         rewards = [each.reward_score or 0.0 for each in outputs]  # verl is about to overwrite all but the last one
         await super()._agent_loop_postprocess(outputs, validate, **prompt)
         rewards[-1] = outputs[-1].reward_score
@@ -79,9 +79,6 @@ class StepWorker(AgentLoopWorkerTQ.__ray_actor_class__):
                 {"uid": uid, "rm_scores": on_last_token(reward, len(each.response_ids))}
                 for uid, reward, each in zip(uids, rewards, outputs, strict=True)]))
         return None
-
-    def _text(self, tokens: list[int]) -> str:
-        return self.tokenizer.decode(tokens, skip_special_tokens=True)
 
 
 class StepManager(AgentLoopManagerTQ):

@@ -187,8 +187,12 @@ def test_an_option_that_does_nothing_is_warned_of_once_the_estimator_is_used():
         used(**arguments)
 
 
-def decode(tokens: list[int]) -> str:
-    return " ".join(map(str, tokens))
+class Digits:
+    """A tokenizer whose text of a token is its number. Number 0 is special."""
+
+    @staticmethod
+    def decode(tokens: list[int], *, skip_special_tokens: bool) -> str:
+        return " ".join(str(token) for token in tokens if token or not skip_special_tokens)
 
 
 def step(prompt: list[int], response: list[int], mask: list[int], **fields: object) -> TokenStep:
@@ -199,7 +203,7 @@ def test_the_observation_of_a_row_is_what_the_model_reads_since_its_last_answer(
     """Answers are 5 6, 8 and 9. The environment says 7, which is in the first row or not; the last prompt is made anew.
     """
     for first in (step([1, 2], [5, 6, 7], [1, 1, 0]), step([1, 2], [5, 6], [1, 1])):
-        uids = step_uids("g", "e", [first, step([1, 2, 5, 6, 7], [8], [1]), step([3], [9], [1])], decode)
+        uids = step_uids("g", "e", [first, step([1, 2, 5, 6, 7], [8], [1]), step([3], [9, 0], [1, 1])], Digits)
         assert uids == ["g"] * 3
         assert [(uid.episode, uid.turn, uid.observation, uid.action) for uid in uids] == [
             ("e", 0, "1 2", "5 6"), ("e", 1, "7", "8"), ("e", 2, "3", "9")]
@@ -207,11 +211,11 @@ def test_the_observation_of_a_row_is_what_the_model_reads_since_its_last_answer(
 
 def test_texts_of_the_rollout_take_the_place_of_the_rows_text():
     (uid,) = step_uids("g", "e", [
-        step([1], [5], [1], observation="hall", action="go", invalid=True, turn_scores=[])], decode)
+        step([1], [5], [1], observation="hall", action="go", invalid=True, turn_scores=[])], Digits)
     assert (uid.observation, uid.action, uid.invalid) == ("hall", "go", True)
 
 
 @pytest.mark.parametrize(("mask", "runs"), [([1, 0, 1], "2 runs"), ([0, 0, 0], "0 runs")])
 def test_a_row_that_is_no_single_answer_is_refused(mask: list[int], runs: str):
     with pytest.raises(UserError, match=f"^turn 0 of the episode e has {runs} of sampled tokens; give one row"):
-        step_uids("g", "e", [step([1], [5, 6, 7], mask)], decode)
+        step_uids("g", "e", [step([1], [5, 6, 7], mask)], Digits)
