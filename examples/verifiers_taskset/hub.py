@@ -2,11 +2,11 @@
 
 verifiers needs other versions of `openai` and `mcp` than gagpo, so it lives in a virtual environment of its own, with
 the package of the environment. Versions below 0.4 play its environments (MultiTurnEnv, ToolEnv and what is made of
-them), newer ones its tasksets. These call `uv`.
+them), newer ones its tasksets.
 
     python -m venv hub
     hub/bin/pip install 'verifiers<0.4' my-environment       # an environment
-    hub/bin/pip install 'verifiers>=0.4' uv my-taskset       # a taskset
+    hub/bin/pip install 'verifiers>=0.4' my-taskset          # a taskset
     gagpo train --config my_config.yaml env.name=hub:SPEC agent.name=hub:environment eval.episodes=100
 
 The program plays the row whose number is that of the task.

@@ -14,7 +14,7 @@ import httpx
 import verifiers.v1 as vf
 
 ENV = vf.load_environment(vf.resolve_env_config({
-    "taskset": {"id": sys.argv[1]}, "agent": {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}}))
+    "taskset": {"id": sys.argv[1]}, "agent": {"harness": {"id": "same-python"}, "runtime": {"type": "subprocess"}}}))
 URL, KEY = os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"]
 
 

@@ -22,6 +22,8 @@ SITE = next(_PLACE.glob("lib/*/site-packages"), None)
 """The folder of its packages, for the path of a process; None if they are not installed."""
 TRITON = next(_PLACE.glob("triton/triton/__init__.py"), None) and _PLACE / "triton"
 """The folder with Triton, which interprets the kernels of GPUs on CPUs; None if it is not installed."""
+VERIFIERS = _PLACE / "verifiers-0.4"
+"""The folder of verifiers 0.4, which goes before the other packages (scripts/third-party-verifiers.txt)."""
 TEMPLATES = next(_PLACE.glob("lib/*/site-packages/trl/chat_templates"), None)
 """TRL's copies of the chat templates of published models; None if they are not installed."""
 TOKENIZERS = {path.name: path for path in sorted((_PLACE / "tokenizers").glob("[!.]*"))}

@@ -1,13 +1,15 @@
-"""The example of verifiers' environments, with the real package in a Python of its own, in episodes of a run."""
+"""The example of verifiers' environments and tasksets, with the real packages in a Python of their own, in episodes
+of a run."""
 
 import dataclasses
 import json
+import os
 import sysconfig
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from third_party import PYTHON, needs_third_party
+from third_party import PYTHON, SITE, VERIFIERS, needs_third_party
 
 from rollout.agents.program import AgentProgram
 from rollout.agents.worker_endpoint import endpoint
@@ -15,22 +17,18 @@ from services.errors import AgentFault
 
 pytestmark = [pytest.mark.long, needs_third_party]
 ROOT = Path(__file__).parents[4]
-START = """
-import runpy, sys
-sys.path += [{packages!r}, {toys!r}]
-sys.argv = [{program!r}, *sys.argv[1:]]
-runpy.run_path({program!r}, run_name="__main__")
-""".format(packages=sysconfig.get_paths()["purelib"], toys=str(ROOT / "tests" / "toys"),
-           program=str(ROOT / "examples" / "verifiers_taskset" / "environment_program.py"))
-"""Starts the program with the numpy and pyarrow of this Python, behind its own packages."""
+EXAMPLE = ROOT / "examples" / "verifiers_taskset"
+PATH = [str(SITE), sysconfig.get_paths()["purelib"], str(ROOT / "tests" / "toys")]
+"""Its own packages, behind them the numpy and pyarrow of this Python, and the environments of this test."""
 
 
 @pytest.fixture
 def play(counting, ticket):
-    """`await play(answers, row, environment, ...)`: an episode of that row, with these answers of the policy."""
-    async def played(answers, row, *arguments):
-        async with counting(answers, AgentProgram(str(PYTHON), "-c", START, *arguments)) as (runner, _), \
-                endpoint() as served:
+    """`await play(answers, row, program, ...)`: an episode of that row, with these answers of the policy."""
+    async def played(answers, row, program, *arguments, path=PATH):
+        agent = AgentProgram("env", f"PYTHONPATH={os.pathsep.join(path)}", str(PYTHON), str(EXAMPLE / program),
+                             *arguments)
+        async with counting(answers, agent) as (runner, _), endpoint() as served:
             settings = runner.settings.model_copy(update={"seconds": 280})
             served_runner = dataclasses.replace(runner, endpoint=served, settings=settings)
             return await served_runner.play(replace(ticket, task=f"counter/train/{row:08d}"), 1)
@@ -38,7 +36,7 @@ def play(counting, ticket):
 
 
 async def test_its_turns_are_steps_and_its_rubric_rewards_the_last(play):
-    episode = await play(["4", "6", "7"], 6, "verifiers_guess")
+    episode = await play(["4", "6", "7"], 6, "environment_program.py", "verifiers_guess")
     assert [step.observation for step in episode.steps] == ["Guess a number from 1 to 7.", "too low", "too low"]
     assert [step.action for step in episode.steps] == ["4", "6", "7"]
     assert [step.reward for step in episode.steps] == [0.0, 0.0, 10.0], "env.reward_scale is 10"
@@ -48,7 +46,8 @@ async def test_its_turns_are_steps_and_its_rubric_rewards_the_last(play):
 async def test_its_tools_are_called_and_weighted_rewards_are_summed(play):
     calls = [json.dumps({"name": "add", "arguments": {"a": 3, "b": 1}}),
              json.dumps({"name": "double", "arguments": {"n": 4}})]
-    episode = await play([*(f"<tool_call>{call}</tool_call>" for call in calls), "9"], 3, "verifiers_tools")
+    episode = await play([*(f"<tool_call>{call}</tool_call>" for call in calls), "9"], 3, "environment_program.py",
+                         "verifiers_tools")
     assert [step.observation for step in episode.steps] == ["What is twice the sum of 3 and 1?", "4", "8"]
     assert [step.reward for step in episode.steps] == [0.0, 0.0, 5.0], "it called, and its answer is wrong"
     assert episode.won, "half of the reward is verifiers' own threshold"
@@ -61,4 +60,13 @@ async def test_its_tools_are_called_and_weighted_rewards_are_summed(play):
 ])
 async def test_a_rollout_without_a_true_reward_is_a_fault_that_says_why(play, answers, row, arguments, fault):
     with pytest.raises(AgentFault, match=fault):
-        await play(answers, row, *arguments)
+        await play(answers, row, "environment_program.py", *arguments)
+
+
+@pytest.mark.skipif(not VERIFIERS.exists(), reason="verifiers 0.4 is not installed (scripts/setup --test)")
+async def test_a_taskset_of_its_next_version_is_played_by_its_own_chat_loop(play):
+    """The first answer is wrong, so the taskset's environment takes a second turn."""
+    episode = await play(["4", "7"], 6, "taskset_program.py", "verifiers_taskset", path=[str(VERIFIERS), *PATH])
+    assert [step.observation for step in episode.steps] == ["Guess a number from 1 to 7.", "too low"]
+    assert [step.reward for step in episode.steps] == [0.0, 10.0]
+    assert episode.won
