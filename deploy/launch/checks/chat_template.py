@@ -88,7 +88,8 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (size + BYTES, size + BYTES))
     given = asked["template"], asked["settings"], ModelSection.model_validate(asked["model"])
     for check in (partial(check_files, *given, Path(asked["folder"])),
-                  partial(_write_longest, *given, Path(asked["folder"]), asked["messages"], asked["tokens"])):
+                  partial(_write_longest, *given, Path(asked["folder"]), count=asked["messages"],
+                          tokens=asked["tokens"])):
         try:
             check()
         except UserError as error:
@@ -101,8 +102,8 @@ def _conversation(count: int, tokens: int) -> str:
     return f"a conversation of {number_of(count, 'message')} and {number_of(tokens, 'token')}"
 
 
-def _write_longest(template: str | None, settings: Mapping[str, Any], model: ModelSection, folder: Path, count: int,
-                   tokens: int) -> None:
+def _write_longest(template: str | None, settings: Mapping[str, Any], model: ModelSection, folder: Path, *,
+                   count: int, tokens: int) -> None:
     """Writes a conversation of `count` messages and about `tokens` words. Raises UserError if that takes too much
     memory."""
     chat = chat_format(_Files(chat_template=template, settings=settings), model)
