@@ -49,7 +49,7 @@ class ChatLine(msgspec.Struct, kw_only=True):
     example_id: str | int | None = None
     uid: str | int | None = None
     error: Any = None
-    """What broke the episode, as verifiers records it next to a reward of 0."""
+    """The fault that ended the episode, as verifiers records it next to a reward of 0."""
 
 
 def read_chat(name: str) -> list[LoggedGroup]:

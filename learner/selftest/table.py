@@ -15,7 +15,7 @@ class Line:
 
     name: str
     value: str
-    """What was measured, with its unit."""
+    """The measured value, with its unit."""
     aim: str = ""
     passed: bool | None = None
 
