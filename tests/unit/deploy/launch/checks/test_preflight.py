@@ -145,8 +145,8 @@ def test_a_critic_and_a_baseline_over_the_batch_need_no_group_to_compare_with(es
 
 
 @pytest.mark.parametrize(("override", "expected"), [
-    ("learner.staleness=1", "with learner.staleness=1 episodes continue under weights that come at any moment; set learner"
-                            ".staleness=0, or rollout.exact=false"),
+    ("learner.staleness=1", "with learner.staleness=1 episodes continue under weights that come at any moment; "
+                            "set learner.staleness=0, or rollout.exact=false"),
     ("learner.gpus=0.5", "with learner.gpus=0.5 the sums of a GPU come in any order"),
 ])
 def test_settings_that_break_the_promise_of_exact_are_refused(override: str, expected: str):
