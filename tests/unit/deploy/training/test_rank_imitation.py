@@ -135,5 +135,6 @@ def test_a_failure_that_repeats_without_a_new_state_ends_the_cold_start(monkeypa
     with pytest.raises(Fault, match=r"failed 2 times after update 40 \(learner.step_attempts\), last: lost its "):
         rank_group.poll()
     found = iter([fault])
-    with pytest.raises(UserError, match=r"failed 3 times .* not finite; continue with a smaller learner.token_budget or"):
+    words = r"failed 3 times .* not finite; continue with a smaller learner.token_budget or"
+    with pytest.raises(UserError, match=words):
         rank_group.poll()
