@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from envservice.base import Environment, PromptTemplate
 from envservice.checks import check_environment
+from envservice.mixture import Mixture
 from envservice.spec import EnvironmentSpec, Teacher
 from services.config.tree import EnvSection
 from services.errors import UserError
@@ -49,10 +50,12 @@ def stands_in_for(environment: str) -> str | None:
 
 
 def open_environment(env: EnvSection) -> Environment:
-    """Opens the environment that a config asks for.
+    """Opens the environment that a config asks for; a Mixture of all for a list.
 
     Raises UserError for missing data or packages, and for one of the user's own that fails or is none.
     """
+    if env.more:
+        return _open_mixture(env)
     spec = find_spec(env.name)
     if env.name in BUILT_IN:
         return spec.open(env)
@@ -62,11 +65,27 @@ def open_environment(env: EnvSection) -> Environment:
     return made
 
 
+def _open_mixture(env: EnvSection) -> Mixture:
+    parts = [open_environment(entry) for entry in env.entries]
+    for entry, part in zip(env.entries, parts, strict=True):
+        if env.entry_of(f"{part.name}/").name != entry.name:
+            raise UserError(f"the environment {entry.name} has the name {part.name}, by which its tasks look like "
+                            "those of another one in the list", "give it another name")
+    return Mixture(parts)
+
+
 def env_of(env: EnvSection, task: str) -> EnvSection:
     """Returns the settings `env` for the environment that a task id belongs to.
 
-    If the id names a built-in environment, that overrules a built-in `env.name`.
+    If the id names a built-in environment, that overrules a built-in `env.name`. Raises UserError for a task of none of
+    a list of environments.
     """
+    if env.more:
+        try:
+            return env.entry_of(task)
+        except KeyError:
+            raise UserError(f"the task {task!r:.60} is of none of the environments in the list",
+                            f"choose one of {', '.join(entry.name for entry in env.entries)}") from None
     named = task.partition("/")[0].partition("-")[0]
     return env.model_copy(update={"name": named}) if named in BUILT_IN and env.name in BUILT_IN else env
 
@@ -84,6 +103,7 @@ def open_holding(env: EnvSection, task: str) -> Environment:
 def make_template(env: EnvSection) -> PromptTemplate:
     """Makes the template `env.prompt`, which shows `env.history` turns. Raises UserError that lists the templates,
     and for one of the user's own that cannot be made or is none."""
+    _check_one(env, "one prompt")
     prompts = find_spec(env.name).prompts
     if env.prompt not in prompts:
         raise UserError(f"{env.name} has no prompt {env.prompt!r}", f"set env.prompt to one of {', '.join(prompts)}")
@@ -99,6 +119,7 @@ def make_template(env: EnvSection) -> PromptTemplate:
 
 def find_teacher(env: EnvSection) -> Teacher:
     """Finds the scripted teacher. Raises UserError for an environment that has none."""
+    _check_one(env, "one scripted player")
     teacher = find_spec(env.name).teacher
     if teacher is None:
         raise UserError(f"{env.name} has no demonstrations for a cold start",
@@ -107,8 +128,29 @@ def find_teacher(env: EnvSection) -> Teacher:
     return teacher
 
 
+def _check_one(env: EnvSection, what: str) -> None:
+    """Raises UserError for a list of environments, where something asks for what each of them has for itself."""
+    if env.more:
+        names = ", ".join(entry.name for entry in env.entries)
+        raise UserError(f"this needs {what}, and the config has several environments: {names}",
+                        "use a config with one of them as `env`")
+
+
+def largest_session(env: EnvSection) -> int:
+    """Returns the bytes that a live session takes outside the server's process, the most of a list of environments."""
+    return max(find_spec(entry.name).session_bytes for entry in env.entries)
+
+
+def is_threaded(env: EnvSection) -> bool:
+    """Returns whether the server should take steps in a separate thread, as one environment of a list may ask."""
+    return any(find_spec(entry.name).threaded(entry) for entry in env.entries)
+
+
 def check_settings(env: EnvSection) -> None:
     """Raises UserError for a name, a prompt or a number of steps that the environment does not have."""
+    for entry in env.entries[1:]:
+        check_settings(entry)
+    env = env.entries[0]
     longest = find_spec(env.name).max_steps
     if env.max_steps > longest:
         raise UserError(f"env.max_steps is {env.max_steps}, but an episode of {env.name} has at most {longest} steps",
@@ -118,6 +160,7 @@ def check_settings(env: EnvSection) -> None:
 
 def check_tools(env: EnvSection) -> None:
     """Raises UserError if the tools that the environment offers to agents cannot be listed."""
+    _check_one(env, "one list of tools")
     with as_user_error(f"the tools of {env.name} cannot be listed",
                        "start the server that offers them, or correct its URL"):
         find_spec(env.name).tools()

@@ -188,7 +188,7 @@ class LearnerRank(_Rank):
             archive=stack.enter_context(EpisodeArchive(config.run_dir / "episodes", deadline_s=seconds)),
             checkpoints=Checkpoints(config.run_dir / "checkpoints", config.checkpoint.keep),
             observer=Observer(metrics=config.run_dir / "metrics.jsonl", heartbeat=heartbeat, patience_s=seconds,
-                              by_type=config.learner.task_sampling == "contrast"))
+                              by_type=config.learner.task_sampling == "contrast", by_env=bool(config.env.more)))
         if loop.run():
             loop.export(config.run_dir / "model")
 

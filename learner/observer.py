@@ -28,7 +28,7 @@ from services.telemetry.heartbeat import Heartbeat
 from services.telemetry.logs import get_logger
 from services.telemetry.metrics_file import check_metrics, drop_rows, keep_row
 from services.telemetry.overhead import counted
-from services.telemetry.task_types import type_columns
+from services.telemetry.task_types import ENV_PREFIX, type_columns
 
 GAUGES = {
     "grad_norm": ("gagpo_learner_gradient_norm", {}), "clip_fraction": ("gagpo_learner_clipped_ratio", {}),
@@ -142,6 +142,14 @@ def columns_by_type(manifest: Manifest, groups: Sequence[Sequence[Episode]]) -> 
     return type_columns((*trained, *replaced))
 
 
+def columns_by_env(manifest: Manifest, groups: Sequence[Sequence[Episode]]) -> dict[str, float]:
+    """Returns the columns by environment, over the same groups as columns_by_type."""
+    trained = [(group[0].ticket.task, fmean(episode.won for episode in group)) for group in groups]
+    replaced = [(drop.task, drop.wins / drop.episodes) for drop in manifest.drops
+                if drop.reason.startswith(UNIFORM) and drop.episodes]
+    return type_columns(((task.partition("/")[0], success) for task, success in (*trained, *replaced)), ENV_PREFIX)
+
+
 LEDGER = "ledger.jsonl"
 """File next to metrics.jsonl with one line for each learner step: its manifest."""
 log = get_logger("learner")
@@ -157,6 +165,8 @@ class Observer:
     """Longest wait for a folder that cannot be written (learner.collective_s)."""
     by_type: bool = False
     """Whether rows of metrics.jsonl also have columns by task type."""
+    by_env: bool = False
+    """Whether they have columns by environment."""
     _phase: str = ""
     _entered: float = 0.0
     _began: float = 0.0
@@ -224,6 +234,8 @@ class Observer:
         check_metrics(row)
         if self.by_type:
             row |= columns_by_type(self._manifest, self._groups)
+        if self.by_env:
+            row |= columns_by_env(self._manifest, self._groups)
         keep_row(self.ledger, msgspec.to_builtins(self._manifest), wait_s=self.patience_s)
         keep_row(self.metrics, row, wait_s=self.patience_s)
         set_meters(self.heartbeat, row, self._report.credits, self._report.utilization)

@@ -13,6 +13,7 @@ import ray
 from ray.exceptions import RayError
 
 from rollout.gpu_turns import GpuTurns
+from services.config.env import EnvSection
 from services.config.tree import Config
 from services.files import check_seen
 from services.process.packages import check_one_installation
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from envservice.wire.schemas import Info
     from rollout.correction import Corrector
     from rollout.engine.engine import Engine
+    from rollout.episode import EpisodeRunner
     from rollout.limits import Limits
     from rollout.prompt_renderer import PromptRenderer
     from rollout.worker import RolloutWorker
@@ -76,10 +78,7 @@ class RolloutHost:
 
     async def _work(self, log: Any) -> None:
         from envservice.client.client import EnvClient
-        from rollout.episode import EpisodeRunner
-        from rollout.judge import Judge
-        from rollout.limits import Limits
-        from rollout.prompt_renderer import load_text
+        from rollout.episode import MixedRunner
         from rollout.worker import RolloutWorker
         from services.store.store import Store
 
@@ -90,30 +89,54 @@ class RolloutHost:
             gpu_turns = await self._gpu_turns(store, stack)
             stack.push_async_callback(engine.close)
             started = time.monotonic()
-            _, text = await asyncio.gather(
-                engine.start(), asyncio.to_thread(load_text, str(self._model), env, self._config.model))
+            _, texts = await asyncio.gather(engine.start(), asyncio.to_thread(self._texts))
             log.info("engine ready", seconds=time.monotonic() - started)
             urls = await asyncio.to_thread(store.state.servers) or self._env_urls  # they may have moved while it loaded
             client = await stack.enter_async_context(
                 EnvClient(urls, self._env_token, timeout_s=env.call_seconds, outage_s=env.outage_seconds))
             info = await engine.while_alive(self._environment(client, store))
-            limits = Limits(prompt_tokens=rollout.max_prompt_tokens, response_tokens=rollout.max_response_tokens,
-                            reward_scale=env.reward_scale)
-            shared: dict[str, Any] = {
-                "worker": self._worker, "engine": engine, "env": client, "text": text, "limits": limits,
-                "env_engine": f"{info.engine} {info.version}"}
-            judge = Judge(engine=engine, text=text, settings=self._config.learner.judge, limits=limits,
-                          corrector=self._corrector(store, engine, text, limits))
-            runner = EpisodeRunner(**shared, replayable=info.replay != "live",
-                                   judge=judge if judge.settings.questions else None)
+            runners: dict[str, EpisodeRunner] = {
+                entry.name: self._runner(entry, text, client, info, engine=engine, store=store)
+                for entry, text in zip(env.entries, texts, strict=True)}
+            runner = MixedRunner(settings=env, runners=runners) if env.more else runners[env.name]
             if self._config.agent.name is not None:
                 from rollout.agents.worker_endpoint import agent_runner
 
                 runner = await stack.enter_async_context(agent_runner(
-                    self._config.agent, shared, self._model, env=env.name, slots=rollout.slots))
+                    self._config.agent, self._shared(env, texts[0], client, info, engine), self._model, env=env.name,
+                    slots=rollout.slots))
             await engine.while_alive(self._begun(RolloutWorker(
                 self._worker, store=store, engine=engine, runner=runner, weights=self._receiver(engine),
                 settings=rollout, gpu_turns=gpu_turns)).run())
+
+    def _texts(self) -> list[PromptRenderer]:
+        """Loads the renderer of each environment, one after the other: transformers cannot be imported by two threads
+        at once."""
+        from rollout.prompt_renderer import load_text
+
+        return [load_text(str(self._model), entry, self._config.model) for entry in self._config.env.entries]
+
+    def _shared(self, env: EnvSection, text: PromptRenderer, client: EnvClient, info: Info,
+                engine: Engine) -> dict[str, Any]:
+        """Returns what the episodes of one environment share, whoever plays them."""
+        from rollout.limits import Limits
+
+        rollout = self._config.rollout
+        limits = Limits(prompt_tokens=rollout.max_prompt_tokens, response_tokens=rollout.max_response_tokens,
+                        reward_scale=env.reward_scale)
+        return {"worker": self._worker, "engine": engine, "env": client, "text": text, "limits": limits,
+                "env_engine": f"{info.engine} {info.version}"}
+
+    def _runner(self, env: EnvSection, text: PromptRenderer, client: EnvClient, info: Info, *, engine: Engine,
+                store: Store) -> EpisodeRunner:
+        """Returns what plays the episodes of one environment by its prompt."""
+        from rollout.episode import EpisodeRunner
+        from rollout.judge import Judge
+
+        shared, settings = self._shared(env, text, client, info, engine), self._config.learner.judge
+        judge = Judge(engine=engine, text=text, settings=settings, limits=shared["limits"],
+                      corrector=self._corrector(store, engine, text, shared["limits"]))
+        return EpisodeRunner(**shared, replayable=info.replay != "live", judge=judge if settings.questions else None)
 
     def _corrector(self, store: Store, engine: Engine, text: PromptRenderer, limits: Limits) -> Corrector | None:
         if not self._config.learner.judge.correction:

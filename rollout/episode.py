@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ from envservice.client.results import Result
 from rollout.judge import Judge
 from rollout.limits import Limits
 from rollout.prompt_renderer import PromptRenderer
+from services.config.env import EnvSection
 from services.errors import EnvFault, ReplayDiverged
 from services.records import Episode, EpisodeEnd, PlayedTurn, Step, Ticket, choices_digest
 from services.rewards import LARGEST_REWARD, within_reward_limit
@@ -118,6 +119,27 @@ class EpisodeRunner:
             choices=choices_digest(now.admissible_actions), state=now.state, unchanged=after.unchanged,
             tag=answer.tag, cut=not self.text.ends(sample.ids),
         )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixedRunner:
+    """Plays episodes of several environments, each by the runner of its own: with its prompt, tags and reward scale."""
+
+    settings: EnvSection
+    """The list of environments."""
+    runners: Mapping[str, EpisodeRunner]
+    """Maps the `name` of an entry to its runner. All ask the same servers."""
+
+    @property
+    def env(self) -> EnvClient:
+        """Returns the client of the servers."""
+        return next(iter(self.runners.values())).env
+
+    async def play(self, ticket: Ticket, attempt: int, *, played: Sequence[PlayedTurn] = (),
+                   keep: Keep = lambda *_: None) -> Episode:
+        """Plays one episode as EpisodeRunner does."""
+        runner = self.runners[self.settings.entry_of(ticket.task).name]
+        return await runner.play(ticket, attempt, played=played, keep=keep)
 
 
 def attempt_id(ticket: Ticket, attempt: int) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from deploy.runs.configs import default_config, light_config, load_config
 from deploy.runs.policies import run_path
 from services.config.tree import Config, EnvSection
+from services.errors import UserError
 from services.process.own_code import OWN_CODE
 
 
@@ -37,6 +38,12 @@ def env_from(args: argparse.Namespace, read: Callable[..., Config] = light_confi
     """Returns the settings of the environment that the command line names, from a config that `read` reads (see
     deploy/runs/configs.py). Raises UserError."""
     env = read(args.config, args.overrides).env
+    if env.more and args.env is not None:
+        entry = next((one for one in env.entries if one.name == args.env), None)
+        if entry is None:
+            raise UserError(f"--env {args.env} is none of the environments in the list",
+                            f"choose one of {', '.join(one.name for one in env.entries)}")
+        return entry
     return env if args.env is None else env.model_copy(update={"name": args.env})
 
 

@@ -129,6 +129,8 @@ def _play(args: argparse.Namespace) -> None:
         config, policy = resolve(
             args.agent, args.config, {"eval.temperature": args.temperature, "env.name": args.env}, args.overrides)
         check_asked_by_prompt(config, args.agent)
+        if config.env.more:
+            config = config.model_copy(update={"env": env_of(config.env, args.task)})
         session, limit = open_session(config.env, args.task), args.max_steps or config.env.max_steps
         answer = load_agent(config, policy.folder, seed=args.seed).answer
     first = outcome = session.reset()

@@ -52,21 +52,20 @@ def run(args: argparse.Namespace) -> None:
         configure_logs(args.run_folder, process=process, show=None, node=args.host)
     adopt_libraries()
 
-    from envservice.registry import find_spec, open_environment
+    from envservice.registry import is_threaded, largest_session, open_environment
     from envservice.server.app import Settings
     from envservice.server.capacity import session_limit, sessions_bytes
     from envservice.server.process import serve
     from services.units import GIB
 
-    spec = find_spec(env.name)
     if args.openenv or args.mcp:
         _serve_protocol(args, env, token)
         return
     settings = Settings(
-        max_sessions=session_limit(env, spec.session_bytes), record_bytes=sessions_bytes(env),
+        max_sessions=session_limit(env, largest_session(env)), record_bytes=sessions_bytes(env),
         token=token,
         open_metrics=is_local(args.host) or args.run_folder is not None,  # a run's own server: Prometheus has no token
-        call_s=env.call_seconds, live_lease_s=config.agent.seconds, threaded=spec.threaded(env),
+        call_s=env.call_seconds, live_lease_s=config.agent.seconds, threaded=is_threaded(env),
         recycle_s=None if env.recycle_hours is None else 3600 * env.recycle_hours,
         recycle_bytes=None if env.recycle_gb is None else int(GIB * env.recycle_gb))
     with suppress(KeyboardInterrupt):  # that is how its user ends it
@@ -77,7 +76,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _serve_protocol(args: argparse.Namespace, env: EnvSection, token: str | None) -> None:
     """Serves by OpenEnv's protocol or by MCP until it is stopped."""
-    from envservice.registry import find_spec, open_environment
+    from envservice.registry import largest_session, open_environment
 
     if args.mcp:
         from envservice.adapters.mcp_server import serve_mcp
@@ -89,4 +88,4 @@ def _serve_protocol(args: argparse.Namespace, env: EnvSection, token: str | None
     from envservice.server.capacity import session_limit
 
     serve_openenv(lambda: open_environment(env), host=args.host, port=args.port,
-                  limit=session_limit(env, find_spec(env.name).session_bytes), token=token, call_s=env.call_seconds)
+                  limit=session_limit(env, largest_session(env)), token=token, call_s=env.call_seconds)

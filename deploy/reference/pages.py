@@ -26,6 +26,7 @@ from learner.credit.registry import ESTIMATORS, OptionTable, option_tables
 from learner.credit.state_keys import KEYS
 from services.amounts import rounded
 from services.config.credit import CreditSection
+from services.config.keys import LIST
 from services.config.tree import Config
 from services.telemetry.metrics_file import METRIC_TEXTS
 from services.telemetry.names import CATALOGUE, Bound
@@ -130,6 +131,7 @@ def _section(name: str, section: type[BaseModel]) -> Iterator[str]:
     texts = docstrings(section)
     keys = {f"{name}.{key}" if name else key: (texts.get(key, ""), field)
             for key, field in section.model_fields.items() if _subsection(field) is None}
+    keys.pop(LIST, None)
     rows = [[code(key), _default(field), _values(key, field), text] for key, (text, field) in keys.items()]
     yield f"## {name or 'The run'}"
     yield inspect.cleandoc(section.__doc__ or "")

@@ -30,10 +30,11 @@ from services.telemetry.evaluation_labels import TRAINED, on_curve
 from services.telemetry.metrics_file import read_evaluations
 
 ADAPTER = "adapter"
+_ENV: dict[str, Any] = {
+    "name": True, "data": True, "max_steps": True, "prompt": True, "history": True, "weight": True, "alfworld": True,
+    "webshop": True, "search": {"topk", "turns"}, "scienceworld": True}
 PLAYED: dict[str, Any] = {
-    "name": True, "seed": True, "steps": True, "agent": True,
-    "env": {"name": True, "data": True, "max_steps": True, "prompt": True, "history": True, "alfworld": True,
-            "webshop": True, "search": {"topk", "turns"}, "scienceworld": True},
+    "name": True, "seed": True, "steps": True, "agent": True, "env": {**_ENV, "more": {"__all__": _ENV}},
     "model": {"dtype", "chat_template_kwargs", "system_prompt"},
     "rollout": {"slots", "gpus", "tensor_parallel", "kv_cache_gb", "max_prompt_tokens", "max_response_tokens"},
     "eval": {"temperature", "panel"}}
@@ -81,22 +82,27 @@ def _base(config: Config) -> str:
 
 
 def _generation(folder: Path, config: Config) -> tuple[list[str], dict[str, Any]]:
-    """Stop texts, and generation_config.json as training sampled: no truncation of the distribution."""
+    """Stop texts, and generation_config.json as training sampled: no truncation of the distribution.
+
+    An answer ends at a stop of any environment of the run.
+    """
     from rollout.prompt_renderer import load_text
 
-    text = load_text(str(folder), config.env, config.model)
-    ids = list(text.stop_ids)
+    texts = [load_text(str(folder), entry, config.model) for entry in config.env.entries]
+    text = texts[0]
+    ids = list(dict.fromkeys(number for one in texts for number in one.stop_ids))
     sampling = {"do_sample": True, "temperature": config.eval.temperature} if config.eval.temperature else \
         {"do_sample": False}
     padding = text.tokenizer.pad_token_id
-    stops = list(dict.fromkeys([*text.stops, *(str(text.tokenizer.convert_ids_to_tokens(i)) for i in ids)]))
+    named = (str(text.tokenizer.convert_ids_to_tokens(i)) for i in ids)
+    stops = list(dict.fromkeys([*(stop for one in texts for stop in one.stops), *named]))
     return stops, {**special_tokens(folder), **sampling, "top_k": 0, "top_p": 1.0, "eos_token_id": ids,
                    "pad_token_id": ids[0] if padding is None else padding,
                    "max_new_tokens": config.rollout.max_response_tokens}
 
 
 def _card(run: RunFolder, step: int, config: Config, stops: list[str], *, title: str) -> str:
-    env = config.env
+    games = ", ".join(f"`{entry.name}`" for entry in config.env.entries)
     hub, path = origin(config.model.path), config.model.path
     base = f"the model `{hub or path.name}`" if path else "a model made from scratch for this game"
     name, _, revision = hub.partition("@")
@@ -111,7 +117,7 @@ tags: [gagpo, reinforcement-learning, agent]
 {base_line}---
 # {title}
 
-An agent for `{env.name}`, trained with gagpo (step-level credit, arXiv 2605.13217).
+An agent for {games}, trained with gagpo (step-level credit, arXiv 2605.13217).
 
 | | |
 |---|---|
@@ -139,7 +145,9 @@ def _asked(config: Config, title: str) -> tuple[str, str]:
 
     gagpo eval {title} --split heldout
     gagpo serve-agent {title}""")
-    return (f"prompt format | `{env.prompt}` with a history of {env.history} turns",
+    prompts = "; ".join(f"`{entry.prompt}` with a history of {entry.history} turns" + (
+        f" in `{entry.name}`" if env.more else "") for entry in env.entries)
+    return (f"prompt format | {prompts}",
             f"""The agent reads one prompt per turn, which gagpo makes from the game's text, and gagpo reads the action
 in its answer:
 

@@ -19,7 +19,8 @@ from deploy.runs.configs import light_config, load_config
 from deploy.runs.model_sources import origin
 from envservice.data_digest import agrees
 from learner.checkpoints.checkpoint import MIRROR, Checkpoints, steps_in
-from services.config.file import as_yaml, dump_config, flatten
+from services.config.file import WEIGHT, as_yaml, dump_config, flatten
+from services.config.keys import LIST
 from services.config.tree import Config
 from services.errors import UserError
 from services.files import Damaged, follow_folder, is_draft, lock_alone, read_json, write_whole
@@ -297,7 +298,8 @@ def compared(before: Config, now: Config) -> tuple[dict[str, object], dict[str, 
     written and wherever the runs were moved with it, and without a model of the hub and of one commit, wherever its
     cache is.
     """
-    theirs, mine = flatten(before), flatten(now)
+    one = {LIST: [], WEIGHT: 1.0}  # keys that only a list of environments has
+    theirs, mine = one | flatten(before), one | flatten(now)
     for key, there, here in (("model.path", before.model.path, now.model.path),
                              ("learner.distill.teacher", before.learner.distill.teacher, now.learner.distill.teacher)):
         if there is not None and here is not None and here.absolute() in (

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from envservice.base import Environment, PromptTemplate
-    from envservice.spec import EnvironmentSpec, Teacher
+    from envservice.spec import Teacher
     from learner.cold_start.sft import Budget, Lesson, SftProgress
     from learner.cold_start.sft_data import Example, TokenRow
     from rollout.demonstrations import Demonstration
@@ -208,21 +208,43 @@ def write_demonstrations(config: Config, model: Path, out: Path, *, report: Repo
 
 def _demonstrated(config: Config, path: Path | None, *, seed: int, report: Report, passing: Report,
                   ) -> tuple[Demonstrations, PreTrainedTokenizerBase, list[TokenRow]]:
-    """Returns the demonstrations, the tokenizer of the model at `path` (None: a new one), and their rows."""
-    from envservice.registry import find_spec, make_template
+    """Returns the demonstrations, the tokenizer of the model at `path` (None: a new one), and their rows. Of several
+    environments they are those of one after the other."""
+    from envservice.registry import make_template
+
+    templates = [make_template(view.env) for view in config.views]
+    shown = [shown_to(view, template, seed=seed, report=report, passing=passing)
+             for view, template in zip(config.views, templates, strict=True)]
+    whole = shown[0] if len(shown) == 1 else _together(shown)
+    passing(f"makes tokens of {number_of(len(whole.examples), 'answer')}")
+    tokenizer = _tokenizer(config, path, whole.examples, report)
+    rows = [row for view, template, its in zip(config.views, templates, shown, strict=True)
+            for row in _encoded(view, path, tokenizer, its.examples, template=template)]
+    _check_length(len(rows), len(whole.examples), config.rollout.row_tokens, report)
+    return whole, tokenizer, rows
+
+
+def _encoded(config: Config, path: Path | None, tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], *,
+             template: PromptTemplate) -> list[TokenRow]:
+    """Returns the rows of one environment's examples. `config`: with that environment alone."""
+    from envservice.registry import find_spec
     from envservice.text.tool_calls import TAGS
     from learner.cold_start.sft_data import encode
 
-    spec, template = find_spec(config.env.name), make_template(config.env)
-    shown = shown_to(config, template, seed=seed, report=report, passing=passing)
-    passing(f"makes tokens of {number_of(len(shown.examples), 'answer')}")
-    tokenizer = _tokenizer(config, path, shown.examples, spec, report)
-    max_tokens = config.rollout.row_tokens
-    chat = chat_format(tokenizer, config.model, {*TAGS, *spec.stops}) if template.chat else None
-    end = answer_end(tokenizer, chat, stops=spec.stops, ends=generation_ends(path) if path is not None else ())
-    rows = encode(tokenizer, shown.examples, chat=chat, max_tokens=max_tokens, end=end)
-    _check_length(len(rows), len(shown.examples), max_tokens, report)
-    return shown, tokenizer, rows
+    stops = find_spec(config.env.name).stops
+    chat = chat_format(tokenizer, config.model, {*TAGS, *stops}) if template.chat else None
+    end = answer_end(tokenizer, chat, stops=stops, ends=generation_ends(path) if path is not None else ())
+    return encode(tokenizer, examples, chat=chat, max_tokens=config.rollout.row_tokens, end=end)
+
+
+def _together(shown: Sequence[Demonstrations]) -> Demonstrations:
+    """Returns the demonstrations of several environments as one."""
+    return Demonstrations(
+        examples=[example for one in shown for example in one.examples],
+        split="+".join(dict.fromkeys(one.split for one in shown)), digest="+".join(one.digest for one in shown),
+        games=sum(one.games for one in shown), episodes=sum(one.episodes for one in shown),
+        won=sum(one.won for one in shown), seconds=sum(one.seconds for one in shown),
+        failed={task: reason for one in shown for task, reason in one.failed.items()})
 
 
 def _trainer(config: Config, path: Path | None, out: Path, tokenizer: PreTrainedTokenizerBase
@@ -246,7 +268,7 @@ def _check_length(kept: int, examples: int, max_tokens: int, report: Report) -> 
                "tokens (rollout.max_prompt_tokens and max_response_tokens)")
 
 
-def _tokenizer(config: Config, path: Path | None, examples: Sequence[Example], spec: EnvironmentSpec,
+def _tokenizer(config: Config, path: Path | None, examples: Sequence[Example],
                report: Report) -> PreTrainedTokenizerBase:
     """Returns the tokenizer of the model at `path`, or a new one if `path` is None."""
     from envservice.registry import find_spec
@@ -256,8 +278,10 @@ def _tokenizer(config: Config, path: Path | None, examples: Sequence[Example], s
         return load_tokenizer(path)
     stride = max(1, 2 * len(examples) // TOKENIZER_TEXTS)
     texts = (str(text) for one in examples[::stride] for text in (one.prompt, one.response))
-    teacher = find_spec(config.env.name).teacher
-    tokenizer = train_tokenizer(texts, spec.stops, "words" if teacher is None else teacher.names)
+    specs = [find_spec(entry.name) for entry in config.env.entries]
+    stops = list(dict.fromkeys(stop for spec in specs for stop in spec.stops))
+    numbered = [spec.teacher is not None and spec.teacher.names == "numbered" for spec in specs]
+    tokenizer = train_tokenizer(texts, stops, "numbered" if all(numbered) else "both" if any(numbered) else "words")
     report(f"tokenizer: {len(tokenizer)} tokens")
     return tokenizer
 

@@ -85,14 +85,14 @@ def evaluate(config: Config, policy: PlayablePolicy, *, split: str | None, file:
 
 def _play(config: Config, model: Path, split: str | None, lines: StatusLines) -> dict[str, Any]:
     from deploy.launch.checks.games import check_ends
-    from deploy.launch.planning.task_sets import asked_for, engine_name
+    from deploy.launch.planning.task_sets import asked_for, engine_name, task_stream
     from deploy.launch.reach import check_versions
     from deploy.launch.scaling import Scaling
     from deploy.launch.topology import publish_folder, topology
     from deploy.training.loading import Loading
     from envservice.registry import open_environment
     from services.controller.controller import Controller
-    from services.controller.tickets import EvalRequest, TaskStream, TrainTickets
+    from services.controller.tickets import EvalRequest, TrainTickets
 
     environment = open_environment(config.env)
     check_ends(config, environment)
@@ -109,14 +109,14 @@ def _play(config: Config, model: Path, split: str | None, lines: StatusLines) ->
         loading = Loading(parts.supervisor.states, parts.store.state.beats, waiting=lines.waiting)
         controller = Controller(
             config=config, store=parts.store, lease=lease, supervisor=parts.supervisor,
-            tickets=TrainTickets(config=config, tasks=TaskStream(training, config.seed)),
+            tickets=TrainTickets(config=config, tasks=task_stream(config, environment, training)),
             request=lambda _: None, hooks=_hooks(lines, environment.task_type, loading, scaling))
         started = time.monotonic()
         version = publish_folder(parts, model, holder=parts.run)
         scaling.start()
         request = EvalRequest(label="eval", version=version, split=chosen, tasks=tasks,
                               temperature=config.eval.temperature, seed=config.seed + 1,
-                              max_steps=config.env.max_steps)
+                              max_steps=config.env.max_steps, several=config.env.several)
         summary = _timed(controller, request, loading, started)
     return {**summary, "env": environment.name, "engine": engine}
 

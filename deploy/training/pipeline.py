@@ -39,7 +39,7 @@ from services.controller.controller import Controller, Hooks
 from services.controller.evaluation import clear
 from services.controller.skip import skip_step
 from services.controller.telemetry import Telemetry
-from services.controller.tickets import ContrastSampler, EvalRequest, TaskStream, TrainTickets
+from services.controller.tickets import ContrastSampler, EvalRequest, TrainTickets
 from services.files import write_whole
 from services.last_value import LastValue
 from services.patience import while_folder_away
@@ -235,7 +235,7 @@ class TrainingRun:
         sampler = None if config.learner.task_sampling == "uniform" else ContrastSampler(
             sets.train, sets.environment.task_type, config.seed, staleness=config.learner.staleness,
             rows=lambda: history.metrics)
-        return TrainTickets(config=config, tasks=TaskStream(sets.train, config.seed), sampler=sampler)
+        return TrainTickets(config=config, tasks=sets.stream(config), sampler=sampler)
 
     def keep_evaluation(self, summary: dict[str, Any], episodes: list[Episode], archive: EpisodeArchive) -> None:
         """Keeps episodes and score. The row in evaluations.jsonl comes last: it marks the evaluation as done."""
@@ -281,7 +281,8 @@ class TrainingRun:
             return None
         return EvalRequest(label=curve_label(version.step), version=version, split=self.task_sets.validation_split,
                            tasks=self.task_sets.validation, temperature=self.config.eval.temperature,
-                           seed=self.config.seed, max_steps=self.config.env.max_steps)
+                           seed=self.config.seed, max_steps=self.config.env.max_steps,
+                           several=self.config.env.several)
 
     def weights_kept(self, version: Version) -> bool:
         """Whether the weights of a version are on disk. Those of step 0 are the cold start."""
@@ -364,7 +365,8 @@ class TrainingRun:
             controller.evaluate_now([
                 EvalRequest(label=label, version=version, split=self.task_sets.heldout_split,
                             tasks=self.task_sets.heldout, temperature=t, samples=self.config.eval.panel_samples,
-                            seed=self.config.seed + 1, max_steps=self.config.env.max_steps)
+                            seed=self.config.seed + 1, max_steps=self.config.env.max_steps,
+                            several=self.config.env.several)
                 for t in temperatures
             ])
 

@@ -84,7 +84,8 @@ def make_plan(config: Config, policy: str, split: str | None, *, weights: str | 
     Raises UserError for missing data, for a service of the environment that does not answer, and for a prompt without
     instructions that nothing would add to.
     """
-    if policy == "direct" and not make_template(config.env).chat:
+    chats = make_template(config.env).chat
+    if policy == "direct" and not chats:
         raise UserError(f"env.prompt={config.env.prompt} is raw text without instructions, for models trained on it",
                         "set env.prompt=full, or another prompt for chat models" + (
                             ", or leave out --policy to play a model as it was trained" if weights is not None else ""))

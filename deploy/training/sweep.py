@@ -258,7 +258,7 @@ def methods(config: Config) -> tuple[Variant, ...]:
     PPO has no groups, so it plays as many tasks as the others play episodes.
     """
     learner = config.learner
-    mode = "mean_norm" if config.env.name == "webshop" else "mean_std_norm"
+    mode = "mean_norm" if all(entry.name == "webshop" for entry in config.env.entries) else "mean_std_norm"
     laid: Mapping[str, Mapping[str, object]] = {
         "GiGPO": {"estimator": "gigpo", "gamma": 0.95, "omega": 1.0, "mode": mode},
         "GRPO": {"estimator": "grpo", "mode": "mean_std_norm", "statistics": "rows"},

@@ -123,12 +123,13 @@ def bracketed(texts: Iterable[str]) -> list[str]:
 
 
 def train_tokenizer(
-    texts: Iterable[str], stops: Sequence[str] = (STOP,), names: Literal["numbered", "words"] = "numbered"
+    texts: Iterable[str], stops: Sequence[str] = (STOP,), names: Literal["numbered", "words", "both"] = "numbered"
 ) -> PreTrainedTokenizerFast:
     """Returns a fast tokenizer of some hundreds or thousands of tokens. It decodes any text to Unicode's NFC form.
 
-    Each of `stops`, the tags that may end an answer, is one token. `names`: see Teacher in envservice/spec.py. The
-    result depends only on the texts and their order. Raises ValueError if there are no texts.
+    Each of `stops`, the tags that may end an answer, is one token. `names`: see Teacher in envservice/spec.py; both:
+    texts of several environments. The result depends only on the texts and their order. Raises ValueError if there are
+    no texts.
     """
     from tokenizers import AddedToken
     from transformers import PreTrainedTokenizerFast
@@ -137,7 +138,8 @@ def train_tokenizer(
     if not corpus:
         raise ValueError("a tokenizer needs texts to train on")
     tokenizer = _base(corpus, _BASE if names == "numbered" else _WORDS)
-    added = [*stops, *(_numbered(corpus, stops) if names == "numbered" else bracketed(corpus))]
+    added = [*stops, *(_numbered(corpus, stops) if names != "words" else ()),
+             *(bracketed(corpus) if names != "numbered" else ())]
     tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in dict.fromkeys(added)])
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token=END, pad_token=END, unk_token=END, clean_up_tokenization_spaces=False,

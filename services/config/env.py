@@ -15,8 +15,10 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    SerializerFunctionWrapHandler,
     ValidationInfo,
     field_validator,
+    model_serializer,
     model_validator,
 )
 
@@ -181,8 +183,14 @@ class ScienceworldSection(Section):
     """Content of the lists of admissible actions: action templates, or every valid action (hundreds, and slow)."""
 
 
+SERVER_KEYS = ("servers", "cpus", "urls", "outage_seconds", "call_seconds", "token_file", "max_sessions", "memory_gb",
+               "recycle_hours", "recycle_gb")
+"""Keys about the servers. Each server plays all environments of a list, so they are set in its first entry."""
+
+
 class EnvSection(Section):
-    """Which environment is played, how, and which servers run it."""
+    """Which environment is played, how, and which servers run it. `env` may also be a list of such sections: then the
+    run plays several environments with one policy."""
 
     name: str = Field(default="alfworld", min_length=1)
     """Name of an environment of this package, or `module:attribute` of your own EnvironmentSpec."""
@@ -228,7 +236,68 @@ class EnvSection(Section):
     recycle_gb: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Memory in GB of the server's own process at which it restarts itself in the same way. None: never. A run of a
     live environment is refused with it."""
+    weight: float = Field(default=1.0, ge=0.01, le=100)
+    """In a list of environments: the share of training groups that this one gets, relative to the weights of the
+    others."""
+    more: tuple[EnvSection, ...] = ()
+    """The entries of a list of environments after the first. A config file has them in the list itself."""
     alfworld: AlfworldSection = AlfworldSection()
     webshop: WebshopSection = WebshopSection()
     search: SearchSection = SearchSection()
     scienceworld: ScienceworldSection = ScienceworldSection()
+
+    @model_validator(mode="after")
+    def _check_more(self) -> EnvSection:
+        if not self.more:
+            return self
+        names = [one.name for one in (self, *self.more)]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"the list names {twice[0]} twice; give each environment one entry")
+        if len(own := [name for name in names if ":" in name]) > 1:
+            raise ValueError(f"the list names {' and '.join(own)}, and tasks are told apart by the names of "
+                             "environments of this package; list at most one environment of your own")
+        defaults = EnvSection()
+        for number, one in enumerate(self.more, 1):
+            for key in SERVER_KEYS:
+                if (value := getattr(one, key)) != getattr(defaults, key):
+                    raise ValueError(f"env[{number}].{key} is {value!r}, and each server plays all environments of the "
+                                     f"list; set {key} in the first entry alone")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_list_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leaves out the keys of a list if there is none."""
+        tree: dict[str, Any] = handler(self)
+        if not self.more:
+            tree.pop("more", None)
+            if self.weight == 1:
+                tree.pop("weight", None)
+        return tree
+
+    @property
+    def entries(self) -> tuple[EnvSection, ...]:
+        """Returns one section for each environment, all with the servers of the first; only itself if it is no list."""
+        if not self.more:
+            return (self,)
+        servers = {key: getattr(self, key) for key in SERVER_KEYS}
+        return (self.model_copy(update={"more": ()}), *(one.model_copy(update=servers) for one in self.more))
+
+    @property
+    def several(self) -> EnvSection | None:
+        """Returns the section if it is a list of environments, else None."""
+        return self if self.more else None
+
+    def entry_of(self, task: str) -> EnvSection:
+        """Returns the section of the environment that a task belongs to; itself if it is no list.
+
+        The ids of an environment of this package begin with its name. All others belong to the user's own one. Raises
+        KeyError if the list has none.
+        """
+        if not self.more:
+            return self
+        named, entries = task.partition("/")[0].partition("-")[0], self.entries
+        entry = next((one for one in entries if one.name == named), None) or \
+            next((one for one in entries if ":" in one.name), None)
+        if entry is None:
+            raise KeyError(task)
+        return entry

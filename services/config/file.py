@@ -16,7 +16,17 @@ import yaml
 from pydantic import ValidationError
 from yaml.composer import ComposerError
 
-from services.config.keys import OPEN_SECTION, REMOVED, check_key, check_nested, config_keys, is_section, takes_text
+from services.config.env import SERVER_KEYS
+from services.config.keys import (
+    LIST,
+    OPEN_SECTION,
+    REMOVED,
+    check_key,
+    check_nested,
+    config_keys,
+    is_section,
+    takes_text,
+)
 from services.config.refusals import COMMAND_LINE, refusal, wrong
 from services.config.secrets import masked
 from services.config.tree import Config
@@ -24,6 +34,7 @@ from services.errors import UserError, raise_together
 from services.files import read_bounded, write_whole
 
 FORMAT = 1
+MORE, WEIGHT = LIST.removeprefix("env."), "env.weight"
 NOTHING = ("", "null", "~")
 """Values on the command line that leave a text empty."""
 CONFIG_BYTES = 1 << 20
@@ -157,6 +168,8 @@ def lay_over(config: Config, values: Mapping[str, object]) -> Config:
     tree = config.model_dump()  # not mode="json", which drops the password of redis.url
     for key, value in values.items():
         check_key(key, "the values that replace those of the config")
+        if config.env.more:
+            _check_for_all(key)
         _set(tree, key, value)
     try:
         return Config.model_validate(tree)
@@ -170,6 +183,10 @@ def dump_config(config: Config, path: Path, *, include: dict[str, Any] | None = 
     `include`: the sections and keys to write, as pydantic takes them. None: all.
     """
     tree = config.model_dump(mode="json", include=include)
+    if config.env.more:
+        first = tree["env"]
+        tree["env"] = [first, *({key: value for key, value in one.items() if key not in SERVER_KEYS}
+                                for one in first.pop(MORE))]
     text = yaml.safe_dump({"format": FORMAT, **tree}, sort_keys=False, allow_unicode=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, text)
@@ -179,7 +196,8 @@ def flatten(config: Config) -> dict[str, Any]:
     """Returns a dict from dotted key to JSON value."""
     tree = config.model_dump(mode="json")
     options = [f"{OPEN_SECTION}{name}" for name in config.learner.credit.model_extra or {}]
-    return {key: _at(tree, key) for key in (*config_keys(), *options)}
+    keys = [key for key in config_keys() if config.env.more or key != WEIGHT]
+    return {key: _at(tree, key) for key in (*keys, *([LIST] if config.env.more else ()), *options)}
 
 
 def as_yaml(value: object) -> str:
@@ -211,18 +229,68 @@ def _read(file: Path, shipped_in: Path | None, mistakes: list[UserError], above:
     tree = read_tree(file)
     bases = tree.pop("base", [])
     _drop_unset(tree, REMOVED)
-    _take_unknown_keys(tree, file, mistakes)
+    entries = _take_list(tree, file)
+    for one in (tree, *({"env": entry} for entry in entries or ())):
+        _take_unknown_keys(one, file, mistakes)
+    if entries is not None:
+        tree["env"][MORE] = entries
     merged: Tree = {}
     for base in bases if isinstance(bases, list) else [bases]:
         if not isinstance(base, str):
             raise UserError(f"{file}: base {wrong(base)}", "name a config file, or remove `base`")
-        merged = _merge(merged, _read(_find_base(file, base, shipped_in), shipped_in, mistakes, (*above, file)))
+        further = _read(_find_base(file, base, shipped_in), shipped_in, mistakes, (*above, file))
+        _make_way_for_list(merged, further)
+        merged = _merge(merged, further)
     _make_way(merged, tree)
     return _merge(merged, tree)
 
 
+def _take_list(tree: Tree, file: Path) -> list[Tree] | None:
+    """Puts the first entry of a list of environments in place of the list, and returns the others; None for no list."""
+    entries = tree.get("env")
+    if not isinstance(entries, list):
+        return None
+    if not entries or not all(isinstance(one, dict) and "name" in one for one in entries):
+        raise UserError(f"the list env in {file} has {_wrong_entry(entries)}",
+                        "write each environment as {name: NAME, weight: 1, prompt: PROMPT, ...}")
+    tree["env"], *others = entries
+    return others
+
+
+def _wrong_entry(entries: list[Any]) -> str:
+    if not entries:
+        return "no entries"
+    number, entry = next((number, one) for number, one in enumerate(entries)
+                         if not (isinstance(one, dict) and "name" in one))
+    return f"{entry!r:.60} as entry {number}" + (", without a name" if isinstance(entry, dict) else "")
+
+
+def _check_for_all(key: str) -> None:
+    """Raises UserError for a key of `env` of which a list of environments has one in each entry."""
+    section, _, rest = key.partition(".")
+    if section == "env" and rest.partition(".")[0] not in SERVER_KEYS:
+        raise UserError(f"{key} is given for all of a list of environments",
+                        "set it in an entry of the list in the config file; only keys of servers, such as env.servers, "
+                        "are for all")
+
+
+def _make_way_for_list(below: Tree, above: Tree) -> None:
+    """Takes `env` out of `below` if `above` has a list of environments. Raises UserError if only `below` has one, and
+    `above` has keys of `env` that each entry has for itself."""
+    envs, base_envs = above.get("env"), below.get("env")
+    if not (isinstance(envs, dict) and isinstance(base_envs, dict)):
+        return
+    if MORE in envs:
+        del below["env"]
+    elif base_envs.get(MORE):
+        for name in envs:
+            _check_for_all(f"env.{name}")
+
+
 def _make_way(below: Tree, above: Tree) -> None:
-    """Takes sft.minutes out of `below` if `above` has sft.epochs alone, and the other way round: one of them counts."""
+    """Takes sft.minutes out of `below` if `above` has sft.epochs alone, and the other way round: one of them counts.
+    Does the same with `env` and a list of environments."""
+    _make_way_for_list(below, above)
     mine, base = above.get("sft"), below.get("sft")
     if isinstance(mine, dict) and isinstance(base, dict):
         for one, other in (("minutes", "epochs"), ("epochs", "minutes")):

@@ -19,6 +19,8 @@ OPEN_SECTION = "learner.credit."
 REMOVED = {"metrics.traces": "traces no longer exist: the log, the ledger and `gagpo audit` follow a ticket"}
 """Key that earlier versions had -> what takes its place. A file may still give it without a value (null), as the
 configs of their runs do."""
+LIST = "env.more"
+"""Where the tree holds the entries of a list of environments after the first. A config file has `env: [...]`."""
 FEW = 8
 """Number of names up to which all are told."""
 NEAREST = 3
@@ -41,7 +43,7 @@ def _keys_of(section: type[BaseModel], prefix: str) -> Iterator[str]:
     for name, field in section.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             yield from _keys_of(field.annotation, f"{prefix}{name}.")
-        else:
+        elif prefix + name != LIST:
             yield prefix + name
 
 

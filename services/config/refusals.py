@@ -43,7 +43,11 @@ def refusal(error: ValidationError, where: Path | str | Callable[[str], Path | s
 
 
 def _key_of(parts: tuple[int | str, ...]) -> str:
-    return ".".join(map(str, parts))
+    match parts:
+        case ("env", "more", int(index), *rest):
+            return ".".join((f"env[{index + 1}]", *map(str, rest)))
+        case _:
+            return ".".join(map(str, parts))
 
 
 def _one_line(finding: ErrorDetails, where: Path | str, prefix: str) -> UserError:

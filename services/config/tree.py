@@ -311,6 +311,30 @@ class Config(Section):
                              "episode ends first; set one of them to false")
         return self
 
+    @model_validator(mode="after")
+    def _check_list(self) -> Config:
+        """Refuses what does not work with several environments yet."""
+        if not self.env.more:
+            if self.env.weight != 1:
+                raise ValueError(f"env.weight={self.env.weight:g} is for a list of environments, and env is one; "
+                                 "leave it out")
+            return self
+        for key, chosen, fix in (
+            ("agent.name", self.agent.name, "leave it out"),
+            ("sft.file", self.sft.file, "leave it out: the environments' own players demonstrate"),
+            ("learner.judge.correction", self.learner.judge.correction, "set it to false"),
+            ("learner.task_sampling", self.learner.task_sampling != "uniform" and self.learner.task_sampling,
+             "set it to uniform: the weights of the list decide"),
+        ):
+            if chosen:
+                raise ValueError(f"{key}={chosen} is not there for several environments yet; {fix}")
+        return self
+
+    @property
+    def views(self) -> tuple[Config, ...]:
+        """Returns the config once for each environment of the run, with that one alone as `env`."""
+        return tuple(self.model_copy(update={"env": entry}) for entry in self.env.entries)
+
     @property
     def run_dir(self) -> Path:
         """Returns runs_dir / name."""

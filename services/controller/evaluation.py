@@ -147,9 +147,23 @@ def by_rule(episodes: Sequence[tuple[float | None, Mapping[str, float]]]) -> dic
         "full_score_by_rule": {rule: fmean(value >= 1 for value in values) for rule, values in scores.items()}}
 
 
+def _by_env(request: EvalRequest, by_task: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """Returns the mean success in each environment of a run with several, with the ends of its 95% interval next to it.
+    """
+    by_env = defaultdict[str, list[float]](list)
+    for task, value in by_task.items() if request.several is not None else ():
+        by_env[task.partition("/")[0]].append(value)
+    columns: dict[str, dict[str, float]] = {}
+    for name, values in sorted(by_env.items()):
+        for end, value in zip(("", "_low", "_high"), success_interval(values, request.samples), strict=True):
+            columns.setdefault(f"success_by_env{end}", {})[name] = value
+    return columns
+
+
 def summarise(request: EvalRequest, episodes: list[Episode], *, dropped: int,
               task_type: Callable[[str], str]) -> dict[str, Any]:
-    """Returns one row of evaluations.jsonl: mean success with its 95% interval over tasks, by task type, lengths,
+    """Returns one row of evaluations.jsonl: mean success with its 95% interval over tasks, by task type and, in a run
+    of several environments, by the name of the environment; lengths,
     shares of bad answers, the number of sampled tokens and the best of repeated episodes.
 
     Lengths are in turns. task_score: mean of the environment's own score over episodes, null if it has no score.
@@ -176,6 +190,7 @@ def summarise(request: EvalRequest, episodes: list[Episode], *, dropped: int,
         "success_high": high,
         "task_score": sum(scores) / len(scores) if scores else None,
         "success_by_type": {name: sum(v) / len(v) for name, v in sorted(by_type.items())},
+        **_by_env(request, by_task),
         "episode_length": len(steps) / len(episodes),
         "invalid_share": sum(not s.valid for s in steps) / max(1, len(steps)),
         "inadmissible_share": sum(not s.admissible for s in steps) / max(1, len(steps)),

@@ -18,6 +18,7 @@ of earlier steps.
 
 from __future__ import annotations
 
+import math
 import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from services.config.env import EnvSection
 from services.config.tree import Config
 from services.records import Drop, Ticket, Version
 from services.seeds import seed_for
@@ -126,6 +128,39 @@ class TaskStream:
         return self._order[position]
 
 
+class MixedStream:
+    """Several task streams as one, each with a share of the indices in proportion to its weight.
+
+    An index goes to the stream that lacks most of its share so far, the first of several. So every stretch of the
+    sequence has the shares, and it is a pure function of the weights. Each stream is read from its beginning on.
+    """
+
+    def __init__(self, streams: Sequence[tuple[float, TaskStream]]) -> None:
+        total = sum(weight for weight, _ in streams)
+        self._shares = [weight / total for weight, _ in streams]
+        self._streams = [stream for _, stream in streams]
+        self._taken = [0] * len(streams)
+        self._places: list[tuple[int, int]] = []
+        """The stream of each index, and the index in it, as far as they were asked for."""
+
+    def __len__(self) -> int:
+        """Number of indices in which every stream has a whole pass. Greedy choice is off by less than one index for
+        each stream."""
+        slack = len(self._streams)
+        return math.ceil(max((len(stream) + slack) / share
+                             for share, stream in zip(self._shares, self._streams, strict=True)))
+
+    def __getitem__(self, index: int) -> str:
+        while len(self._places) <= index:
+            number = 1 + len(self._places)
+            lacks = [share * number - taken for share, taken in zip(self._shares, self._taken, strict=True)]
+            chosen = lacks.index(max(lacks))
+            self._places.append((chosen, self._taken[chosen]))
+            self._taken[chosen] += 1
+        stream, place = self._places[index]
+        return self._streams[stream][place]
+
+
 class ContrastSampler:
     """Draws a task type for each group, by the number of the type's tasks times their weight (task_types.py).
 
@@ -176,7 +211,7 @@ class TrainTickets:
     """Makes the K tickets of one training group."""
 
     config: Config
-    tasks: TaskStream
+    tasks: TaskStream | MixedStream
     sampler: ContrastSampler | None = None
     """Chooses among the types of tasks (learner.task_sampling). None: all tasks come equally often."""
 
@@ -208,7 +243,7 @@ class TrainTickets:
                 kind="train",
                 min_step=max(0, consumed_at - learner.staleness),
                 temperature=self.config.rollout.temperature,
-                max_steps=self.config.env.max_steps,
+                max_steps=self.config.env.entry_of(task).max_steps,
                 correction=correction,
             )
             for k in range(learner.group_size)
@@ -229,6 +264,8 @@ class EvalRequest:
     """Episodes per task."""
     seed: int
     max_steps: int
+    several: EnvSection | None = None
+    """The environments of a run with several, each with `max_steps` of its own. None: all tasks are of one."""
 
     def group(self, index: int) -> str:
         """Returns the id of the group that plays task `index`."""
@@ -250,7 +287,7 @@ class EvalRequest:
                     kind="eval",
                     exact_version=self.version,
                     temperature=self.temperature,
-                    max_steps=self.max_steps,
+                    max_steps=self.max_steps if self.several is None else self.several.entry_of(task).max_steps,
                 )
                 for k in range(self.samples)
             ]

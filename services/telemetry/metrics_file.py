@@ -19,7 +19,7 @@ from services.files import NOT_JSON, read_bounded, write_whole
 from services.patience import while_folder_away
 from services.telemetry.names import PHASES
 from services.telemetry.overhead import counted
-from services.telemetry.task_types import PREFIX
+from services.telemetry.task_types import ENV_PREFIX, PREFIX
 from services.units import GIB
 
 _PHASE_TEXTS: Mapping[str, str] = {
@@ -135,7 +135,7 @@ _KINDS: dict[str, Any] = {
     "label": str, "version": str, "split": str, "temperature": (int, float), "tasks": int, "time": (int, float),
     "success_by_task": dict, "success_by_type": dict, "score_by_task": dict, "groups": list, "drops": list,
     "score_by_rule": dict, "full_score_by_rule": dict,
-    **{f"{name}{end}": dict for name in ("pass_at", "best_score") for end in ("", "_low", "_high")}}
+    **{f"{name}{end}": dict for name in ("pass_at", "best_score", "success_by_env") for end in ("", "_low", "_high")}}
 """Types of values by key. All other values are numbers or text, and those of a dict are numbers."""
 
 
@@ -218,7 +218,7 @@ def parse_row(line: bytes) -> MetricsRow | None:
     step = row.get("step", 0)
     if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < 1 << 53:
         return None
-    if not all(_fits(value, _KINDS.get(key, _NUMBER if key.startswith(PREFIX) else _FIGURE))
+    if not all(_fits(value, _KINDS.get(key, _NUMBER if key.startswith((PREFIX, ENV_PREFIX)) else _FIGURE))
                for key, value in row.items()):
         return None
     return _Row({key: value for key, value in row.items() if value is not None or key not in _BLANK})

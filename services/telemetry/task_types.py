@@ -1,6 +1,7 @@
 """Results by task type: columns of metrics.jsonl such as `type/pick/success`, and the weights that follow from them.
 
-Only runs that sample tasks by type have these columns. Light: imports the standard library alone.
+Only runs that sample tasks by type have these columns. Runs of several environments have the same by environment, such
+as `env/search-gen/success`. Light: imports the standard library alone.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-PREFIX = "type/"
+PREFIX, ENV_PREFIX = "type/", "env/"
 GROUPS, SUCCESS, CONTRAST = "/groups", "/success", "/contrast"
 LAST_STEPS = 10
 """Number of learner steps whose groups count as recent."""
@@ -41,28 +42,30 @@ def contrast(success: float) -> float:
     return 4 * success * (1 - success)
 
 
-def type_columns(groups: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """Returns the columns of one learner step. `groups`: task type and share of won episodes of each group."""
+def type_columns(groups: Iterable[tuple[str, float]], prefix: str = PREFIX) -> dict[str, float]:
+    """Returns the columns of one learner step. `groups`: task type and share of won episodes of each group. With
+    ENV_PREFIX, its environment in place of the type."""
     by_type = defaultdict[str, list[float]](list)
     for task_type, success in groups:
         by_type[task_type].append(success)
     columns: dict[str, float] = {}
     for task_type, successes in sorted(by_type.items()):
-        columns |= {f"{PREFIX}{task_type}{GROUPS}": len(successes),
-                    f"{PREFIX}{task_type}{SUCCESS}": fmean(successes),
-                    f"{PREFIX}{task_type}{CONTRAST}": fmean(map(contrast, successes))}
+        columns |= {f"{prefix}{task_type}{GROUPS}": len(successes),
+                    f"{prefix}{task_type}{SUCCESS}": fmean(successes),
+                    f"{prefix}{task_type}{CONTRAST}": fmean(map(contrast, successes))}
     return columns
 
 
-def type_results(rows: Iterable[Mapping[str, Any]]) -> dict[str, TypeResult]:
-    """Returns the results of each task type over all groups of these rows. Each group counts alike."""
+def type_results(rows: Iterable[Mapping[str, Any]], prefix: str = PREFIX) -> dict[str, TypeResult]:
+    """Returns the results of each task type over all groups of these rows. Each group counts alike. `prefix`: as in
+    type_columns."""
     groups, successes, contrasts = (defaultdict[str, float](float) for _ in range(3))
     for row in rows:
         for key in row:
-            if not (key.startswith(PREFIX) and key.endswith(GROUPS)):
+            if not (key.startswith(prefix) and key.endswith(GROUPS)):
                 continue
-            task_type = key.removeprefix(PREFIX).removesuffix(GROUPS)
-            number, *means = (row.get(f"{PREFIX}{task_type}{end}") for end in (GROUPS, SUCCESS, CONTRAST))
+            task_type = key.removeprefix(prefix).removesuffix(GROUPS)
+            number, *means = (row.get(f"{prefix}{task_type}{end}") for end in (GROUPS, SUCCESS, CONTRAST))
             if number and None not in means:
                 groups[task_type] += number
                 successes[task_type] += number * means[0]
@@ -71,9 +74,9 @@ def type_results(rows: Iterable[Mapping[str, Any]]) -> dict[str, TypeResult]:
             for name, number in sorted(groups.items())}
 
 
-def recent_results(rows: Rows, until: int) -> dict[str, TypeResult]:
-    """Returns the results by type of the LAST_STEPS learner steps up to `until`."""
-    return type_results(row for row in rows if until - LAST_STEPS < row["step"] <= until)
+def recent_results(rows: Rows, until: int, prefix: str = PREFIX) -> dict[str, TypeResult]:
+    """Returns the results by type of the LAST_STEPS learner steps up to `until`. `prefix`: as in type_columns."""
+    return type_results((row for row in rows if until - LAST_STEPS < row["step"] <= until), prefix)
 
 
 def type_weight(result: TypeResult | None) -> float:

@@ -40,7 +40,7 @@ _TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 def check_template(config: Config) -> None:
     """Raises UserError for a chat template that prompts need and that is not there, that fails, or that takes too much
     time or memory, be it for one message or for the longest conversation that fits a prompt."""
-    if not make_template(config.env).chat and config.agent.name is None:
+    if config.agent.name is None and not any(make_template(entry).chat for entry in config.env.entries):
         return
     folder = config.model.path
     settings = _settings(folder)

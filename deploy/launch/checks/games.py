@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from deploy.launch.planning.task_sets import TaskSets, open_task_sets
+from deploy.launch.planning.task_sets import TaskSets, open_task_sets, views
 from envservice.base import Environment, ParsedAction, outcome_of
 from envservice.client.request_batching import SHARE
 from envservice.registry import BUILT_IN, find_spec, find_teacher, make_template
@@ -46,34 +46,36 @@ def check_games(config: Config, tell: Callable[[str], object]) -> TaskSets:
     that fails on one. `tell` takes a line if not all games were tried, and for one that takes long."""
     task_sets = open_task_sets(config)
     check_ends(config, task_sets.environment)
-    if find_spec(config.env.name).threaded(config.env) or in_loop():
-        # As a server plays them, or because no loop runs inside another, such as a notebook's.
-        # The thread stays: a game's process may end with the thread that started it.
-        DaemonThread("games").submit(_try_games, config, task_sets, tell).result()
-    else:
-        _try_games(config, task_sets, tell)
+    for view, environment, tasks in views(config, task_sets):
+        if find_spec(view.env.name).threaded(view.env) or in_loop():
+            # As a server plays them, or because no loop runs inside another, such as a notebook's.
+            # The thread stays: a game's process may end with the thread that started it.
+            DaemonThread("games").submit(_try_games, view, environment, tasks, tell).result()
+        else:
+            _try_games(view, environment, tasks, tell)
     return task_sets
 
 
-def _try_games(config: Config, task_sets: TaskSets, tell: Callable[[str], object]) -> None:
-    environment, games, own = task_sets.environment, len(task_sets.train), config.env.name not in BUILT_IN
-    _play(config, environment, task_sets.train[::max(1, games // PROBED_GAMES)], tell)
+def _try_games(config: Config, environment: Environment, train: tuple[str, ...], tell: Callable[[str], object]) -> None:
+    """Tries one environment. `train`: its training tasks."""
+    own = config.env.name not in BUILT_IN
+    _play(config, environment, train[::max(1, len(train) // PROBED_GAMES)], tell)
     if config.learner.task_sampling == "contrast":
-        _check_several_types(config.env.name, task_sets, tell)
+        _check_several_types(config.env.name, environment, train, tell)
     if own:
-        _check_types(config.env.name, environment, task_sets.train[0])
+        _check_types(config.env.name, environment, train[0])
         _try_parser(config)
     if environment.replay == "live":
         return
     if own:
-        _try_prompt(config, environment, task_sets.train[0])
+        _try_prompt(config, environment, train[0])
     if own and not config.env.urls:  # their names may stand for several servers
-        _time_steps(config, environment, task_sets.train[0], tell)
+        _time_steps(config, environment, train[0], tell)
     if own and config.sft.enabled and config.sft.file is None:
-        _try_teacher(config, environment, task_sets.train[0])
+        _try_teacher(config, environment, train[0])
     if ":" in config.learner.credit.state_key and environment.replay == "pure":  # others ask a service
-        _try_key(config, environment, task_sets.train[0])
-    if config.learner.credit.state_key == "environment" and not environment.open(task_sets.train[0]).reset().state:
+        _try_key(config, environment, train[0])
+    if config.learner.credit.state_key == "environment" and not environment.open(train[0]).reset().state:
         raise UserError(f"learner.credit.state_key=environment, and {config.env.name} gives no state",
                         "choose another state key (ALFWorld: or set env.alfworld.exact_state=true)")
 
@@ -141,10 +143,11 @@ def _check_types(name: str, environment: Environment, task: str) -> None:
             raise UserError(f"{part} of {name} returned {value!r:.60} for {task}", "return a text")
 
 
-def _check_several_types(name: str, task_sets: TaskSets, tell: Callable[[str], object]) -> None:
+def _check_several_types(name: str, environment: Environment, train: tuple[str, ...],
+                         tell: Callable[[str], object]) -> None:
     """Reads the type of each training task, as the run will. `tell` takes a line if all have the same one."""
     with as_user_error(f"task_type of {name} failed", f"fix {name}"):
-        types = set(map(task_sets.environment.task_type, task_sets.train))
+        types = set(map(environment.task_type, train))
     if len(types) == 1:
         tell(f"warning: learner.task_sampling=contrast does nothing in {name}, whose training games are all of the "
              f"type {types.pop()!r:.60}")

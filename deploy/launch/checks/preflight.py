@@ -26,7 +26,7 @@ from deploy.launch.planning.warnings import warnings
 from deploy.launch.ray_address import LOOPBACK, check_loopback, check_marks, check_ray, ray_address
 from deploy.runs import sinks
 from deploy.runs.folder import is_run
-from envservice.registry import BUILT_IN, check_settings, find_spec, find_teacher, make_template
+from envservice.registry import BUILT_IN, check_settings, find_spec, find_teacher, largest_session, make_template
 from envservice.server.capacity import session_limit
 from learner.cold_start.trajectories import read_trajectories
 from learner.model.family import check_family
@@ -95,7 +95,8 @@ def check_parts(config: Config, *, planned: bool = False, before: Config | None 
     reach.check_redis(config, before, tell)
     reach.check_servers(config, before, tell)
     if not config.env.urls:  # servers that already run reach their data themselves
-        find_spec(config.env.name).reachable(config.env)
+        for entry in config.env.entries:
+            find_spec(entry.name).reachable(entry)
     if config.agent.name is not None:
         reach.check_agents_tools(config, before, tell)
 
@@ -186,7 +187,8 @@ def _environment(config: Config) -> None:
     if config.agent.name is not None:
         find_agent(config.agent.name, starts=ray_address(config) is None)  # a cluster's machines have their own files
     if config.imitates and config.sft.file is None:
-        find_teacher(config.env)
+        for entry in config.env.entries:
+            find_teacher(entry)
     elif config.imitates and config.sft.file is not None:
         read_trajectories(config.sft.file, chat=make_template(config.env).chat)
 
@@ -244,15 +246,16 @@ def _credit(config: Config) -> Iterator[UserError]:
     from learner.credit.registry import ESTIMATORS, estimator, options_of
 
     options = options_of(config.learner.credit)
-    learner, name, prompt = config.learner, config.learner.credit.estimator, config.env.prompt
+    learner, name = config.learner, config.learner.credit.estimator
     chosen = estimator(name)
     if chosen.needs_critic and getattr(options, "values", "tokens") == "tokens" and learner.loss.ratio != "token":
         yield UserError(f"estimator {name} gives each token its own advantage, and "
                         f"learner.loss.ratio={learner.loss.ratio} has one ratio per action",
                         "set learner.loss.ratio=token, or learner.credit.values=turns")
-    if getattr(chosen, "rewards_tags", False) and config.env.name in BUILT_IN and prompt not in TAGGED:
-        yield UserError(f"the estimator {name} rewards kinds of reasoning, and env.prompt={prompt} asks for none",
-                        f"set env.prompt to one of {', '.join(TAGGED)}")
+    for entry in config.env.entries if getattr(chosen, "rewards_tags", False) else ():
+        if entry.name in BUILT_IN and entry.prompt not in TAGGED:
+            yield UserError(f"the estimator {name} rewards kinds of reasoning, and env.prompt={entry.prompt} asks for "
+                            "none", f"set env.prompt to one of {', '.join(TAGGED)}")
     if getattr(chosen, "rewards_tags", False) and config.agent.name:
         yield UserError(f"the estimator {name} rewards kinds of reasoning, and those of the answers that "
                         f"agent.name={config.agent.name} gets are not read", "leave agent.name out, or choose another "
@@ -287,7 +290,7 @@ def _sessions(config: Config) -> Iterator[UserError]:
     """Checks that the KV cache holds a row, and that the environment servers hold the workers' games."""
     rollout, env = config.rollout, config.env
     check_cache(config)
-    each = session_limit(env, find_spec(env.name).session_bytes)
+    each = session_limit(env, largest_session(env))
     sessions = env.servers * each
     if not env.urls and rollout.workers * rollout.slots > sessions:  # servers of others may be more than their names
         yield UserError(

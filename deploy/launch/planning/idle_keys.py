@@ -25,8 +25,9 @@ def _of_the_estimator(config: Config) -> Iterator[tuple[str, Any, str]]:
     given = learner.credit.model_dump(mode="json")
     for key, why in unread(learner.credit, given).items():
         yield f"learner.credit.{key}", given[key], why
-    if learner.credit.stay and not find_spec(config.env.name).says_unchanged:
-        yield "learner.credit.stay", True, f"in {config.env.name}, which never says that an action changed nothing"
+    silent = [entry.name for entry in config.env.entries if not find_spec(entry.name).says_unchanged]
+    if learner.credit.stay and silent:
+        yield "learner.credit.stay", True, f"in {' and '.join(silent)}, which never says that an action changed nothing"
     if not estimator(name).needs_critic:
         for key, value in _changed(learner.critic).items():
             yield f"learner.critic.{key}", value, f"under the estimator {name}"

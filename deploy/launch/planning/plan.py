@@ -24,7 +24,7 @@ from deploy.launch.planning.warnings import warnings
 from deploy.launch.ray_address import ray_address
 from deploy.runs.folder import RunFolder, standing
 from deploy.runs.model_sources import origin
-from envservice.registry import find_spec
+from envservice.registry import find_spec, largest_session
 from learner.model.memory import checkpoint_copy, host_moments, memory, offloaded_bytes
 from services.amounts import number_of
 from services.config.tree import Config
@@ -94,7 +94,8 @@ def make_plan(config: Config, *, learner: bool = True) -> Plan:
     `learner`: whether the plan has the learner's ranks, which an evaluation does not start.
     """
     episodes = config.learner.groups_per_step * config.learner.group_size
-    judge, turns = config.learner.judge, config.agent.max_calls if config.agent.name else config.env.max_steps
+    judge, turns = config.learner.judge, config.agent.max_calls if config.agent.name else \
+        max(entry.max_steps for entry in config.env.entries)
     rows = episodes * (turns + (judge.answers * (judge.questions + 1) if judge.questions else 0))
     return Plan(
         run_dir=str(config.run_dir),
@@ -154,7 +155,7 @@ def _processes(config: Config, *, versions: int) -> tuple[Process, ...]:
     if not config.env.urls:
         games = math.ceil(rollout.workers * rollout.slots / config.env.servers)
         local.append(Process(name="environment server", count=config.env.servers,
-                             memory_gib=0.3 + games * find_spec(config.env.name).session_bytes / GIB,
+                             memory_gib=0.3 + games * largest_session(config.env) / GIB,
                              address="127.0.0.1, a free port each"))
     return (
         *local,
@@ -232,7 +233,7 @@ def describe(config: Config, *, resume: bool = False, games: str | None = None, 
         *_folder(kept or config, resume=resume, games=games),
         *(f"warning       {line}" for line in warnings(config)),
         f"model         {plan.model}, {plan.parameters:,} parameters, {config.model.dtype}",
-        f"games         {_games(config)}",
+        *(f"games         {_games(view, share)}" for view, share in zip(config.views, _shares(config), strict=True)),
         *([f"cold start    {_cold_start(config)}"] if config.sft.enabled else []),
         *(f"each step     {line}" for line in _signals(config)),
         f"each step     {number_of(plan.groups_per_step, 'group')} of {config.learner.group_size}: "
@@ -297,7 +298,15 @@ def _until(decay_steps: int | None) -> str:
     return "" if decay_steps is None else f", which falls to 0 in {number_of(decay_steps, 'step')}"
 
 
-def _games(config: Config) -> str:
+def _shares(config: Config) -> list[str]:
+    """Returns what each environment of a list gets of the training groups, in words; nothing for one alone."""
+    entries = config.env.entries
+    total = sum(entry.weight for entry in entries)
+    return [f", {entry.weight / total:.0%} of the groups, prompt {entry.prompt}, at most "
+            f"{number_of(entry.max_steps, 'turn')}" if len(entries) > 1 else "" for entry in entries]
+
+
+def _games(config: Config, share: str) -> str:
     name = config.env.name
     with as_user_error(f"describe of {name} failed", f"fix {name.partition(':')[0]}"):
-        return f"{name}, {find_spec(name).describe(config.env)}"
+        return f"{name}, {find_spec(name).describe(config.env)}{share}"

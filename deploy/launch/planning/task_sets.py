@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from envservice.base import Environment
 from envservice.checks import check_apart, tasks_of
+from envservice.mixture import Mixture
 from envservice.registry import open_environment, stands_in_for
 from services.config.tree import Config
+from services.controller.tickets import MixedStream, TaskStream
 from services.errors import UserError
 from services.seeds import seed_for
 
@@ -36,6 +38,30 @@ class TaskSets:
     """Description of the games for people: their number, a digest over the training games' ids, and the engine."""
     environment: Environment = field(compare=False)
     """The environment, whose splits were read."""
+
+    def stream(self, config: Config) -> TaskStream | MixedStream:
+        """Returns the training tasks in the order of a run: those of several environments by their weights."""
+        return task_stream(config, self.environment, self.train)
+
+
+def views(config: Config, task_sets: TaskSets) -> Iterator[tuple[Config, Environment, tuple[str, ...]]]:
+    """Yields each environment of a run with the config that has it alone, and its training tasks."""
+    if not isinstance(mixture := task_sets.environment, Mixture):
+        yield config, task_sets.environment, task_sets.train
+        return
+    by_part = mixture.tasks_by_part(mixture.training_splits()[0])
+    for view, (name, tasks) in zip(config.views, by_part.items(), strict=True):
+        yield view, mixture.parts[name], tuple(tasks)
+
+
+def task_stream(config: Config, environment: Environment, train: Sequence[str]) -> TaskStream | MixedStream:
+    """Returns the endless sequence of an environment's training tasks in a run. See TaskSets.stream."""
+    if not isinstance(environment, Mixture):
+        return TaskStream(train, config.seed)
+    split, _, _ = environment.training_splits()
+    by_part = environment.tasks_by_part(split).values()
+    return MixedStream([(entry.weight, TaskStream(tasks, config.seed))
+                        for entry, tasks in zip(config.env.entries, by_part, strict=True)])
 
 
 def engine_name(environment: Environment) -> str:
@@ -83,6 +109,24 @@ def _published(tasks: Sequence[str]) -> str:
     return f", or set env.data to the data of {published}, which has other games" if published else ""
 
 
+def asked_games(key: str, count: int, split: str, environment: Environment, tasks: Sequence[str]) -> list[AskedGames]:
+    """Returns the games of an evaluation that `key` asks for: `count` of `tasks`, which are those of the split.
+
+    Of several environments it asks for equally many of each; the first ones have one more if that leaves a rest.
+    """
+    if not isinstance(environment, Mixture):
+        return [AskedGames(key, count, split, tasks)]
+    by_part = environment.tasks_by_part(split)
+    each, rest = divmod(count, len(by_part))
+    return [AskedGames(f"{key} ({name})", each + (number < rest), split, its)
+            for number, (name, its) in enumerate(by_part.items())]
+
+
+def cut_each(asked: Sequence[AskedGames], *, name: str) -> tuple[str, ...]:
+    """Returns the games that are asked for, as `cut` chooses them, sorted."""
+    return tuple(sorted(task for one in asked for task in cut(one.tasks, one.asked, name=name)))
+
+
 def asked_for(environment: Environment, split: str | None, count: int) -> tuple[str, tuple[str, ...]]:
     """Returns a split, the held-out one for None, and the `count` tasks of it that an evaluation plays; 0: all.
 
@@ -91,8 +135,9 @@ def asked_for(environment: Environment, split: str | None, count: int) -> tuple[
     heldout = environment.training_splits()[2]
     everything = tasks_of(environment, chosen := split or heldout)
     name = HELDOUT if chosen == heldout else chosen
-    check_enough(AskedGames("--episodes (eval.panel)", count, name, everything))
-    return chosen, cut(everything, count or len(everything), name=name)
+    asked = asked_games("--episodes (eval.panel)", count, chosen, environment, everything)
+    check_enough(*(one._replace(split=name) for one in asked))
+    return chosen, cut_each(asked, name=name) if count else tuple(sorted(everything))
 
 
 def open_task_sets(config: Config) -> TaskSets:
@@ -110,16 +155,18 @@ def open_task_sets(config: Config) -> TaskSets:
     training = splits[train]
     engine = engine_name(environment)
     ids = hashlib.blake2b("\n".join(training).encode(), digest_size=4).hexdigest()
-    evaluated = AskedGames("eval.episodes", config.eval.episodes, "validation", splits[validation])
-    check_enough(AskedGames("eval.panel", config.eval.panel, HELDOUT, splits[heldout]),
-                 *(() if config.eval.on_panel else (evaluated,)), of_a_step(config, training))
-    panel = cut(splits[heldout], config.eval.panel, name=HELDOUT)
+    evaluated = asked_games("eval.episodes", config.eval.episodes, validation, environment, splits[validation])
+    reported = asked_games("eval.panel", config.eval.panel, heldout, environment, splits[heldout])
+    check_enough(*(one._replace(split=HELDOUT) for one in reported),
+                 *(one._replace(split="validation") for one in evaluated if not config.eval.on_panel),
+                 of_a_step(config, training))
+    panel = cut_each(reported, name=HELDOUT)
     return TaskSets(
         env_name=environment.name,
         engine=engine,
         games=f"{len(training)} games of {environment.name} ({ids}), {engine}",
         train=tuple(training),
-        validation=panel if config.eval.on_panel else cut(splits[validation], config.eval.episodes, name="validation"),
+        validation=panel if config.eval.on_panel else cut_each(evaluated, name="validation"),
         validation_split=heldout if config.eval.on_panel else validation,
         heldout=panel,
         heldout_split=heldout,

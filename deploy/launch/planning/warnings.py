@@ -55,7 +55,8 @@ for critics is 1e-5."""
 def warnings(config: Config) -> list[str]:
     """Returns one line for each warning about a config. If the config names a model, reads its headers."""
     imitates = (*_slow_imitation(config), *unread_answers(config)) if config.sft.enabled else ()
-    return [*idle_keys(config), *_large_rates(config), *_raw_prompt(config), *_short_answers(config), *imitates,
+    asked = [line for view in config.views for line in (*_raw_prompt(view), *_short_answers(view))]
+    return [*idle_keys(config), *_large_rates(config), *asked, *imitates,
             *idle_workers(config), *_empty_packs(config),
             *_frequent_checkpoints(config), *short_of_disk(config), *_changed_code(config)]
 

@@ -52,7 +52,7 @@ def test_the_config_of_an_earlier_run_may_name_a_removed_key_without_a_value(fil
     ("learner.lora.r", "the keys of learner.lora are rank, "),  # learner.lr
     ("learner.lora.dropout", "the keys of learner.lora are rank, "),  # placement.rollout
     ("redis.port", "did you mean metrics.port? If not: the keys of redis are url, "),
-    ("env.wokers", "did you mean rollout.workers? If not: the nearest of the 16 keys of env are "),
+    ("env.wokers", "did you mean rollout.workers? If not: the nearest of the 17 keys of env are "),
     ("eval.sample", "did you mean eval.panel_samples?"),
     ("learner.steps", "did you mean steps?"),
     ("learner.learning_rate", "did you mean learner.lr?"),

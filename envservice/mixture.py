@@ -1,0 +1,123 @@
+"""Several environments as one, so that each server of a run plays all of them. A task's id says which one it is of."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
+from types import TracebackType
+
+from envservice.base import Environment, Outcome, RecordedSession, Replay, Session
+from envservice.checks import tasks_of
+from services.errors import EnvFault, UserError
+
+LONGEST_VERSION = 120
+"""Characters of a version that is written out. Each request carries it, and the API bounds its length."""
+SPLITS = 3
+"""Number of splits of a run: to train on, to choose the best checkpoint by, and to report on."""
+
+
+class Mixture:
+    """An Environment that holds several. Ids of tasks begin with the name of theirs; types of tasks get it in front.
+
+    Its splits are the three of a run: each has the tasks of that split of every environment.
+    """
+
+    def __init__(self, parts: Sequence[Environment]) -> None:
+        """Raises UserError for a live environment, and for two of one name."""
+        for part in parts:
+            if part.replay == "live":
+                raise UserError(f"{part.name} is live, and not there for several environments yet",
+                                "train it in a run of its own")
+        self.parts = {part.name: part for part in parts}
+        if len(self.parts) < len(parts):
+            raise UserError(f"two environments of the list have the name {next(iter(self.parts))}",
+                            "give each a name of its own")
+        self.name = "+".join(self.parts)
+        self.engine = "several"
+        versions = ", ".join(f"{part.engine} {part.version}" for part in parts)
+        self.version = versions if len(versions) <= LONGEST_VERSION else \
+            hashlib.blake2b(versions.encode(), digest_size=8).hexdigest()
+        self.replay: Replay = "pure" if all(part.replay == "pure" for part in parts) else "transcript"
+        splits = zip(*(part.training_splits() for part in parts), strict=True)
+        self._splits = {"+".join(dict.fromkeys(names)): names for names in splits}
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Mixture:
+        for part in self.parts.values():
+            if isinstance(part, AbstractContextManager):
+                self._stack.enter_context(part)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    def splits(self) -> list[str]:
+        return list(self._splits)
+
+    def training_splits(self) -> tuple[str, str, str]:
+        """Raises UserError if two of the three splits would have the same name."""
+        if len(self._splits) < SPLITS:
+            raise UserError(f"the splits of {self.name} have the names {', '.join(self._splits)} alone",
+                            "give the splits of your own environment other names")
+        train, validation, heldout = self._splits
+        return train, validation, heldout
+
+    def part_of(self, task: str) -> Environment:
+        """Returns the environment of a task. Raises KeyError if the id begins with the name of none."""
+        return self.parts[task.partition("/")[0]]
+
+    def tasks_by_part(self, split: str) -> dict[str, list[str]]:
+        """Returns the sorted tasks of a split by the name of their environment. Raises UserError for an unknown split,
+        and for an environment of the user's own whose ids begin otherwise."""
+        if split not in self._splits:
+            raise UserError(f"{self.name} has no split {split!r}", f"choose one of {', '.join(self._splits)}")
+        tasks: dict[str, list[str]] = {}
+        for name, own_split in zip(self.parts, self._splits[split], strict=True):
+            tasks[name] = sorted(tasks_of(self.parts[name], own_split))
+            if other := next((task for task in tasks[name] if not task.startswith(f"{name}/")), None):
+                raise UserError(f"the environment {name} has the task {other!r:.60}, and the tasks of several "
+                                "environments are told apart by their ids", f"let its ids begin with {name}/")
+        return tasks
+
+    def tasks(self, split: str) -> list[str]:
+        return sorted(task for tasks in self.tasks_by_part(split).values() for task in tasks)
+
+    def task_type(self, task: str) -> str:
+        part = self.part_of(task)
+        return f"{part.name}/{part.task_type(task)}"
+
+    def digest(self, split: str) -> str:
+        if split not in self._splits:
+            raise UserError(f"{self.name} has no split {split!r}", f"choose one of {', '.join(self._splits)}")
+        whole = hashlib.blake2b()
+        for name, own_split in zip(self.parts, self._splits[split], strict=True):
+            whole.update(f"{name} {own_split} {self.parts[name].digest(own_split)}\n".encode())
+        return whole.hexdigest()
+
+    def task_digest(self, task: str) -> str:
+        return self.part_of(task).task_digest(task)
+
+    def open(self, task: str) -> Session:
+        part = self.part_of(task)
+        session = part.open(task)
+        return _Recalling(session) if self.replay == "transcript" and part.replay == "pure" else session
+
+
+class _Recalling(RecordedSession):
+    """A session of a pure environment next to others that are rebuilt from their outcomes: it steps again instead."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def reset(self) -> Outcome:
+        return self._session.reset()
+
+    def step(self, action: str) -> Outcome:
+        return self._session.step(action)
+
+    def recall(self, action: str, outcome: Outcome) -> None:
+        again = self._session.step(action)
+        if (again.observation, again.done, again.won) != (outcome.observation, outcome.done, outcome.won):
+            raise EnvFault(f"the action {action!r:.60} led to another outcome than it had before")
