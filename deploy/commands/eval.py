@@ -156,13 +156,14 @@ def show(summary: dict[str, Any]) -> None:
     from deploy.console.plain import answer_shares
     from deploy.console.progress import as_score, left_out
     from deploy.runs.comparison import rule_scores
+    from services.telemetry.evaluation_environments import env_scores
 
     print(f"{printable(summary['policy'])}:\n"
           f"{summary['success_rate']:.1%} [{summary['success_low']:.1%}, {summary['success_high']:.1%}] on "
           f"{number_of(summary['tasks'], 'game')} of {summary['split']} ({summary['env']}, {summary['engine']}), "
           f"T={summary['temperature']:g}, mean length {summary['episode_length']:.1f}"
           f"{as_score(summary)}{left_out(summary)}")
-    for text in rule_scores(summary):
+    for text in (*env_scores(summary), *rule_scores(summary)):
         print(f"  {text}")
     for name, rate in summary["success_by_type"].items():
         print(f"  {name:<6} {rate:.1%}")

@@ -47,9 +47,10 @@ from deploy.runs.step_times import MeanStep, as_line, step_times
 from services.amounts import number_of, rounded, span
 from services.controller.member import STATES
 from services.process.packages import program
+from services.telemetry.evaluation_environments import ENVIRONMENTS, env_scores
 from services.telemetry.evaluation_labels import on_curve, title_of
 from services.telemetry.heartbeat import BEAT_S, Beat
-from services.telemetry.task_types import LAST_STEPS, recent_results, type_weight
+from services.telemetry.task_types import ENV_PREFIX, LAST_STEPS, recent_results, type_weight
 
 WATCH_S = 2.0
 APART_S = BEAT_S + 0.5
@@ -122,6 +123,8 @@ def summary(status: Mapping[str, Any]) -> list[str]:
     lines += [f"  task type {name}: weight {one['weight']:.2f}, success {one['success']:.1%} in "
               f"{number_of(one['groups'], 'group')} of the last {LAST_STEPS} steps"
               for name, one in status["task_types"].items()]
+    lines += [f"  environment {name}: success {one['success']:.1%} in {number_of(one['groups'], 'group')} of the last "
+              f"{LAST_STEPS} steps" for name, one in status.get("environments", {}).items()]
     lines += _evaluations(status["evaluations"], status["run"])
     lines += [f"  {note}" for note in status["stand_ins"]]
     lines += [f"  warning: {text}" for text in status["warnings"]]
@@ -141,7 +144,7 @@ def _evaluations(rows: Sequence[Mapping[str, Any]], run_folder: str) -> list[str
         shown |= {curve[0], max(curve, key=lambda index: rows[index]["success_rate"]), *curve[-LAST:]}
     lines = [f"  {title_of(row['label'])}, T={row['temperature']:g}: {row['success_rate']:.1%} "
              f"[{row['success_low']:.1%}, {row['success_high']:.1%}] on {number_of(row['tasks'], 'game')} of "
-             f"{row['split']}{''.join(f', {text}' for text in (*repeats(row), *rule_scores(row)))}"
+             f"{row['split']}{''.join(f', {text}' for text in (*env_scores(row), *repeats(row), *rule_scores(row)))}"
              f"  {answer_shares(row)}".rstrip()
              for index, row in enumerate(rows) if index in shown]
     return lines if len(shown) == len(rows) else [
@@ -188,8 +191,10 @@ def read_status(folder: RunFolder, history: RunHistory) -> dict[str, Any]:
         **{name: last.get(name) if last else None for name in SHARES},
         "task_types": {name: {**asdict(result), "weight": type_weight(result)}
                        for name, result in recent_results(metrics, last["step"] if last else 0).items()},
+        "environments": {name: asdict(result) for name, result in recent_results(
+            metrics, last["step"] if last else 0, ENV_PREFIX).items()},
         "evaluations": [{key: e[key] for key in shown} | {name: e.get(name) for name in SHARES}
-                        | {key: e[key] for key in (*REPEATED, *RULES) if key in e} for e in evaluations],
+                        | {key: e[key] for key in (*ENVIRONMENTS, *REPEATED, *RULES) if key in e} for e in evaluations],
         "stand_ins": stand_in_notes(evaluations),
         "warnings": [one.text for one in warnings(
             metrics, evaluations, config.learner.credit, agents=config.agent.name is not None)],

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from deploy.console.plain import EVERY_S, Pace, answer_shares, ignoring_lost_output, print_line, printable
 from services.amounts import number_of, rounded, span
+from services.telemetry.evaluation_environments import env_scores
 from services.telemetry.evaluation_labels import title_of
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -213,6 +214,8 @@ class ProgressView:
             f"on {number_of(summary['tasks'], 'game')} of {summary['split']}{as_score(summary)}{left_out(summary)}  "
             f"{answer_shares(summary)}".rstrip()
         )
+        for text in env_scores(summary):
+            self._say(f"  {text}")
 
     def _say(self, text: str) -> None:
         self._said_at = self._clock()

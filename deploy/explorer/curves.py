@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from deploy.report.figures import CURVES_TITLE, FIGURES, Subplot, moving_average
+from deploy.report.figures import CURVES_TITLE, FIGURES, Subplot, env_figures, moving_average
 from deploy.runs.comparison import by_kind
 from services.amounts import number_of, rounded
+from services.telemetry.evaluation_environments import envs_of, in_env
 from services.telemetry.evaluation_labels import curve_of
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 420, 184, 44, 412, 8, 150
@@ -59,7 +60,8 @@ class Chart:
 def training_charts(names: Sequence[str], metrics: Sequence[Rows]) -> list[Chart]:
     """Returns the curves of the report, for all runs that have them."""
     charts: list[Chart] = []
-    for subplot in (subplot for subplots in FIGURES.values() for subplot in subplots):
+    figures = env_figures(key for rows in metrics for row in rows[-1:] for key in row) | FIGURES
+    for subplot in (subplot for subplots in figures.values() for subplot in subplots):
         several = len(subplot.curves) > 1
         lines = [CurveLine(run=i, key=j, name=_label(names, i, title if several or len(names) == 1 else ""),
                            steps=[row["step"] for row in finite], values=[row[key] for row in finite])
@@ -70,7 +72,17 @@ def training_charts(names: Sequence[str], metrics: Sequence[Rows]) -> list[Chart
     return charts
 
 
-def evaluation_chart(names: Sequence[str], evaluations: Sequence[Rows]) -> Chart | None:
+def evaluation_charts(names: Sequence[str], evaluations: Sequence[Rows]) -> list[Chart]:
+    """Returns the chart of all evaluations, then one for each environment of runs with several; [] before the first
+    evaluation."""
+    envs = dict.fromkeys(env for rows in evaluations for env in envs_of(rows))
+    charts = [evaluation_chart(names, evaluations), *(
+        evaluation_chart(names, [in_env(rows, env) for rows in evaluations], f"{CURVES_TITLE}, in {env}")
+        for env in envs)]
+    return [chart for chart in charts if chart is not None]
+
+
+def evaluation_chart(names: Sequence[str], evaluations: Sequence[Rows], title: str = CURVES_TITLE) -> Chart | None:
     """Returns the success of the curve's evaluations with intervals, or None before the first. Each split and
     temperature has a line: a run may continue with others."""
     lines = [CurveLine(run=i, key=j, name=_label(names, i, f"{split} T={temperature:g}, "
@@ -79,7 +91,7 @@ def evaluation_chart(names: Sequence[str], evaluations: Sequence[Rows]) -> Chart
                        bounds=[(row["success_low"], row["success_high"]) for row in same])
              for i, rows in enumerate(evaluations)
              for j, ((split, temperature), same) in enumerate(by_kind(curve_of(rows)).items())]
-    return _chart(Subplot(title=CURVES_TITLE, curves={}, percent=True), lines) if lines else None
+    return _chart(Subplot(title=title, curves={}, percent=True), lines) if lines else None
 
 
 def _label(names: Sequence[str], i: int, title: str) -> str:

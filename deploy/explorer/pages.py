@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import nan
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from deploy.explorer.curves import evaluation_chart, training_charts
+from deploy.explorer.curves import evaluation_charts, training_charts
 from deploy.explorer.filters import interval, percent
 from deploy.explorer.graph import draw
 from deploy.explorer.groups import (
@@ -32,6 +32,7 @@ from envservice.text.tool_calls import invalid_reason
 from services.amounts import number_of
 from services.config.tree import CreditSection
 from services.errors import UserError
+from services.telemetry.evaluation_environments import env_scores
 from services.telemetry.evaluation_labels import title_of
 
 if TYPE_CHECKING:
@@ -127,8 +128,7 @@ class StepRow:
 def home(runs: Sequence[ExploredRun]) -> dict[str, Any]:
     """Returns the content of the first page: curves and status of all runs."""
     names, evaluations = [run.name for run in runs], [run.evaluations for run in runs]
-    first = evaluation_chart(names, evaluations)
-    charts = ([first] if first else []) + training_charts(names, [run.metrics for run in runs])
+    charts = evaluation_charts(names, evaluations) + training_charts(names, [run.metrics for run in runs])
     cards = []
     for run in runs:
         entries = run.groups()
@@ -154,7 +154,7 @@ def trained_policy(evaluations: Sequence[dict[str, Any]]) -> dict[str, str] | No
     return {"name": title_of(row["label"]),
             "text": f"{percent(row['success_rate'])} {interval(row['success_low'], row['success_high'])} of "
                     f"{number_of(row['tasks'], 'game')} of {row['split']}, T={row['temperature']:g}"
-                    + "".join(f"; {text}" for text in (*repeats(row), *rule_scores(row)))}
+                    + "".join(f"; {text}" for text in (*env_scores(row), *repeats(row), *rule_scores(row)))}
 
 
 def instructive(entries: Sequence[GroupEntry]) -> GroupEntry | None:

@@ -7,8 +7,8 @@ each curve of two or three. The axis is as long as the curves, and cuts bands th
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import isnan
 from pathlib import Path
@@ -18,7 +18,9 @@ from deploy.report.tables import COLOURS, Arm, Record, by_seed, measures
 from deploy.runs.comparison import Comparison, by_kind
 from services.amounts import number_of
 from services.statistics import seed_interval
+from services.telemetry.evaluation_environments import envs_of, in_env
 from services.telemetry.evaluation_labels import TITLES, on_curve
+from services.telemetry.task_types import ENV_PREFIX, SUCCESS
 
 SMOOTHING = 0.6
 """Weight of the curve so far in each smoothed point, as in the paper's figures. A single step has few tasks, so it is
@@ -78,6 +80,15 @@ FIGURES: dict[str, tuple[Subplot, ...]] = {
                      curves={"logprob_difference_mean": "mean", "logprob_difference_max": "largest"})),
 }
 """All figures: those of the paper, and those that show the state of a run."""
+
+
+def env_figures(keys: Iterable[str]) -> dict[str, tuple[Subplot, ...]]:
+    """Returns the figure of success by environment, if these keys of metrics.jsonl are of a run with several."""
+    names = sorted({key.removeprefix(ENV_PREFIX).removesuffix(SUCCESS) for key in keys
+                    if key.startswith(ENV_PREFIX) and key.endswith(SUCCESS)})
+    subplots = tuple(Subplot(title=f"Success of training episodes in {name}", percent=True,
+                             curves={f"{ENV_PREFIX}{name}{SUCCESS}": "success"}) for name in names)
+    return {"environments": subplots} if subplots else {}
 
 
 def moving_average(values: Sequence[float], smoothing: float = SMOOTHING) -> list[float]:
@@ -244,16 +255,20 @@ def _interval(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float, float]:
 
 def draw_evaluations(path: Path, records: Sequence[Record], arms: Mapping[str, Arm]) -> list[Path]:
     """Draws success along the runs. Returns [] before the first evaluation."""
-    lines = evaluation_lines(records, arms)
-    if not lines:
+    envs = dict.fromkeys(env for record in records for env in envs_of(record.evaluations))
+    lines = {"": evaluation_lines(records, arms), **{
+        f", in {env}": evaluation_lines([replace(record, evaluations=in_env(record.evaluations, env))
+                                        for record in records], arms) for env in envs}}
+    if not lines[""]:
         return []
-    figure, (ax,) = new_figure()
-    for line in lines:
-        steps, means, lows, highs = zip(*line.points, strict=True)
-        ax.errorbar(steps, means, yerr=_errors(means, lows, highs), marker="o", capsize=3, color=line.colour,
-                    label=line.title)
-    ax.set(title=CURVES_TITLE, ylim=(0, 1))
-    _finish(ax, xlabel="learner step", percent=True, legend=True)
+    figure, axes = new_figure(len(lines))
+    for ax, (where, its) in zip(axes, lines.items(), strict=True):
+        for line in its:
+            steps, means, lows, highs = zip(*line.points, strict=True)
+            ax.errorbar(steps, means, yerr=_errors(means, lows, highs), marker="o", capsize=3, color=line.colour,
+                        label=line.title)
+        ax.set(title=f"{CURVES_TITLE}{where}", ylim=(0, 1))
+        _finish(ax, xlabel="learner step", percent=True, legend=True)
     return [save(figure, path)]
 
 

@@ -19,6 +19,7 @@ from deploy.report.figures import (
     draw_comparison,
     draw_evaluations,
     draw_heldout,
+    env_figures,
     write_figures,
 )
 from deploy.report.runs import (
@@ -184,11 +185,13 @@ def _points(share: float) -> str:
 def _before_and_after(comparison: Comparison) -> str:
     rows = [[TITLES[r.label], f"{r.temperature:g}", f"{r.success:.1%}", f"{r.low:.1%} to {r.high:.1%}", str(r.games)]
             for r in comparison.rows]
-    gains = [[f"After RL minus {TITLES[g.over]}", f"{g.temperature:g}", _points(g.gain),
-              f"{_points(g.low)} to {_points(g.high)}", g.verdict] for g in comparison.gains]
+    gains = [[f"After RL minus {TITLES[g.over]}" + (f" in {g.env}" if g.env else ""), f"{g.temperature:g}",
+              _points(g.gain), f"{_points(g.low)} to {_points(g.high)}", g.verdict] for g in comparison.gains]
     best = [[TITLES[r.label], f"{r.temperature:g}", str(best)] for r in comparison.rows for best in r.repeats]
+    environments = [[TITLES[r.label], f"{r.temperature:g}", text] for r in comparison.rows for text in r.environments]
     rules = [[TITLES[r.label], f"{r.temperature:g}", text] for r in comparison.rows for text in r.rules]
     return (_grid(["policy", "T", "success", "95% interval", "games"], rows)
+            + (_grid(["policy", "T", "in each environment, 95% interval"], environments) if environments else "")
             + (_grid(["policy", "T", "best of several episodes a game, 95% interval"], best) if best else "")
             + (_grid(["policy", "T", "by each rule for the score"], rules) if rules else "")
             + _grid(["paired by game", "T", "gain in points", "95% interval", "verdict"], gains))
@@ -225,7 +228,8 @@ def _pictures(compared: Compared, folder: Path, steps: Sequence[int]) -> tuple[l
     paper = [*write_figures(folder, records, arms=arms, figures=PAPER),
              *draw_heldout(folder / "heldout.png", records, arms),
              *draw_advantages(folder / "advantage-distribution.png", advantages, arms)]
-    others = {name: subplots for name, subplots in FIGURES.items() if name not in PAPER}
+    others = env_figures(key for record in records for key in record.curves) | {
+        name: subplots for name, subplots in FIGURES.items() if name not in PAPER}
     more = [*write_figures(folder, records, arms=arms, figures=others),
             *draw_evaluations(folder / "evaluation.png", records, arms)]
     sections = [f"<h2>The paper's figures</h2>{_images(paper)}" if paper else "",

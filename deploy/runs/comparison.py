@@ -12,6 +12,7 @@ from envservice.registry import stands_in_for
 from services.amounts import number_of
 from services.process.packages import program
 from services.statistics import paired_gain
+from services.telemetry.evaluation_environments import env_scores, tasks_by_env
 from services.telemetry.evaluation_labels import COLD, MORE, TITLES, TRAINED, curve_of
 
 Kind = tuple[str, float]
@@ -85,6 +86,8 @@ class PolicyResult:
     repeats: tuple[BestOf, ...] = ()
     rules: tuple[str, ...] = ()
     """Score by each of the environment's rules."""
+    environments: tuple[str, ...] = ()
+    """Success in each environment of a run with several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +99,8 @@ class Gain:
     gain: float
     low: float
     high: float
+    env: str = ""
+    """The environment of the games, in a run of several. Empty: all of them."""
 
     @property
     def verdict(self) -> str:
@@ -117,7 +122,7 @@ class Comparison:
 def stand_in_notes(evaluations: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns a sentence for each environment of these evaluations that stands in for a published one, such as
     generated games for ALFWorld's."""
-    played = dict.fromkeys(row["env"] for row in evaluations if row.get("env"))
+    played = dict.fromkeys(env for row in evaluations if row.get("env") for env in row["env"].split("+"))
     return [f"played on {env}: these results are not results on {name}"
             for env in played if (name := stands_in_for(env))]
 
@@ -153,7 +158,7 @@ def compare(evaluations: Sequence[dict[str, Any]]) -> Comparison | None:
         return None
     rows = [PolicyResult(label=label, temperature=t, games=row["tasks"], success=row["success_rate"],
                          low=row["success_low"], high=row["success_high"], repeats=repeats(row),
-                         rules=rule_scores(row))
+                         rules=rule_scores(row), environments=env_scores(row))
             for (label, t), row in played.items()]
     gains: list[Gain] = []
     for (label, t), row in played.items():
@@ -161,7 +166,17 @@ def compare(evaluations: Sequence[dict[str, Any]]) -> Comparison | None:
         if label != TRAINED and trained is not None and (interval := gain_of(row, trained)):
             gain, low, high = interval
             gains.append(Gain(over=label, temperature=t, gain=gain, low=low, high=high))
+            gains += _gains_by_env(row, trained, over=label)
     return Comparison(rows=tuple(rows), gains=tuple(gains))
+
+
+def _gains_by_env(before: Mapping[str, Any], after: Mapping[str, Any], *, over: str) -> Iterator[Gain]:
+    """Yields the paired gain in each environment of a run with several."""
+    theirs = tasks_by_env(after)
+    for env, tasks in tasks_by_env(before).items():
+        if env in theirs and (interval := gain_of({"success_by_task": tasks}, {"success_by_task": theirs[env]})):
+            gain, low, high = interval
+            yield Gain(over=over, temperature=after["temperature"], gain=gain, low=low, high=high, env=env)
 
 
 def gain_of(before: Mapping[str, Any], after: Mapping[str, Any], *,
@@ -182,10 +197,11 @@ def as_lines(comparison: Comparison, *, env: str) -> list[str]:
             f"  {TITLES[row.label]:<42} T={row.temperature:<4g} {row.success:6.1%}  "
             f"[{row.low:6.1%}, {row.high:6.1%}]  {number_of(row.games, 'game')}"
         )
-        lines += [f"    {text}" for text in (*row.repeats, *row.rules)]
+        lines += [f"    {text}" for text in (*row.environments, *row.repeats, *row.rules)]
     for gain in comparison.gains:
+        name = f"after RL - {TITLES[gain.over]}" if not gain.env else f"  in {gain.env}"
         lines.append(
-            f"  after RL - {TITLES[gain.over]:<31} T={gain.temperature:<4g} {100 * gain.gain:+5.1f}   "
+            f"  {name:<42} T={gain.temperature:<4g} {100 * gain.gain:+5.1f}   "
             f"[{100 * gain.low:+6.1f}, {100 * gain.high:+6.1f}]  points, paired by game: {gain.verdict}"
         )
     return lines
@@ -260,7 +276,7 @@ def _heldout(evaluations: Evaluations) -> Iterator[Verdict]:
     success = {(row.label, row.temperature): row for row in comparison.rows}
     played = after_rl(evaluations)
     for gain in comparison.gains:
-        if gain.over == COLD:
+        if gain.over == COLD and not gain.env:
             before, after = success[COLD, gain.temperature], success[TRAINED, gain.temperature]
             more = success.get((MORE, gain.temperature))
             yield Verdict(temperature=gain.temperature, before=before.success, after=after.success, gain=gain.gain,
@@ -271,8 +287,8 @@ def _heldout(evaluations: Evaluations) -> Iterator[Verdict]:
 def _games(number: str, row: Mapping[str, Any]) -> str:
     """Returns which games an evaluation played: `256 held-out games of alfworld-gen, not of alfworld`."""
     env = row.get("env") or ""
-    published = stands_in_for(env)
-    return f"{number} of {env}, not of {published}" if published else number
+    published = [name for one in env.split("+") if (name := stands_in_for(one))]
+    return f"{number} of {env}, not of {' or '.join(published)}" if published else number
 
 
 def _curve(evaluations: Evaluations) -> Iterator[Verdict]:

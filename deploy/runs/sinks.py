@@ -147,7 +147,8 @@ class Sinks:
     def evaluation(self, row: Mapping[str, Any]) -> None:
         """Writes a row of evaluations.jsonl under its split, or under its label if it belongs to the final table."""
         kind = row["split"] if on_curve(row["label"]) else row["label"]
-        named = _numbers(row) | {f"success/{name}": rate for name, rate in row["success_by_type"].items()}
+        rates = row["success_by_type"] | (row.get("success_by_env") or {})
+        named = _numbers(row) | {f"success/{name}": rate for name, rate in rates.items()}
         self._write({f"evaluation/{kind}-T{row['temperature']:g}/{name}": value for name, value in named.items()
                      if name != "temperature"}, int(row["step"]))
 

@@ -57,7 +57,7 @@ def test_an_evaluation_tells_the_success_in_each_environment(several: EnvSection
     tasks = ("alfworld-gen/0", "alfworld-gen/1", "search-gen/0")
     request = EvalRequest(label="step-1", version=Version(incarnation=1, step=1), split="test", temperature=0.4, seed=0,
                           tasks=tasks, max_steps=30, several=several)
-    won = dict(zip(tasks, (True, False, True), strict=True))
+    won: dict[str, bool] = dict(zip(tasks, (True, False, True), strict=True))
     episodes = [Episode(ticket=ticket, steps=[], won=won[ticket.task], end="won" if won[ticket.task] else "lost",
                         worker="w", attempt=1, seconds=1.0, engine="e") for ticket, in request.tickets()]
     row = summarise(request, episodes, dropped=0, task_type=lambda task: task.partition("/")[0])

@@ -1,0 +1,42 @@
+"""Evaluations of a run with several environments: the success in each of them. Light."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+ENVIRONMENTS = tuple(f"success_by_env{end}" for end in ("", "_low", "_high"))
+"""Keys of an evaluation in a run of several environments. Each maps the name of an environment to a number."""
+
+
+def env_scores(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns a text for each environment of a run with several, such as `search-gen: 55.0% [48.1%, 61.7%]`."""
+    return tuple(f"{name}: {rate:.1%} [{low:.1%}, {high:.1%}]" for name, (rate, low, high) in _intervals(row).items())
+
+
+def _intervals(row: Mapping[str, Any]) -> dict[str, tuple[float, float, float]]:
+    """Returns mean, low and high of each environment; without those of which a damaged row lacks one."""
+    rates, lows, highs = (row.get(key) or {} for key in ENVIRONMENTS)
+    return {name: (rates[name], lows[name], highs[name]) for name in rates
+            if None not in (rates[name], lows.get(name), highs.get(name))}
+
+
+def envs_of(evaluations: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns the environments of a run with several, by name; [] for one environment."""
+    return sorted({env for row in evaluations for env in _intervals(row)})
+
+
+def in_env(evaluations: Sequence[Mapping[str, Any]], env: str) -> list[dict[str, Any]]:
+    """Returns the evaluations of a run with several environments as if it had played one of them alone."""
+    rows: list[dict[str, Any]] = []
+    for row in evaluations:
+        if interval := _intervals(row).get(env):
+            values = dict(zip(("success_rate", "success_low", "success_high"), interval, strict=True))
+            rows.append({**row, **values, "tasks": len(tasks_by_env(row)[env])})
+    return rows
+
+
+def tasks_by_env(row: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Returns the success by task in each environment of a run with several; {} for one environment."""
+    return {name: {task: value for task, value in row["success_by_task"].items() if task.startswith(f"{name}/")}
+            for name in row.get("success_by_env") or ()}
