@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Serves until SIGTERM or Ctrl-C. Raises UserError."""
+    from deploy.launch.checks.chat_template import check_template
     from deploy.launch.checks.preflight import check_policy
     from deploy.runs.policies import resolve_or_default, run_path
     from deploy.training.evaluation import check_results
@@ -46,6 +47,7 @@ def run(args: argparse.Namespace) -> None:
     if args.out is not None:
         check_results(args.out)  # rather now than at the end of the first episode
     check_policy(config)
+    check_template(config, folder=policy.folder, conversations=True)
     if not args.no_env:
         check_tools(config.env)
     token = token_from(AGENT_TOKEN_VARIABLE)

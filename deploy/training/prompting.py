@@ -282,6 +282,7 @@ async def asked_sampler(config: Config, policy: PlayablePolicy) -> AsyncIterator
 
     Raises UserError if it has no chat template, or cannot be loaded.
     """
+    from deploy.launch.checks.chat_template import check_template
     from deploy.launch.checks.preflight import check_policy
     from rollout.engine.engine import Engine
     from rollout.prompt_renderer import load_text
@@ -290,6 +291,7 @@ async def asked_sampler(config: Config, policy: PlayablePolicy) -> AsyncIterator
     from services.records import Version
 
     check_policy(config)
+    check_template(config, folder=policy.folder, conversations=True)
     folder, text = policy.folder, load_text(str(policy.folder), config.env, config.model)
     assert text.chat is not None
     check_chat(text.chat, folder)

@@ -37,20 +37,25 @@ WORD = "word "
 _TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
-def check_template(config: Config) -> None:
+def check_template(config: Config, *, folder: Path | None = None, conversations: bool = False) -> None:
     """Raises UserError for a chat template that prompts need and that is not there, that fails, or that takes too much
-    time or memory, be it for one message or for the longest conversation that fits a prompt."""
-    if config.agent.name is None and not any(make_template(entry).chat for entry in config.env.entries):
-        return
-    folder = config.model.path
+    time or memory, be it for one message or for the longest conversation that fits a prompt.
+
+    `folder`: the model, by default the config's. `conversations`: whether others than the config's own player read by
+    the template. A template that no prompt needs is still written for the end of answers, so its time counts.
+    """
+    chats = any(make_template(entry).chat for entry in config.env.entries)
+    needed = conversations or chats or config.agent.name is not None
+    folder = folder or config.model.path
     settings = _settings(folder)
-    if settings is None and config.model.chat_template is None:
+    template = template_of(folder, settings or {})
+    if config.model.chat_template is None and (settings is None or not (needed or template)):
         return  # a model made here has a template of ours; other tokenizers may have theirs in code
     where = folder or config.run_dir
     count = _longest(config)
-    asked = {"template": template_of(folder, settings or {}), "settings": settings or {}, "folder": str(where),
+    asked = {"template": template, "settings": settings or {}, "folder": str(where),
              "model": config.model.model_dump(mode="json"), "messages": count,
-             "tokens": config.rollout.max_prompt_tokens}
+             "tokens": config.rollout.max_prompt_tokens, "needed": needed}
     checked = subprocess.run([sys.executable, "-m", "deploy.launch.checks.chat_template"], input=json.dumps(asked),
                              capture_output=True, encoding="utf-8", errors="replace", check=False)
     if checked.returncode == -signal.SIGXCPU:
@@ -93,7 +98,7 @@ def main() -> None:
         try:
             check()
         except UserError as error:
-            print(json.dumps([error.what, error.fix]))
+            print(json.dumps([error.what, error.fix] if asked["needed"] else None))
             return
         print("null", flush=True)  # a kill in the next check leaves the line
 

@@ -67,10 +67,13 @@ SLOW = "{% set m = messages * 20 %}{% for a in m %}{% for b in m %}{% for c in m
 @pytest.mark.attack
 @pytest.mark.parametrize(("template", "reason", "given"), [
     (SLOW, "has not written a conversation of 119 messages and 480 tokens", ["agent.name=operator:setitem"]),
+    ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "has not written one message",
+     ["env.prompt=compact"]),
     ("{{ 'a' * messages[-1].content | length ** 4 }}", "takes more than 2.0 GiB for a conversation of 1 message", []),
 ])
-def test_a_template_that_takes_too_much_for_long_conversations_alone_is_one_line(
+def test_a_template_that_takes_too_much_for_long_conversations_alone_or_for_the_end_of_answers_is_one_line(
         folder: Path, template: str, reason: str, given: list[str]):
+    """Prompts of raw text need no template, and the sampler asks it for the end of answers."""
     (folder / "chat_template.jinja").write_text(template + CHATML)
     assert reason in refusal(folder, "agent.max_calls=60", *given)
 
