@@ -96,7 +96,7 @@ def test_a_mistake_in_a_list_is_one_line(tmp_path: Path, env: str, message: str)
 
 @pytest.mark.parametrize("key", ["agent.name=my_agent:play", "sft.file=mine.jsonl", "learner.judge.correction=true",
                                  "learner.task_sampling=contrast"])
-def test_what_is_not_there_for_several_environments_is_refused_by_name(tmp_path: Path, key: str):
+def test_several_environments_refuse_by_name_whatever_they_lack(tmp_path: Path, key: str):
     with pytest.raises(UserError, match=rf"^{key.replace('true', 'True')} is not there for several environments yet; "):
         read(tmp_path, LIST, key)
 
