@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
 
@@ -68,33 +68,39 @@ class Mixture:
         """Returns the environment of a task. Raises KeyError if the id begins with the name of none."""
         return self.parts[task.partition("/")[0]]
 
-    def tasks_by_part(self, split: str) -> dict[str, list[str]]:
-        """Returns the sorted tasks of a split by the name of their environment. Raises UserError for an unknown split,
-        and for an environment of the user's own whose ids begin otherwise."""
-        if split not in self._splits:
-            raise UserError(f"{self.name} has no split {split!r}", f"choose one of {', '.join(self._splits)}")
-        tasks: dict[str, list[str]] = {}
-        for name, own_split in zip(self.parts, self._splits[split], strict=True):
-            tasks[name] = sorted(tasks_of(self.parts[name], own_split))
-            if other := next((task for task in tasks[name] if not task.startswith(f"{name}/")), None):
-                raise UserError(f"the environment {name} has the task {other!r:.60}, and the tasks of several "
-                                "environments are told apart by their ids", f"let its ids begin with {name}/")
-        return tasks
+    def by_part(self, tasks: Iterable[str]) -> dict[str, list[str]]:
+        """Returns tasks by the name of their environment, in the order of the parts and of `tasks`."""
+        by_part: dict[str, list[str]] = {name: [] for name in self.parts}
+        for task in tasks:
+            by_part[self.part_of(task).name].append(task)
+        return by_part
 
     def tasks(self, split: str) -> list[str]:
-        return sorted(task for tasks in self.tasks_by_part(split).values() for task in tasks)
+        """Raises UserError for an unknown split, and for an environment of the user's own whose ids do not begin with
+        its name."""
+        tasks: list[str] = []
+        for part, own_split in self._splits_of_parts(split):
+            own = tasks_of(part, own_split)
+            if other := next((task for task in own if not task.startswith(f"{part.name}/")), None):
+                raise UserError(f"the environment {part.name} has the task {other!r:.60}, and the tasks of several "
+                                "environments are told apart by their ids", f"let its ids begin with {part.name}/")
+            tasks += own
+        return sorted(tasks)
 
     def task_type(self, task: str) -> str:
         part = self.part_of(task)
         return f"{part.name}/{part.task_type(task)}"
 
     def digest(self, split: str) -> str:
+        digest = hashlib.blake2b()
+        for part, own_split in self._splits_of_parts(split):
+            digest.update(f"{part.name} {own_split} {part.digest(own_split)}\n".encode())
+        return digest.hexdigest()
+
+    def _splits_of_parts(self, split: str) -> Iterator[tuple[Environment, str]]:
         if split not in self._splits:
             raise UserError(f"{self.name} has no split {split!r}", f"choose one of {', '.join(self._splits)}")
-        whole = hashlib.blake2b()
-        for name, own_split in zip(self.parts, self._splits[split], strict=True):
-            whole.update(f"{name} {own_split} {self.parts[name].digest(own_split)}\n".encode())
-        return whole.hexdigest()
+        return zip(self.parts.values(), self._splits[split], strict=True)
 
     def task_digest(self, task: str) -> str:
         return self.part_of(task).task_digest(task)

@@ -115,8 +115,7 @@ def _play(config: Config, model: Path, split: str | None, lines: StatusLines) ->
         version = publish_folder(parts, model, holder=parts.run)
         scaling.start()
         request = EvalRequest(label="eval", version=version, split=chosen, tasks=tasks,
-                              temperature=config.eval.temperature, seed=config.seed + 1,
-                              max_steps=config.env.max_steps, several=config.env.several)
+                              temperature=config.eval.temperature, seed=config.seed + 1, env=config.env)
         summary = _timed(controller, request, loading, started)
     return {**summary, "env": environment.name, "engine": engine}
 

@@ -281,8 +281,7 @@ class TrainingRun:
             return None
         return EvalRequest(label=curve_label(version.step), version=version, split=self.task_sets.validation_split,
                            tasks=self.task_sets.validation, temperature=self.config.eval.temperature,
-                           seed=self.config.seed, max_steps=self.config.env.max_steps,
-                           several=self.config.env.several)
+                           seed=self.config.seed, env=self.config.env)
 
     def weights_kept(self, version: Version) -> bool:
         """Whether the weights of a version are on disk. Those of step 0 are the cold start."""
@@ -365,8 +364,7 @@ class TrainingRun:
             controller.evaluate_now([
                 EvalRequest(label=label, version=version, split=self.task_sets.heldout_split,
                             tasks=self.task_sets.heldout, temperature=t, samples=self.config.eval.panel_samples,
-                            seed=self.config.seed + 1, max_steps=self.config.env.max_steps,
-                            several=self.config.env.several)
+                            seed=self.config.seed + 1, env=self.config.env)
                 for t in temperatures
             ])
 

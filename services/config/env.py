@@ -282,11 +282,6 @@ class EnvSection(Section):
         servers = {key: getattr(self, key) for key in SERVER_KEYS}
         return (self.model_copy(update={"more": ()}), *(one.model_copy(update=servers) for one in self.more))
 
-    @property
-    def several(self) -> EnvSection | None:
-        """Returns the section if it is a list of environments, else None."""
-        return self if self.more else None
-
     def entry_of(self, task: str) -> EnvSection:
         """Returns the section of the environment that a task belongs to; itself if it is no list.
 

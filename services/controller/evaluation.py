@@ -151,7 +151,7 @@ def _by_env(request: EvalRequest, by_task: Mapping[str, float]) -> dict[str, dic
     """Returns the mean success in each environment of a run with several, with the ends of its 95% interval next to it.
     """
     by_env = defaultdict[str, list[float]](list)
-    for task, value in by_task.items() if request.several is not None else ():
+    for task, value in by_task.items() if request.env.more else ():
         by_env[task.partition("/")[0]].append(value)
     columns: dict[str, dict[str, float]] = {}
     for name, values in sorted(by_env.items()):

@@ -263,9 +263,8 @@ class EvalRequest:
     samples: int = 1
     """Episodes per task."""
     seed: int
-    max_steps: int
-    several: EnvSection | None = None
-    """The environments of a run with several, each with `max_steps` of its own. None: all tasks are of one."""
+    env: EnvSection
+    """The environment of the tasks, or the list of several. Its `max_steps` bounds an episode."""
 
     def group(self, index: int) -> str:
         """Returns the id of the group that plays task `index`."""
@@ -287,7 +286,7 @@ class EvalRequest:
                     kind="eval",
                     exact_version=self.version,
                     temperature=self.temperature,
-                    max_steps=self.max_steps if self.several is None else self.several.entry_of(task).max_steps,
+                    max_steps=self.env.entry_of(task).max_steps,
                 )
                 for k in range(self.samples)
             ]

@@ -49,8 +49,7 @@ def views(config: Config, task_sets: TaskSets) -> Iterator[tuple[Config, Environ
     if not isinstance(mixture := task_sets.environment, Mixture):
         yield config, task_sets.environment, task_sets.train
         return
-    by_part = mixture.tasks_by_part(mixture.training_splits()[0])
-    for view, (name, tasks) in zip(config.views, by_part.items(), strict=True):
+    for view, (name, tasks) in zip(config.views, mixture.by_part(task_sets.train).items(), strict=True):
         yield view, mixture.parts[name], tuple(tasks)
 
 
@@ -58,8 +57,7 @@ def task_stream(config: Config, environment: Environment, train: Sequence[str]) 
     """Returns the endless sequence of an environment's training tasks in a run. See TaskSets.stream."""
     if not isinstance(environment, Mixture):
         return TaskStream(train, config.seed)
-    split, _, _ = environment.training_splits()
-    by_part = environment.tasks_by_part(split).values()
+    by_part = environment.by_part(train).values()
     return MixedStream([(entry.weight, TaskStream(tasks, config.seed))
                         for entry, tasks in zip(config.env.entries, by_part, strict=True)])
 
@@ -116,7 +114,7 @@ def asked_games(key: str, count: int, split: str, environment: Environment, task
     """
     if not isinstance(environment, Mixture):
         return [AskedGames(key, count, split, tasks)]
-    by_part = environment.tasks_by_part(split)
+    by_part = environment.by_part(tasks)
     each, rest = divmod(count, len(by_part))
     return [AskedGames(f"{key} ({name})", each + (number < rest), split, its)
             for number, (name, its) in enumerate(by_part.items())]

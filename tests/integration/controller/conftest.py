@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from services.config.env import EnvSection
 from services.config.tree import Config
 from services.controller.controller import Controller, Hooks
 from services.controller.supervise import Supervisor
@@ -81,7 +82,7 @@ class World:
         if not self.config.evaluates(version.step):
             return None
         return EvalRequest(label=f"step-{version.step}", version=version, split="valid", tasks=PANEL,
-                           temperature=0.5, samples=2, seed=1, max_steps=3)
+                           temperature=0.5, samples=2, seed=1, env=EnvSection(max_steps=3))
 
     def play(self, count=100, *, broken=lambda ticket: False) -> list:
         """Plays up to `count` tickets as the worker, and fails the `broken` ones. Returns the finished tickets."""

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from object_store import BUCKET, object_store
 
+from services.config.env import EnvSection
 from services.config.redis import RedisSection
 from services.controller.evaluation import Evaluation
 from services.controller.tickets import EvalRequest
@@ -154,7 +155,7 @@ def test_an_episode_whose_body_is_lost_three_times_fails_with_the_reason(in_fold
 
 def test_an_evaluation_waits_for_the_episode_that_was_lost(in_folder, leases):
     request = EvalRequest(label="step-0", version=Version(incarnation=1, step=0), split="valid", tasks=("t/x", "t/y"),
-                          temperature=0.5, seed=0, max_steps=TURNS, samples=SIZE)
+                          temperature=0.5, seed=0, env=EnvSection(max_steps=TURNS), samples=SIZE)
     evaluation = Evaluation(in_folder, leases[0], request, lambda _: "")
     evaluation.issue()
     play_all(in_folder)

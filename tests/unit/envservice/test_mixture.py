@@ -42,13 +42,13 @@ def test_it_is_an_environment_with_the_tasks_of_all(mixture: Mixture):
     splits = {split: mixture.tasks(split) for split in mixture.splits()}
     check_apart(mixture, splits)
     assert splits[train] == sorted(splits[train])
-    assert {name: len(tasks) for name, tasks in mixture.tasks_by_part(train).items()} == {
+    assert {name: len(tasks) for name, tasks in mixture.by_part(splits[train]).items()} == {
         "guess": 1000, "search-gen": len(splits[train]) - 1000}
     assert {task.partition("/")[0] for task in splits[heldout]} == {"guess", "search-gen"}
 
 
 def test_types_and_digests_are_those_of_the_parts(mixture: Mixture):
-    task = mixture.tasks_by_part("train")["search-gen"][0]
+    task = mixture.by_part(mixture.tasks("train"))["search-gen"][0]
     alone = open_environment(EnvSection(name="search"))
     assert mixture.task_type(task) == f"search-gen/{alone.task_type(task)}"
     assert mixture.task_digest(task) == alone.task_digest(task)
@@ -77,7 +77,7 @@ def test_a_version_has_those_of_the_parts_or_a_digest_of_long_ones(mixture: Mixt
 def test_a_lost_session_is_rebuilt_whichever_environment_it_is_of(mixture: Mixture):
     """Search is rebuilt from its outcomes and the guessing game by its actions, on a server of both."""
     for part, actions in (("guess", ["1", "2"]), ("search-gen", ["<search>river</search>", "<search>town</search>"])):
-        task = mixture.tasks_by_part("train")[part][0]
+        task = mixture.by_part(mixture.tasks("train"))[part][0]
         first, second = SessionStore(mixture), SessionStore(mixture)
         began = first.reset("e", task)
         taken = first.step(StepRequest(episode_id="e", task=task, actions=[], action=actions[0], digest=began.digest))
@@ -89,7 +89,7 @@ def test_a_lost_session_is_rebuilt_whichever_environment_it_is_of(mixture: Mixtu
 
 
 def test_a_pure_game_that_goes_another_way_when_it_is_rebuilt_is_a_fault(mixture: Mixture):
-    session = mixture.open(mixture.tasks_by_part("train")["guess"][0])
+    session = mixture.open(mixture.by_part(mixture.tasks("train"))["guess"][0])
     first = session.reset()
     with pytest.raises(Exception, match="the action '1' led to another outcome than it had before"):
         session.recall("1", replace(first, observation="Something else."))  # pyright: ignore[reportAttributeAccessIssue]
@@ -164,7 +164,7 @@ def test_servers_are_made_for_the_most_demanding_environment():
 
 
 def test_its_outcomes_are_those_of_the_part(mixture: Mixture):
-    task = mixture.tasks_by_part("train")["guess"][0]
+    task = mixture.by_part(mixture.tasks("train"))["guess"][0]
     theirs = open_environment(EnvSection(name="guess")).open(task)
     outcome: Outcome = mixture.open(task).reset()
     assert outcome == theirs.reset()

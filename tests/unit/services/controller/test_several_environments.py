@@ -48,21 +48,21 @@ def test_a_ticket_has_the_limit_of_its_tasks_environment():
               for index in range(4) for ticket in tickets.group(index, consumed_at=0)}
     assert limits == {"alfworld": 30, "search": 4}
     request = EvalRequest(label="step-1", version=Version(incarnation=1, step=1), split="test", temperature=0.4, seed=0,
-                          tasks=("alfworld-gen/0", "search-gen/0"), max_steps=30, several=ENV)
+                          tasks=("alfworld-gen/0", "search-gen/0"), env=ENV)
     assert [group[0].max_steps for group in request.tickets()] == [30, 4]
 
 
-@pytest.mark.parametrize("several", [ENV, None])
-def test_an_evaluation_tells_the_success_in_each_environment(several: EnvSection | None):
+@pytest.mark.parametrize("env", [ENV, EnvSection(max_steps=30)])
+def test_an_evaluation_tells_the_success_in_each_environment(env: EnvSection):
     tasks = ("alfworld-gen/0", "alfworld-gen/1", "search-gen/0")
     request = EvalRequest(label="step-1", version=Version(incarnation=1, step=1), split="test", temperature=0.4, seed=0,
-                          tasks=tasks, max_steps=30, several=several)
+                          tasks=tasks, env=env)
     won: dict[str, bool] = dict(zip(tasks, (True, False, True), strict=True))
     episodes = [Episode(ticket=ticket, steps=[], won=won[ticket.task], end="won" if won[ticket.task] else "lost",
                         worker="w", attempt=1, seconds=1.0, engine="e") for ticket, in request.tickets()]
     row = summarise(request, episodes, dropped=0, task_type=lambda task: task.partition("/")[0])
     assert row["success_rate"] == pytest.approx(2 / 3)
-    if several is None:
+    if not env.more:
         assert not [key for key in row if key.startswith("success_by_env")], "one environment has no such column"
         return
     assert row["success_by_env"] == {"alfworld-gen": 0.5, "search-gen": 1.0}

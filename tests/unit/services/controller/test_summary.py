@@ -5,12 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from services.config.env import EnvSection
 from services.controller.evaluation import summarise
 from services.controller.tickets import EvalRequest
 from services.records import Episode, Step, Version
 
 REQUEST = EvalRequest(label="step-1", version=Version(incarnation=1, step=1), split="test", tasks=("shop/a", "shop/b"),
-                      temperature=0.4, samples=2, seed=0, max_steps=3)
+                      temperature=0.4, samples=2, seed=0, env=EnvSection(max_steps=3))
 
 
 def summary(scores, won=(True, False, False, False), rules=({}, {}, {}, {})):

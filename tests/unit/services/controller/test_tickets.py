@@ -2,6 +2,7 @@
 
 import pytest
 
+from services.config.env import EnvSection
 from services.config.tree import Config
 from services.controller.tickets import Demand, EvalRequest, TaskStream, TrainTickets
 from services.records import Version
@@ -76,7 +77,7 @@ def test_tasks_are_played_again_if_all_of_them_are_quarantined() -> None:
 
 def request(label: str, step: int) -> EvalRequest:
     return EvalRequest(label=label, version=Version(incarnation=1, step=step), split="valid", tasks=("x", "y"),
-                       temperature=0.4, samples=2, seed=9, max_steps=30)
+                       temperature=0.4, samples=2, seed=9, env=EnvSection(max_steps=30))
 
 
 def test_two_versions_meet_the_same_draws() -> None:
