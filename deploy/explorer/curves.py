@@ -60,7 +60,8 @@ class Chart:
 def training_charts(names: Sequence[str], metrics: Sequence[Rows]) -> list[Chart]:
     """Returns the curves of the report, for all runs that have them."""
     charts: list[Chart] = []
-    figures = env_figures(key for rows in metrics for row in rows[-1:] for key in row) | FIGURES
+    # A step may have groups of some environments only, so no single row names all.
+    figures = env_figures(set[str]().union(*(row for rows in metrics for row in rows))) | FIGURES
     for subplot in (subplot for subplots in figures.values() for subplot in subplots):
         several = len(subplot.curves) > 1
         lines = [CurveLine(run=i, key=j, name=_label(names, i, title if several or len(names) == 1 else ""),

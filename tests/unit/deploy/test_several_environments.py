@@ -144,6 +144,10 @@ def test_curves_are_drawn_for_each_environment():
                for step in (1, 2)]
     assert [chart.subplot.title for chart in training_charts(["a"], [metrics])] == [
         "Success of training episodes in guess", "Success of training episodes"]
+    only = {"step": 3, "success_rate": 0.5, "env/search-gen/success": 0.5, "env/search-gen/groups": 4}
+    assert [chart.subplot.title for chart in training_charts(["a"], [[only, *metrics]])] == [
+        "Success of training episodes in guess", "Success of training episodes in search-gen",
+        "Success of training episodes"], "also of an environment without a group in the last step"
     assert env_figures(["success_rate"]) == {}
 
 
