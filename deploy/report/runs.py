@@ -233,8 +233,8 @@ def _shared_start(names: Sequence[str]) -> str:
 
 
 def _record(run: ReportedRun, arm: str) -> Record:
-    last = run.metrics[-1] if run.metrics else {}
-    curves = {key: [row.get(key) for row in run.metrics] for key, value in last.items()
+    newest = {key: value for row in run.metrics for key, value in row.items()}  # no single row has all keys
+    curves = {key: [row.get(key) for row in run.metrics] for key, value in newest.items()
               if isinstance(value, int | float | None) and key not in ("format", "time")}
     return Record(arm=arm, seed=run.seed, minutes=run.seconds / 60, curves=curves, evaluations=run.evaluations)
 

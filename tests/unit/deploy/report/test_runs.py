@@ -1,5 +1,6 @@
 """Runs are pooled into arms by what decides about them."""
 
+import json
 import shutil
 
 import pytest
@@ -50,6 +51,16 @@ def test_a_curve_stands_at_the_steps_that_its_file_has(run):
     _, (ax,) = figures.new_figure()
     figures._curves(ax, compared.records, compared.arms, figures.PAPER["success"][0])
     assert [list(line.get_xdata()) for line in ax.lines] == [[2, 4], [2, 4]]
+
+
+def test_a_curve_has_its_values_also_if_the_last_step_has_none(run):
+    """A step of a run with several environments may have groups of some of them alone."""
+    folder = run("mine", steps=3)
+    first, *others = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    rows = [first | {"env/search-gen/success": 0.5}, *others]
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (record,) = compare_runs([read_run(folder)]).records
+    assert record.curves["env/search-gen/success"] == [0.5, None, None]
 
 
 def test_curves_are_compared_step_by_step(run):
