@@ -2,7 +2,7 @@
 
     begin(episode)     returns the task's text; before, it may fill the episode's folder and call tools
     an action          a call as JSON text, whose result is the observation; any other text is the episode's `answer`
-    score(episode)     after each action: a number is the reward of this step and ends the episode, None goes on
+    score(episode)     after each action: a number is the reward of this step and ends the episode, None continues it
 
 A server is a command, which is started for each episode in an empty folder, or a URL that speaks Streamable HTTP. All
 sessions of a process share the event loop of one thread, since a client of MCP lives in the task that opened it.

@@ -40,7 +40,7 @@ NOTHING = ("", "null", "~")
 CONFIG_BYTES = 1 << 20
 """Largest config file that is read. Ours have a few kilobytes."""
 MISTAKES = 50
-"""Most unknown keys that a config file is told of at once. The nearest keys of each are looked for."""
+"""Most unknown keys that one error names. The nearest keys of each are searched for."""
 DIGITS = 1000
 """Most digits of a whole number. Python writes none of more than 4,300 digits, not even in an error."""
 VALUES = 100_000

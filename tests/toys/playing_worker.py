@@ -77,7 +77,7 @@ class Held:
 
 class Shelf:
     """Published weights in memory, in place of the weights actor. No two have an incarnation in common: an engine that
-    still holds a later step of another test would begin episodes with it, and nobody goes on after such turns."""
+    still holds a later step of another test would begin episodes with it, and no worker continues after such turns."""
 
     incarnations = itertools.count(1000, 1000)
 
