@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -131,23 +131,24 @@ def _totals(episodes: Sequence[Episode], manifest: Manifest) -> dict[str, float]
     }
 
 
-def columns_by_type(manifest: Manifest, groups: Sequence[Sequence[Episode]]) -> dict[str, float]:
-    """Returns the columns by task type over the groups trained on and those that dynamic sampling replaced.
+def _won(manifest: Manifest, groups: Sequence[Sequence[Episode]]) -> Iterator[tuple[str, str, float]]:
+    """Yields task, task type and share of won episodes of the groups trained on and those that dynamic sampling
+    replaced. Without the replaced ones, a type whose groups are all won or all lost would have no results at all."""
+    for group in groups:
+        yield group[0].ticket.task, group[0].ticket.task_type, fmean(episode.won for episode in group)
+    for drop in manifest.drops:
+        if drop.reason.startswith(UNIFORM) and drop.episodes:
+            yield drop.task, drop.task_type, drop.wins / drop.episodes
 
-    Without the replaced ones, a type whose groups are all won or all lost would have no results at all.
-    """
-    trained = [(group[0].ticket.task_type, fmean(episode.won for episode in group)) for group in groups]
-    replaced = [(drop.task_type, drop.wins / drop.episodes) for drop in manifest.drops
-                if drop.reason.startswith(UNIFORM) and drop.episodes]
-    return type_columns((*trained, *replaced))
+
+def columns_by_type(manifest: Manifest, groups: Sequence[Sequence[Episode]]) -> dict[str, float]:
+    """Returns the columns by task type over the groups trained on and those that dynamic sampling replaced."""
+    return type_columns((task_type, won) for _, task_type, won in _won(manifest, groups))
 
 
 def columns_by_env(manifest: Manifest, groups: Sequence[Sequence[Episode]]) -> dict[str, float]:
     """Returns the columns by environment, over the same groups as columns_by_type."""
-    trained = [(group[0].ticket.task, fmean(episode.won for episode in group)) for group in groups]
-    replaced = [(drop.task, drop.wins / drop.episodes) for drop in manifest.drops
-                if drop.reason.startswith(UNIFORM) and drop.episodes]
-    return type_columns(((task.partition("/")[0], success) for task, success in (*trained, *replaced)), ENV_PREFIX)
+    return type_columns(((task.partition("/")[0], won) for task, _, won in _won(manifest, groups)), ENV_PREFIX)
 
 
 LEDGER = "ledger.jsonl"

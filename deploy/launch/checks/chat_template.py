@@ -91,10 +91,9 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     size = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + BYTES, size + BYTES))
-    given = asked["template"], asked["settings"], ModelSection.model_validate(asked["model"])
-    for check in (partial(check_files, *given, Path(asked["folder"])),
-                  partial(_write_longest, *given, Path(asked["folder"]), count=asked["messages"],
-                          tokens=asked["tokens"])):
+    given = (asked["template"], asked["settings"], ModelSection.model_validate(asked["model"]), Path(asked["folder"]))
+    for check in (partial(check_files, *given),
+                  partial(_write_longest, *given, count=asked["messages"], tokens=asked["tokens"])):
         try:
             check()
         except UserError as error:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from learner import observer as observer_file
-from learner.observer import Observer, columns_by_type, metrics_row
+from learner.observer import Observer, columns_by_env, columns_by_type, metrics_row
 from learner.trainer import StepReport
 from services.records import Drop, Episode, Manifest, Step, Ticket, Version, VersionSpan
 from services.telemetry.metrics_file import METRIC_TEXTS, append_row, read_rows
@@ -97,3 +97,12 @@ def test_columns_by_type_count_the_groups_that_dynamic_sampling_replaced_and_no_
     manifest = Manifest(step=3, incarnation=1, groups=["train/00000001"], drops=[uniform, old])
     assert columns_by_type(manifest, [[episode(0, step(10, 4)), episode(1, step(10, 2))]]) == {
         "type/pick/groups": 2, "type/pick/success": 0.75, "type/pick/contrast": 0.5}
+
+
+def test_columns_by_environment_are_over_the_same_groups():
+    """Two games of `t`: a trained one, won by 1 of 2, and a replaced one, won by all; one of `u` was too old."""
+    uniform = Drop(group="train/00000000", task="t/9", task_type="pick", reason="uniform reward 10", episodes=2, wins=2)
+    old = Drop(group="train/00000002", task="u/1", task_type="cool", reason="over-age", episodes=2, wins=1)
+    manifest = Manifest(step=3, incarnation=1, groups=["train/00000001"], drops=[uniform, old])
+    assert columns_by_env(manifest, [[episode(0, step(10, 4)), episode(1, step(10, 2))]]) == {
+        "env/t/groups": 2, "env/t/success": 0.75, "env/t/contrast": 0.5}
