@@ -30,7 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Copies the policy; 0. Raises UserError if there is no such checkpoint, OUT exists, or it cannot be pushed."""
+    """Copies the policy; 0. Raises UserError if there is no such checkpoint, its chat template fails, OUT exists, or it
+    cannot be pushed."""
+    from deploy.launch.checks.chat_template import check_template
+    from deploy.runs.configs import light_config
     from deploy.runs.export import export
     from deploy.runs.model_sources import push
     from learner.checkpoints.checkpoint import Checkpoints
@@ -39,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
     step, model, hold = held_checkpoint(run, args.which)
     with hold or nullcontext():
         Checkpoints(model.parents[1], keep=1).check_weights(step)
+        check_template(light_config(run.config_file), folder=model)
         export(run, step, model, args.out)
     exported = {"step": step, "path": str(args.out)} | ({"url": push(args.out, args.push)} if args.push else {})
     print(json.dumps(exported) if args.json else f"step {step} is in {args.out}{' and at ' if args.push else ''}"

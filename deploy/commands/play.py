@@ -240,8 +240,15 @@ def _renderer(model: Path | None, config: Config) -> PromptRenderer | None:
     if not (model / "tokenizer_config.json").exists():
         raise UserError(f"{model} holds no tokenizer" if model.is_dir() else f"there is no folder {model}",
                         "give a Hugging Face folder")
+    return _text(model, config)
+
+
+def _text(model: Path, config: Config) -> PromptRenderer:
+    """Loads the tokenizer of a folder. Raises UserError for a chat template that fails or takes too much."""
+    from deploy.launch.checks.chat_template import check_template
     from rollout.prompt_renderer import load_text
 
+    check_template(config, folder=model)
     return load_text(str(model), config.env, config.model)
 
 
@@ -328,13 +335,12 @@ def load_agent(config: Config, model: Path, *, seed: int) -> Agent:
     from transformers.utils.logging import disable_progress_bar
 
     from learner.model.loading import plain_model
-    from rollout.prompt_renderer import load_text
 
     disable_progress_bar()
     torch.manual_seed(seed)
     try:
+        text = _text(model, config)
         policy = plain_model(model, "auto").eval()
-        text = load_text(str(model), config.env, config.model)
     except UserError:
         raise
     except Exception as error:  # transformers has no exception type for a malformed file

@@ -7,6 +7,7 @@ program of others, so it runs in a process of its own, with limits of time and m
 from __future__ import annotations
 
 import json
+import os
 import resource
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from envservice.registry import make_template
+from learner.cold_start.scratch_model import CHAT_TEMPLATE
 from services.amounts import number_of
 from services.chat import ChatRefused, chat_format, check_chat
 from services.config.tree import Config, ModelSection
@@ -49,14 +51,17 @@ def check_template(config: Config, *, folder: Path | None = None, conversations:
     folder = folder or config.model.path
     settings = _settings(folder)
     template = template_of(folder, settings or {})
-    if config.model.chat_template is None and (settings is None or not (needed or template)):
-        return  # a model made here has a template of ours; other tokenizers may have theirs in code
+    if config.model.chat_template is None and (
+            template == CHAT_TEMPLATE or (template is None and (settings is None or not needed))):
+        return  # a model made here has ours; other tokenizers may have theirs in code
     where = folder or config.run_dir
     count = _longest(config)
     asked = {"template": template, "settings": settings or {}, "folder": str(where),
              "model": config.model.model_dump(mode="json"), "messages": count,
              "tokens": config.rollout.max_prompt_tokens, "needed": needed}
-    checked = subprocess.run([sys.executable, "-m", "deploy.launch.checks.chat_template"], input=json.dumps(asked),
+    # Without -P a module in the current folder, such as a run of others, could take the place of one of ours.
+    checked = subprocess.run([sys.executable, "-P", "-m", "deploy.launch.checks.chat_template"],
+                             env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}, input=json.dumps(asked),
                              capture_output=True, encoding="utf-8", errors="replace", check=False)
     if checked.returncode == -signal.SIGXCPU:
         written = _conversation(count, config.rollout.max_prompt_tokens) if checked.stdout else "one message"

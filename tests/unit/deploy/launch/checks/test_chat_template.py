@@ -7,8 +7,12 @@ from pathlib import Path
 import pytest
 from third_party import TOKENIZERS
 
+from deploy.cli import main
 from deploy.launch.checks.chat_template import check_files, check_template, template_of
 from deploy.runs.configs import load_config
+from learner.checkpoints.checkpoint import EXPORT, Checkpoints, Position
+from learner.cold_start.scratch_model import train_tokenizer
+from services.config.file import dump_config
 from services.config.tree import ModelSection
 from services.errors import UserError
 
@@ -58,6 +62,48 @@ def test_a_template_that_takes_all_time_or_memory_is_one_line(folder: Path, temp
     """It hung `--dry-run` for ever, or ended it with a traceback."""
     (folder / "chat_template.jinja").write_text(template)
     assert re.search(reason, refusal(folder))
+
+
+@pytest.fixture
+def endless_run(tmp_path: Path) -> Path:
+    """A run with a checkpoint whose template takes for ever."""
+    dump_config(load_config("alfworld-tiny", ["env.prompt=full"]), tmp_path / "run/config.yaml")
+    checkpoints = Checkpoints(tmp_path / "run/checkpoints", keep=1)
+    model = checkpoints.draft(1) / EXPORT
+    train_tokenizer(["you are in a room"]).save_pretrained(model)
+    (model / "config.json").write_text("{}")
+    (model / "chat_template.jinja").write_text(
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}")
+    checkpoints.commit(Position(step=1, incarnation=1, next_group=1, trained=1))
+    (tmp_path / "run/run.json").write_text("{}")
+    return tmp_path / "run"
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("command", ["export {run} {run}/out", "play alfworld-gen/valid/pick-0000 --agent {run}",
+                                     "play alfworld-gen/valid/pick-0000 --agent {run} --prompts 1"])
+def test_every_command_that_reads_a_template_is_bounded(
+        command: str, endless_run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    """`export` and `play` had no bound."""
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    assert main(command.format(run=endless_run).split()) == 2
+    said = capsys.readouterr().err
+    assert re.fullmatch(r"error: the chat template of .* has not written one message after 3 s; .*\n", said), said
+
+
+def test_a_template_without_the_tokenizers_settings_is_checked(folder: Path):
+    """transformers reads the file alone."""
+    (folder / "tokenizer_config.json").unlink()
+    (folder / "chat_template.jinja").write_text("{{ 1 / 0 }}")
+    assert "division by zero" in refusal(folder)
+
+
+def test_the_check_imports_nothing_from_the_current_folder(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """It may be a run of others, which is only looked at."""
+    (folder / "jinja2.py").write_text("open('imported', 'w')")
+    monkeypatch.chdir(folder)
+    check(folder)
+    assert not (folder / "imported").exists()
 
 
 SLOW = "{% set m = messages * 20 %}{% for a in m %}{% for b in m %}{% for c in m %}{% endfor %}{% endfor %}{% endfor %}"
