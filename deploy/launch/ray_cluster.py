@@ -76,8 +76,10 @@ def _existing(address: str, options: dict[str, Any], note: Callable[[str], objec
 
     check_ray(address)
     try:
-        with _uninterrupted():
-            ray.init(address=address, **options)
+        # The cluster's processes may have a locale whose file names and texts are ASCII. The override lets Ray add the
+        # variable to the environment of a submitted job, which may have it already.
+        with _uninterrupted(), variable("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1"):
+            ray.init(address=address, runtime_env={"env_vars": {"PYTHONUTF8": "1"}}, **options)
     except (ConnectionError, TimeoutError) as error:
         raise no_cluster(address, described(error)) from error
     if os.environ.get("RAY_AUTH_MODE", "disabled") != "token":

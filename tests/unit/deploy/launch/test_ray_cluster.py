@@ -1,5 +1,6 @@
 """A private Ray that does not start at once is started again, until its time is over."""
 
+import json
 import os
 import signal
 import subprocess
@@ -179,3 +180,42 @@ def test_a_process_that_used_a_ray_without_a_token_is_told_so_at_once():
     """A notebook may have; Ray keeps the mode of a process's first cluster, so every other try fails as well."""
     done = subprocess.run([sys.executable, "-c", BEFORE], capture_output=True, text=True, timeout=800, check=True)
     assert done.stdout.splitlines()[-1].startswith("this Python process has used a Ray without a token before")
+
+
+ASCII_CLUSTER = """
+import json, os, sys
+from pathlib import Path
+
+import ray
+from ray.cluster_utils import Cluster
+from deploy.launch.ray_cluster import _existing
+
+ascii = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+before = dict(os.environ)
+os.environ.update(ascii)
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+os.environ.clear()
+os.environ.update(before, RAY_JOB_CONFIG_JSON_ENV_VAR=json.dumps(
+    {"runtime_env": {"env_vars": {"PYTHONUTF8": "0", "MINE": "kept"}}, "metadata": {}}))
+
+@ray.remote
+def write(folder):
+    (Path(folder) / "é").write_text("火")
+    return [os.environ["MINE"], *os.listdir(folder)]
+
+with _existing(cluster.address, {"log_to_driver": False, "configure_logging": False}, str):
+    print(json.dumps(ray.get(write.remote(sys.argv[1]))))
+cluster.shutdown()
+"""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_actors_on_a_cluster_with_an_ascii_locale_open_any_file(tmp_path: Path):
+    """The driver's paths go to actors as text. Ray refused a variable that the submitted job has as well."""
+    folder = tmp_path / "Größe"
+    folder.mkdir()
+    done = subprocess.run([sys.executable, "-c", ASCII_CLUSTER, str(folder)], capture_output=True, encoding="utf-8",
+                          timeout=800, check=True, env=os.environ | {"RAY_AUTH_MODE": "disabled"})
+    assert json.loads(done.stdout.splitlines()[-1]) == ["kept", "é"]
+    assert (folder / "é").read_text(encoding="utf-8") == "火"
