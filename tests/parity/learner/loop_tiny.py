@@ -1,4 +1,4 @@
-"""Runs a training loop over a real Redis, with a worker that plays the issued tickets."""
+"""Runs a training loop over a real Redis, with a worker that plays the issued tickets; or with a controller as well."""
 
 from contextlib import nullcontext
 from functools import partial
@@ -13,6 +13,8 @@ from learner.loop import Leaving, TrainingLoop
 from learner.observer import Observer
 from learner.trainer import Learner
 from learner.weights.sender import GpuSender, HostSender
+from services.controller.controller import Controller, Hooks
+from services.controller.supervise import Supervisor
 from services.records import Episode, Ticket
 from services.seeds import seed_for
 from services.store.archive import EpisodeArchive
@@ -99,3 +101,32 @@ def run(store, folder, model_path, rank_group, *, crash_at=None, leave_at=None, 
             gpu_turn=partial(onloaded, learner) if offloads else nullcontext,
         ).run()
     return learner, published, replaced
+
+
+def run_all_parts(store, config, model_path, rank_group, *, tickets, play_one, check=lambda: None, task_type=str,
+                  by_type=False):
+    """Lets a controller, a worker and a learner take turns until the end, or until `check` raises. Returns the learner.
+
+    `tickets` are the controller's, and `play_one` makes the episode of a claim. `check` is called in each turn between
+    the work of the learner and that of the controller.
+    """
+    controller = Controller(
+        config=config, store=store, lease=store.leases.acquire("controller", "c"),
+        supervisor=Supervisor(print, config.supervision), tickets=tickets, request=lambda version: None,
+        hooks=Hooks(note=print, evaluated=print, task_type=task_type, tick=lambda: None))
+
+    def others():
+        check()
+        controller.tick()
+        for claim in store.claim("w", 100):
+            store.commit_episode(claim, play_one(claim))
+
+    folder, learner = config.runs_dir, Learner(config, model_path, rank_group)
+    with EpisodeArchive(folder / "episodes") as archive:
+        TrainingLoop(
+            config=config, learner=learner, store=store, lease=store.leases.acquire("learner", "l"), archive=archive,
+            checkpoints=Checkpoints(folder / "checkpoints", 1),
+            observer=Observer(metrics=folder / "metrics.jsonl", by_type=by_type),
+            sender=HostSender(learner.sender, lambda *_: None), before_publish=lambda *_: None, check=others,
+        ).run()
+    return learner

@@ -5,28 +5,17 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from learner_tiny import make_config, make_step, weights
+from loop_tiny import Crash, run_all_parts
 
-from learner.checkpoints.checkpoint import Checkpoints
-from learner.loop import TrainingLoop
-from learner.observer import Observer
-from learner.trainer import Learner
-from learner.weights.sender import HostSender
 from services.config.tree import Config
-from services.controller.controller import Controller, Hooks
-from services.controller.supervise import Supervisor
 from services.controller.tickets import TaskStream, TrainTickets
 from services.records import Episode
 from services.seeds import seed_for
-from services.store.archive import EpisodeArchive
 from services.store.store import Store
 from services.telemetry.metrics_file import read_metrics
 
 UNIFORM = {0: 0.0, 2: 10.0, 3: 0.0, 5: 0.0}
 """Groups whose four episodes all earn this reward. In other groups the first episode wins."""
-
-
-class Crash(Exception):
-    pass
 
 
 def an_episode(claim, uniform):
@@ -44,27 +33,14 @@ def life(store, folder, model_path, rank_group, *, crash_when=lambda counts: Fal
     """Runs controller, worker and learner. They die when `crash_when` accepts the store's counts."""
     config = Config.model_validate(make_config(dynamic_sampling=rounds).model_dump() | {
         "steps": 2, "runs_dir": folder, "eval": {"every": 0}})
-    controller = Controller(
-        config=config, store=store, lease=store.leases.acquire("controller", "c"),
-        supervisor=Supervisor(print, config.supervision),
-        tickets=TrainTickets(config=config, tasks=TaskStream(["a", "b", "c"], seed=0)), request=lambda version: None,
-        hooks=Hooks(note=print, evaluated=print, task_type=str, tick=lambda: None))
 
-    def others():
-        controller.tick()
-        for claim in store.claim("w", 100):
-            store.commit_episode(claim, an_episode(claim, uniform))
+    def crash():
         if crash_when(store.counts()):
             raise Crash
 
-    learner = Learner(config, model_path, rank_group)
-    with EpisodeArchive(folder / "episodes") as archive:
-        TrainingLoop(
-            config=config, learner=learner, store=store, lease=store.leases.acquire("learner", "l"), archive=archive,
-            checkpoints=Checkpoints(folder / "checkpoints", 1), observer=Observer(metrics=folder / "metrics.jsonl"),
-            sender=HostSender(learner.sender, lambda *_: None), before_publish=lambda *_: None, check=others,
-        ).run()
-    return learner
+    return run_all_parts(
+        store, config, model_path, rank_group, play_one=lambda claim: an_episode(claim, uniform), check=crash,
+        tickets=TrainTickets(config=config, tasks=TaskStream(["a", "b", "c"], seed=0)))
 
 
 def group(number):

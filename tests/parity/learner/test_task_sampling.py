@@ -6,19 +6,12 @@ import msgspec
 import numpy as np
 import pytest
 from learner_tiny import make_config, make_step
+from loop_tiny import Crash, run_all_parts
 
-from learner.checkpoints.checkpoint import Checkpoints
-from learner.loop import TrainingLoop
-from learner.observer import Observer
-from learner.trainer import Learner
-from learner.weights.sender import HostSender
 from services.config.tree import Config
-from services.controller.controller import Controller, Hooks
-from services.controller.supervise import Supervisor
 from services.controller.tickets import ContrastSampler, TaskStream, TrainTickets
 from services.records import Episode
 from services.seeds import seed_for
-from services.store.archive import EpisodeArchive
 from services.store.store import Store
 from services.telemetry.metrics_file import read_metrics
 
@@ -26,10 +19,6 @@ TASKS = [f"{kind}-{n}" for kind in ("easy", "even", "hard") for n in range(8)]
 STEPS = 6
 WON = {"easy": 4, "even": 2, "hard": 0}
 """Episodes of four that are won, by type."""
-
-
-class Crash(Exception):
-    pass
 
 
 def type_of(task):
@@ -50,29 +39,20 @@ def life(store, folder, model_path, rank_group, tasks, *, crash_at=None, checkpo
     the controller has issued the next groups. `tasks` gets the task of each group that is played."""
     config = Config.model_validate(make_config(task_sampling="contrast").model_dump() | {
         "steps": STEPS, "runs_dir": folder, "eval": {"every": 0}, "checkpoint": {"every": checkpoint_every}})
-    file = folder / "metrics.jsonl"
-    sampler = ContrastSampler(TASKS, type_of, config.seed, staleness=0, rows=lambda: read_metrics(file))
-    controller = Controller(
-        config=config, store=store, lease=store.leases.acquire("controller", "c"),
-        supervisor=Supervisor(print, config.supervision), request=lambda version: None,
-        tickets=TrainTickets(config=config, tasks=TaskStream(TASKS, seed=0), sampler=sampler),
-        hooks=Hooks(note=print, evaluated=print, task_type=type_of, tick=lambda: None))
+    sampler = ContrastSampler(TASKS, type_of, config.seed, staleness=0,
+                              rows=lambda: read_metrics(folder / "metrics.jsonl"))
 
-    def others():
+    def crash():
         if crash_at is not None and store.counts().last_step == crash_at:
             raise Crash
-        controller.tick()
-        for claim in store.claim("w", 100):
-            assert tasks.setdefault(claim.ticket.group, claim.ticket.task) == claim.ticket.task
-            store.commit_episode(claim, an_episode(claim))
 
-    learner = Learner(config, model_path, rank_group)
-    with EpisodeArchive(folder / "episodes") as archive:
-        TrainingLoop(
-            config=config, learner=learner, store=store, lease=store.leases.acquire("learner", "l"), archive=archive,
-            checkpoints=Checkpoints(folder / "checkpoints", 1), observer=Observer(metrics=file, by_type=True),
-            sender=HostSender(learner.sender, lambda *_: None), before_publish=lambda *_: None, check=others,
-        ).run()
+    def play_one(claim):
+        assert tasks.setdefault(claim.ticket.group, claim.ticket.task) == claim.ticket.task
+        return an_episode(claim)
+
+    run_all_parts(
+        store, config, model_path, rank_group, play_one=play_one, check=crash, task_type=type_of, by_type=True,
+        tickets=TrainTickets(config=config, tasks=TaskStream(TASKS, seed=0), sampler=sampler))
     return sampler
 
 
