@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 from typing import ClassVar
 
@@ -154,35 +153,6 @@ def test_a_failed_run_leaves_the_others_to_finish_and_is_named_at_the_end(
 def test_after_its_hours_no_run_is_started(out: Path, config: Config):
     assert runner(config, out, [], hours=0).make(WANTED) == len(WANTED)
     assert not config.run_dir.exists()
-
-
-def test_progress_says_what_is_left():
-    said: list[str] = []
-    progress = RunsProgress(4, done=1, parallel=2, typical_s=120, console=Console(file=Lines(said), width=200))
-    progress.finished("gagpo-seed0", 240, "50.0% on heldout")
-    assert "2/4 gagpo-seed0: 50.0% on heldout, 4 min; about 3 min left" in "".join(said)
-
-
-def test_the_live_view_shows_the_last_line_of_each_run(tmp_path: Path):
-    child = Child("gagpo-seed0", [], log=tmp_path / "log")
-    (tmp_path / "log").write_text("step 1\nstep 2\n")
-    said: list[str] = []
-    console = Console(file=Lines(said), width=200)
-    progress = RunsProgress(4, done=1, typical_s=60, console=console)
-    progress.running([child])
-    console.print(progress.render())
-    assert "1 of 4 runs; about 3 min left" in "".join(said)
-    assert "gagpo-seed0  step 2" in "".join(said)
-
-
-def test_the_live_view_shows_what_a_terminal_would_obey(tmp_path: Path):
-    child = Child("gagpo-seed0", [], log=tmp_path / "log")
-    (tmp_path / "log").write_text("\x1b]0;title\x07\n")
-    console = Console(file=StringIO(), width=200, force_terminal=True)
-    progress = RunsProgress(4, console=console)
-    progress.running([child])
-    console.print(progress.render())
-    assert "\ufffd]0;title\ufffd" in console.file.getvalue()
 
 
 class FirstGoesOn(OneArmFails):
