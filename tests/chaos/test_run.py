@@ -2,7 +2,8 @@
 
 The tests follow one run through its life and stand in its order. Where a test breaks the run, the games of its next
 step stop in the middle, so that the run is there on a fast machine too. A Prometheus watches all of it, so that at the
-end every dashboard can be asked what it shows.
+end every dashboard can be asked what it shows. An intruder puts pickles into the folder before the resume, and looks
+for secrets of the undisturbed run.
 """
 
 import json
@@ -10,13 +11,16 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import held_alfworld
 import psutil
 import pyarrow.parquet as pq
 import pytest
+from canaries import Watch, files_with, plant_pickles, private_secrets
 from dashboards import list_queries
 from processes import gone
 from prometheus_api import ask, shows
@@ -25,6 +29,7 @@ from deploy.launch.planning.task_sets import open_task_sets
 from deploy.monitor.servers import prometheus
 from deploy.runs.configs import load_config
 from services.controller.tickets import TaskStream
+from services.store.redis_server import find_redis
 from services.telemetry.metrics_file import read_rows
 
 pytestmark = [pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(1800)]
@@ -72,6 +77,41 @@ def arguments(runs_dir: Path) -> tuple[str, ...]:
     return (*TINY, f"runs_dir={runs_dir}", "name=hunted", "eval.panel=4", "eval.panel_temperatures=[1.0]")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Calm:
+    """The undisturbed run, and its traces."""
+
+    folder: Path
+    traces: list[Path]
+    """Everything that the run wrote: its folder, its temporary files, what it printed."""
+    secrets: dict[str, str]
+    watch: Watch
+
+
+@pytest.fixture(scope="module")
+def calm(train, runs_dir: Path, hold_after) -> Iterator[Calm]:
+    """Provides a run to its end, from the cold start of the interrupted run if that is there."""
+    hold_after(STEPS)
+    folder, cold_start = runs_dir / "calm", runs_dir / "hunted" / "model-cold-start"
+    given = ("sft.enabled=false", f"model.path={cold_start}") if cold_start.exists() else ()
+    with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as temporary:  # short, because sockets are in it
+        run = train(folder, *TINY, f"runs_dir={runs_dir}", "name=calm", "eval.panel=0", *given,
+                    temporary=Path(temporary))
+        found: list[tuple[dict[str, str], int]] = []
+
+        def secrets_exist() -> bool:
+            found.extend(filter(None, [private_secrets(run.process.pid, folder)]))
+            return bool(found)
+
+        run.wait_for("its secrets", secrets_exist)
+        watch = Watch(run.process.pid, *found[0])
+        watch.start()
+        status = run.end()
+        watch.end()
+        assert status == 0, run.tail()
+        yield Calm(folder=folder, traces=[folder, Path(temporary), run.log.parent], secrets=found[0][0], watch=watch)
+
+
 def test_ctrl_c_in_the_middle_leaves_no_process(train, runs_dir: Path, arguments, hold_after):
     hold_after(1)
     run = train(runs_dir / "hunted", *arguments)
@@ -92,7 +132,10 @@ def test_a_run_without_resume_is_refused(train, runs_dir: Path, arguments):
     assert "holds a run already" in run.tail()
 
 
-def test_resumed_it_outlives_the_death_of_ray_redis_its_server_learner_and_sampler(train, runs_dir: Path, hold_after):
+def test_resumed_it_outlives_the_death_of_ray_redis_its_server_learner_and_sampler(
+        train, runs_dir: Path, hold_after, tmp_path: Path):
+    """It loads its checkpoints, and runs no code that its folder brings."""
+    assert plant_pickles(runs_dir / "hunted", tmp_path / "code-ran") > 5
     run = train(runs_dir / "hunted", "--resume", str(runs_dir / "hunted"))
     taken = len(run.steps)
     hold_after(taken + 1)
@@ -115,6 +158,9 @@ def test_resumed_it_outlives_the_death_of_ray_redis_its_server_learner_and_sampl
     assert run.survivors() == []
     assert "rollout worker 0 died" in run.said
     assert "learner died" in run.said
+    said = run.said + (run.folder / "log.jsonl").read_text()
+    assert "is renamed" not in said, "the checkpoint with the pickles was not the one that was loaded"
+    assert not (tmp_path / "code-ran").exists()
 
 
 def test_every_step_was_taken_once_on_groups_of_its_own(runs_dir: Path):
@@ -162,16 +208,27 @@ def test_a_finished_run_is_resumed_by_printing_its_table(train, runs_dir: Path, 
     assert {name: (folder / name).read_bytes() for name in before} == before
 
 
-def test_undisturbed_it_ends_with_the_same_bits(train, runs_dir: Path):
+def test_undisturbed_it_ends_with_the_same_bits(calm: Calm, runs_dir: Path):
     """With rollout.exact, the same cold start and seed give the same weights after every interruption."""
-    run = train(
-        runs_dir / "calm", *TINY, f"runs_dir={runs_dir}", "name=calm", "eval.panel=0", "sft.enabled=false",
-        f"model.path={runs_dir / 'hunted' / 'model-cold-start'}")
-    assert run.end() == 0, run.tail()
-    digests = [{row["step"]: row["digest"] for row in read_rows(runs_dir / name / "evaluations.jsonl")
-                if row["label"].startswith("step-")} for name in ("hunted", "calm")]
+    digests = [{row["step"]: row["digest"] for row in read_rows(folder / "evaluations.jsonl")
+                if row["label"].startswith("step-")} for folder in (runs_dir / "hunted", calm.folder)]
     assert digests[0] == digests[1]
     assert len(set(digests[0].values())) == 3
+
+
+@pytest.mark.attack
+def test_a_private_run_shows_none_of_its_own_secrets_and_leaves_none(calm: Calm):
+    assert len(set(calm.secrets.values())) == 3
+    assert {find_redis().name, "gcs_server", "raylet"} <= calm.watch.names
+    assert calm.watch.found == set()
+    found, count = files_with(calm.secrets, calm.traces)
+    assert count > 20
+    assert found == set()
+
+
+@pytest.mark.attack
+def test_a_private_run_listens_on_loopback_alone(calm: Calm):
+    assert calm.watch.listening == {"127.0.0.1"}
 
 
 def test_every_panel_of_every_dashboard_shows_something_of_these_runs(watched: str | None):
