@@ -96,10 +96,10 @@ async def test_an_update_replaces_the_weights_of_a_model_with_a_tied_head(sample
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def untied(tmp_path_factory, sampler_config, tiny_model):
-    """Provides an engine of a model with a separate head, which starts from the exported folder."""
+    """Provides an engine of a model with a separate head. It starts with random weights, as a rollout worker's does."""
     folder = tmp_path_factory.mktemp("untied")
     tiny_model(tied=False, seed=3).save_pretrained(folder)
-    engine = Engine(folder, FIRST, config=sampler_config, dtype="float32")
+    engine = Engine(folder, FIRST, config=sampler_config, dtype="float32", load=False)
     try:
         await engine.start()
         yield engine
@@ -107,8 +107,12 @@ async def untied(tmp_path_factory, sampler_config, tiny_model):
         await engine.close()
 
 
-async def test_an_update_replaces_the_weights_of_a_model_with_its_own_head(untied: Engine, tiny_model):
-    await check_update(untied, tiny_model(tied=False, seed=3), tiny_model(tied=False, seed=4))
+async def test_updates_replace_random_weights_and_then_those_of_a_model_with_its_own_head(untied: Engine, tiny_model):
+    """A rollout worker's first version comes by an update."""
+    old = tiny_model(tied=False, seed=3)
+    assert worst(old, await sample_all(untied, "random")) > 0.1
+    await load(untied, old, step=0)
+    await check_update(untied, old, tiny_model(tied=False, seed=4))
 
 
 async def test_an_update_ends_when_vllms_process_dies_in_it(untied: Engine, tiny_model):
@@ -234,28 +238,6 @@ async def test_an_engine_that_cannot_start_tells_the_last_error_of_its_process(t
         await engine.start()
     await engine.close()
     await asyncio.to_thread(temporary.rmdir)  # raises if a socket or a rendezvous file is left
-
-
-async def test_an_engine_that_starts_with_random_weights_takes_an_update_and_dies_of_wrong_bytes(
-        tied_folder, sampler_config, tiny_model):
-    """A rollout worker's first version comes by an update. Weights that are not those of the version's digest are never
-    sampled from; the engine answers nothing more."""
-    engine = Engine(tied_folder, FIRST, config=sampler_config, dtype="float32", load=False)
-    try:
-        await engine.start()
-        new = tiny_model(tied=True, seed=2)
-        assert worst(new, await sample_all(engine, "random")) > 0.1
-        await load(engine, new, step=1)
-        assert worst(new, await sample_all(engine, "updated")) < TOLERANCE
-        packed = pack.pack_tensors(tiny_model(tied=True, seed=8).state_dict().items())
-        version = Version(incarnation=9, step=9, digest=packed.digest)
-        packed.buffer[100] ^= 1
-        with pytest.raises(EngineFault, match="expected"):
-            await engine.update(version, packed.manifest, packed.buffer)
-        with pytest.raises(EngineFault):
-            await sample_all(engine, "dead")
-    finally:
-        await engine.close()
 
 
 async def test_an_answer_ends_at_a_text_of_several_tokens(sampler: Engine, tied_folder: Path):

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from test_engine import (
-    test_an_answer_ends_at_a_text_of_several_tokens,
     test_an_update_replaces_the_weights_of_a_model_with_a_tied_head,
     test_requests_in_flight_are_kept,
     test_same_seed_draws_the_same_tokens,
@@ -23,7 +22,6 @@ from rollout.engine.engine import Engine
 from services.records import Version
 
 __all__ = [
-    "test_an_answer_ends_at_a_text_of_several_tokens",
     "test_an_update_replaces_the_weights_of_a_model_with_a_tied_head",
     "test_requests_in_flight_are_kept",
     "test_same_seed_draws_the_same_tokens",
