@@ -79,7 +79,9 @@ def test_a_disk_without_room_ends_no_cold_start(live, monkeypatch, tmp_path):
     assert re.search(r"has 0\.0 GiB free, and a state .* may take .* continues without a new state", line)
 
 
-def test_two_ranks_go_on_without_a_changed_bit_and_one_goes_on_from_their_state(model_path, rank_group, tmp_path):
+def test_two_ranks_train_as_one_and_go_on_without_a_changed_bit_and_one_goes_on_from_their_state(
+        model_path, rank_group, tmp_path):
+    """Batches of three rows and of one: a rank without a row computes a filler."""
     rows, sft = shown(count=7), SftSection(batch_rows=3, lr=1e-3, prompt_loss=0.5)
     save_rows(rows, tmp_path / ROWS)
     (tmp_path / "sft.json").write_text(sft.model_dump_json())
@@ -89,6 +91,8 @@ def test_two_ranks_go_on_without_a_changed_bit_and_one_goes_on_from_their_state(
     assert found["norms"] == whole["norms"][3:]  # from the state of update 3 on
     assert kept(tmp_path) == [3, 4]
     expected, _, slack = on_ranks(model_path, rank_group, rows, sft)
+    slack.check(expected, whole["weights"])
+    assert whole["norms"] == pytest.approx(slack.norms, rel=1e-4)
     made = imitator(make_config(betas=(0.9, 0.99), weight_decay=0.01, grad_clip=1e9).model_copy(update={"sft": sft}),
                     model_path, rank_group)
     order = Order(model=model_path, out=tmp_path, work=tmp_path, budget=Budget(updates=5), seed=3)

@@ -171,14 +171,19 @@ def test_an_evaluated_step_has_its_weights_on_disk_and_no_checkpoint(
     assert all(torch.equal(tensor, whole[name]) for name, tensor in weights(learner).items())
 
 
-def test_the_runs_log_tells_what_the_learner_did(redis_url, model_path, rank_group, tmp_path):
-    """A first life up to the publication of step 3, and a second that replays it."""
+def test_log_and_ledger_tell_what_the_learner_did(redis_url, model_path, rank_group, tmp_path):
+    """A first life up to the publication of step 3, and a second that replays it. The ledger has each step once with
+    its manifest: steps 1 and 2 are in the checkpoint, and the line of step 3 comes from the replay."""
     store = Store(redis_url, "told")
     play(store, range(2 * STEPS))
     configure_logs(tmp_path, process="learner-0", show=None)
     with pytest.raises(Crash):
         run(store, tmp_path, model_path, rank_group, crash_at=3)
+    assert [row["step"] for row in read_rows(tmp_path / "ledger.jsonl")] == [1, 2]
     run(store, tmp_path, model_path, rank_group)
+    assert [{key: row[key] for key in ("step", "incarnation", "groups", "drops")}
+            for row in read_rows(tmp_path / "ledger.jsonl")] == [
+        msgspec.to_builtins(manifest) for manifest in store.steps.manifests(0)]
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     told = {name: [line for line in lines if line["event"] == name] for name in (line["event"] for line in lines)}
     assert [line["step"] for line in told["no checkpoint"] + told["restored"]] == [0, 2]
@@ -187,19 +192,6 @@ def test_the_runs_log_tells_what_the_learner_did(redis_url, model_path, rank_gro
     assert [line["step"] for line in told["checkpoint written"]] == [2, 4]
     assert [line["version"] for line in told["published"]] == ["1.0", "1.1", "1.2", "2.2", "2.3", "2.4"]
     assert all(line["bytes"] > 0 for line in told["episodes retired"])
-
-
-def test_the_ledger_has_each_step_once_with_its_manifest(redis_url, model_path, rank_group, tmp_path):
-    """Steps 1 and 2 are in the checkpoint; step 3 was trained and not published, so its line comes from the replay."""
-    store = Store(redis_url, "ledger")
-    play(store, range(2 * STEPS))
-    with pytest.raises(Crash):
-        run(store, tmp_path, model_path, rank_group, crash_at=3)
-    assert [row["step"] for row in read_rows(tmp_path / "ledger.jsonl")] == [1, 2]
-    run(store, tmp_path, model_path, rank_group)
-    rows = read_rows(tmp_path / "ledger.jsonl")
-    assert [{key: row[key] for key in ("step", "incarnation", "groups", "drops")} for row in rows] == [
-        msgspec.to_builtins(manifest) for manifest in store.steps.manifests(0)]
 
 
 class StepsKilledAtReset(StepLog):

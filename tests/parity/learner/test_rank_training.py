@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from learner_tiny import make_config, norms_of, weights
-from test_trainer import Slack, run_rank_group
+from test_trainer import Slack
 
 from learner.cold_start.rank_training import imitator, train_on_ranks
 from learner.cold_start.sft import Budget, Lesson, train
@@ -53,18 +53,6 @@ def test_it_takes_the_updates_of_one_process(model_path, rank_group, prompt_loss
         assert (progress.updates, progress.rows) == (expected.updates, expected.rows)
         assert progress.loss_response == pytest.approx(expected.loss_response, rel=1e-5)
         assert progress.loss_prompt == (pytest.approx(expected.loss_prompt, rel=1e-5) if prompt_loss else None)
-
-
-def test_two_ranks_take_the_same_updates(model_path, rank_group, tmp_path):
-    """Batches of three rows and of one: a rank without a row computes a filler."""
-    rows, sft = shown(count=7), SftSection(batch_rows=3, lr=1e-3, prompt_loss=0.5)
-    expected, _, slack = on_ranks(model_path, rank_group, rows, sft)
-    save_rows(rows, tmp_path / "rows.npz")
-    (tmp_path / "sft.json").write_text(sft.model_dump_json())
-    run_rank_group(model_path, tmp_path, "imitates", world=2, nodes=1)
-    made = torch.load(tmp_path / "imitates" / "made.pt")
-    slack.check(expected, made["weights"])
-    assert made["norms"] == pytest.approx(slack.norms, rel=1e-4)
 
 
 def test_adapters_alone_are_trained_if_the_learner_trains_adapters(model_path, rank_group):

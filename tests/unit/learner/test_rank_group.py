@@ -35,7 +35,7 @@ from torch.distributed import FileStore
 from learner.rank_group import RankGroup
 
 def rank(number, collective):
-    rank_group = RankGroup(number, 2, FileStore(f"{sys.argv[1]}/{collective}", 2), collective_s=10)
+    rank_group = RankGroup(number, 2, FileStore(f"{sys.argv[1]}/{collective}", 2), collective_s=3)
     if number:
         time.sleep(200)
     try:
