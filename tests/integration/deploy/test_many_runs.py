@@ -1,23 +1,12 @@
-"""A sweep and an experiment of one-step runs: real `gagpo train` processes from one cold start."""
+"""A sweep of one-step runs: real `gagpo train` processes."""
 
 import json
-import re
-import shutil
-from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from deploy.launch.planning.task_sets import open_task_sets
 from deploy.runs.configs import load_config
-from deploy.runs.folder import RunFolder
 from deploy.training import sweep
 from deploy.training.sweep import ABLATIONS
-from lab.experiments.credit.common import keep_cold_evaluations, prepare
-from lab.experiments.credit.design import PlannedRun
-from lab.experiments.credit.progress import RunsProgress
-from lab.experiments.credit.records import read_records
-from lab.experiments.credit.runs import Runner, left
 from services.config.tree import Config
 
 pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(1800)]
@@ -60,27 +49,3 @@ def test_a_finished_sweep_starts_nothing(config: Config, swept: sweep.Swept):
     before = metrics.stat().st_mtime_ns
     assert sweep.run_sweep(config, VARIANTS, quiet=True) == swept
     assert metrics.stat().st_mtime_ns == before
-
-
-def test_a_run_of_an_experiment_leaves_its_record_alone(config: Config, swept: sweep.Swept, tmp_path: Path):
-    """It starts from the cold start of another run, and does not play that policy's games again."""
-    full = RunFolder(config.run_dir / "full")
-    shutil.copytree(full.cold_model, tmp_path / "cold-start")
-    mine = config.model_copy(update={"name": "experiment"})
-    progress = RunsProgress(1, console=Console(quiet=True))
-    common = prepare(mine, open_task_sets(mine), tmp_path, progress)
-    keep_cold_evaluations(tmp_path, common, full)
-    run = PlannedRun(arm="grpo", seed=3)
-    assert left(tmp_path, [run], mine, common) == [run]
-    assert Runner(config=mine, out=tmp_path, common=common, progress=progress).make([run]) == 0
-    (record,) = read_records(tmp_path)
-    assert (record.arm, record.seed, len(record.curves["grad_norm"]), record.cold_start) == (
-        "grpo", 3, 1, common["cold_start"])
-    assert [(row["label"], len(row["wins"])) for row in record.evaluations] == [
-        ("step-000001", 4), ("panel-trained", 4)]
-    # Each is told while it plays, and at its end.
-    log = (mine.run_dir / f"{run.name}.log").read_text()
-    told = re.findall(r"\] (evaluation\b.*?|held-out games\b.*?)(?::|  T=)", log)
-    assert list(dict.fromkeys(told)) == ["evaluation at step 1", "held-out games, after RL"]
-    assert not (mine.run_dir / run.name).exists()
-    assert left(tmp_path, [run], mine, prepare(mine, open_task_sets(mine), tmp_path, progress)) == []
