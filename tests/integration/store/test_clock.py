@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 
 import pytest
+from store_episodes import tickets
 
 from services.errors import LeaseLost
-from services.records import Ticket
 from services.store.lease import LeaseHeld
 from services.store.redis_server import RedisServer, find_redis
 from services.store.store import Store
@@ -50,11 +50,6 @@ def store(library, tmp_path, monkeypatch):
     server.close()
 
 
-def tickets():
-    return [Ticket(group="train/00000000", k=k, size=2, task="t", seed=k, kind="train", temperature=1.0, max_steps=5)
-            for k in range(2)]
-
-
 def clock(store):
     seconds, _ = store.connection.redis.time()
     return seconds - time.time()
@@ -63,7 +58,7 @@ def clock(store):
 @pytest.mark.parametrize("jump", [HOUR, -HOUR])
 def test_leases_claims_and_heartbeats_outlive_a_jump_of_the_clock(store, set_clock, jump):
     controller = store.leases.acquire("controller", "c", ttl_s=15.0)
-    store.issue(controller, tickets(), capacity=9)
+    store.issue(controller, tickets(0), capacity=9)
     (claim,) = store.claim("living", 1)
     store.state.beat("living", {})
     set_clock(jump)
@@ -79,7 +74,7 @@ def test_leases_claims_and_heartbeats_outlive_a_jump_of_the_clock(store, set_clo
 @pytest.mark.parametrize("off", [HOUR, -HOUR])
 def test_a_ticket_waits_as_long_where_the_clock_of_redis_is_another(store, set_clock, off):
     set_clock(off)
-    store.issue(store.leases.acquire("controller", "c"), tickets(), capacity=9)
+    store.issue(store.leases.acquire("controller", "c"), tickets(0), capacity=9)
     time.sleep(1.0)
     (claim,) = store.claim("w", 1)
     assert 1.0 <= time.monotonic() - claim.issued_at < 60
@@ -90,7 +85,7 @@ def test_a_ticket_waits_as_long_where_the_clock_of_redis_is_another(store, set_c
 
 @pytest.mark.parametrize("jump", [HOUR, -HOUR])
 def test_a_failed_ticket_rests_as_long_as_before_although_the_clock_jumped(store, set_clock, jump):
-    store.issue(store.leases.acquire("controller", "c", ttl_s=600.0), tickets(), capacity=9)
+    store.issue(store.leases.acquire("controller", "c", ttl_s=600.0), tickets(0), capacity=9)
     first, second = store.claim("w", 2)
     began = time.monotonic()
     store.fail(first, "its server broke", pause_s=60.0)
@@ -104,7 +99,7 @@ def test_a_failed_ticket_rests_as_long_as_before_although_the_clock_jumped(store
 
 @pytest.mark.parametrize("jump", [HOUR, -HOUR])
 def test_claims_and_leases_of_a_dead_process_expire_on_time_although_the_clock_jumped(store, set_clock, jump):
-    store.issue(store.leases.acquire("controller", "dead", ttl_s=600.0), tickets(), capacity=9)
+    store.issue(store.leases.acquire("controller", "dead", ttl_s=600.0), tickets(0), capacity=9)
     first, second = store.claim("dead", 2)
     store.state.beat("dead", {}, ttl_s=0.3)
     assert store.fail(second, "its server broke") == "retry"
