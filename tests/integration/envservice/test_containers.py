@@ -1,4 +1,4 @@
-"""The images of the environments as containers; test_bad_input.py sends its requests to the same containers."""
+"""The images of the environments as containers; test_bad_input.py sends its requests to that of ALFWorld."""
 
 import asyncio
 import os
