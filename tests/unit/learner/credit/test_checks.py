@@ -35,13 +35,6 @@ class DividesByTheReturn(Returns):
         return [x * share for x in row]
 
 
-class LastStepAlone(Returns):
-    """Another number of advantages than there are steps, where an episode has more than one."""
-
-    def weighed(self, row):
-        return row[-1:]
-
-
 class Writes(Returns):
     """Changes its input, which is frozen."""
 
@@ -57,13 +50,6 @@ class Reverses(Returns):
         for episode in group:
             episode.reverse()
         return super().group([episode[::-1] for episode in group], options)
-
-
-class Lists(Returns):
-    """The advantages alone, in place of a credit."""
-
-    def group(self, group, options):
-        return super().group(group, options).advantages
 
 
 class Leaves(Returns):
@@ -170,9 +156,7 @@ def test_an_estimator_that_works_is_taken(size, name):
 
 @pytest.mark.parametrize(("name", "said"), [
     ("DividesByTheReturn", "failed on a made-up group (ZeroDivisionError: float division by zero (in weighed,"),
-    ("LastStepAlone", "returned another number of advantages than there are steps"),
     ("Writes", "failed on a made-up group (AttributeError: immutable type: 'CreditStep' (in group, test_checks.py:"),
-    ("Lists", "returned something that is no Credit"),
     ("Leaves", "failed on a made-up group (SystemExit: 3 (in weighed, test_checks.py:"),
     ("Forgets", "returned something that is no Credit"),
     ("RunningMean", "returned other numbers for the same groups; keep nothing between calls, and"),
