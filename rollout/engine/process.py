@@ -294,11 +294,12 @@ async def _serve(end: socket.socket) -> None:
 
 def main(descriptor: int) -> None:
     """Serves the worker at the other end of the socket."""
-    # It finds the place of the title next to the first variable, which must not have been set again by then: the order
-    # of a worker's variables differs from start to start, and sometimes EngineCore had no name.
+    # It finds the place of the title next to the first variable, which must not have been set again by then. The order
+    # of a worker's variables differs from start to start, and SPT_NOENV may be the first of them.
     import setproctitle
 
-    os.environ["SPT_NOENV"] = "1"  # a title leaves the variables in /proc as they are, by which the guard knows us
+    # With it, a title leaves the variables in /proc as they are, by which the guard knows us.
+    os.environ.setdefault("SPT_NOENV", "1")
     setproctitle.getproctitle()
     end = socket.socket(fileno=descriptor)
     os.register_at_fork(after_in_child=end.close)  # so that the worker sees the end of this process alone

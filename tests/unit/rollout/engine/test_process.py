@@ -28,9 +28,10 @@ process.main(socket.socketpair()[0].detach())
 """
 
 
-def test_engine_core_has_its_name_also_if_the_first_variable_was_set_again():
+@pytest.mark.parametrize("first", ["FIRST", "SPT_NOENV"])
+def test_engine_core_has_its_name_also_if_the_first_variable_was_set_again(first: str):
     """Operators look for it, and so do tests. The order of a worker's variables differs from start to start."""
-    done = subprocess.run([sys.executable, "-c", CODE], env={"FIRST": "1", **os.environ}, capture_output=True,
+    done = subprocess.run([sys.executable, "-c", CODE], env={first: "1", **os.environ}, capture_output=True,
                           text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "VLLM::EngineCore\n"), done.stderr
 
