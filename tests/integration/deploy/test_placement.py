@@ -16,7 +16,7 @@ import psutil
 import pytest
 import ray
 from ray.cluster_utils import Cluster
-from ray.util.placement_group import placement_group_table
+from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
 
 from deploy.launch.topology import _weights_actor
 from deploy.members import ray_actor
@@ -48,17 +48,30 @@ class Rank:
         time.sleep(600)
 
 
+@pytest.fixture(scope="module")
+def head() -> Iterator[Cluster]:
+    """Provides a cluster of a head without CPUs. A node counts as dead after one second without an answer."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        made = Cluster()
+        add_node(made, num_cpus=0, include_dashboard=False, _system_config={
+            "health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 2})
+        ray.init(address=made.address, configure_logging=False, log_to_driver=False)
+        yield made
+        ray.shutdown()
+        made.shutdown()
+
+
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    """Provides a head without CPUs. A node counts as dead after one second without an answer."""
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    made = Cluster()
-    add_node(made, num_cpus=0, include_dashboard=False, _system_config={
-        "health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 2})
-    ray.init(address=made.address, configure_logging=False, log_to_driver=False)
-    yield made
-    ray.shutdown()
-    made.shutdown()
+def cluster(head: Cluster) -> Iterator[Cluster]:
+    """Provides the head alone. Places are given back after the test, and its nodes are removed."""
+    yield head
+    for name, place in placement_group_table().items():
+        if place["state"] != "REMOVED":
+            remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(name))))
+    for node in list(head.worker_nodes):
+        head.remove_node(node, allow_graceful=False)
+    until(lambda: len(total_nodes()) == 1)
 
 
 def add_node(cluster: Cluster, **options: Any) -> Any:
