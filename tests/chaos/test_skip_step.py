@@ -126,7 +126,7 @@ def test_a_run_without_a_step_that_cannot_be_trained_waits_for_servers_and_ends_
     try:
         server.wait()
         again = train(folder, "--resume", str(folder), "--skip-step", str(step),
-                      f'env.urls=["http://127.0.0.1:{proxy.port}"]')
+                      f'env.urls=["http://127.0.0.1:{proxy.port}"]', "env.call_seconds=30")
         again.wait_for("the samplers' start", lambda: "loading the samplers" in again.said)
         server.stop()
         again.wait_for("the wait for servers", lambda: "] waiting for environment servers" in again.said, LIFE_S)
