@@ -125,17 +125,6 @@ def test_a_key_that_two_estimators_read_otherwise_is_explained_for_each(monkeypa
     assert "Discount γ per turn. (default 0.95) (default 0.99; for graft) (default 0.98; for crbc)" in shown
 
 
-def test_weight_and_mode_reach_the_estimator(monkeypatch, capsys):
-    """GiGPO on ex2 of docs/algorithms.md's example, worked by hand: A_E + ω A_S, deviations as they are."""
-    def first(*arguments):
-        options = ("--estimator", "gigpo", "--mode", "mean_norm", *arguments)
-        return json.loads(run(monkeypatch, capsys, group(EX2), *options))["advantages"][0]
-
-    assert first() == pytest.approx([10.2268, 5.7143, 10.7143], abs=5e-5)
-    assert first("--omega", "0") == pytest.approx([5.7143] * 3, abs=5e-5)
-    assert first("--omega", "0", "--statistics", "trajectories") == pytest.approx([5.0] * 3)
-
-
 @pytest.mark.parametrize(("estimator", "missing", "said"), [
     ("adastep", "action", "step 1 of episode 0 of group 7 has no action, and the estimator adastep compares actions"),
     ("rlvmr", "tag", "no step has a tag, and the estimator rlvmr rewards kinds of reasoning by their tags"),
@@ -162,21 +151,6 @@ def test_a_listed_action_with_a_placeholder_admits_what_fills_it(monkeypatch, ca
 
     assert advantages(["search[<query>]"]) == advantages([]) == advantages(None)
     assert advantages(["search[<query>]"]) != advantages(["click[back]"])
-
-
-def test_a_state_key_pools_texts(monkeypatch, capsys):
-    """Both drawers are one state, named by their common text. A text with another word keeps its own state."""
-    texts = [[("The drawer 1 is closed.", 8), ("The fridge 1 is open.", 0)], [("the Drawer 2 is closed", 0)]]
-    for key, names in {
-        "observation": {"The drawer 1 is closed.", "The fridge 1 is open.", "the Drawer 2 is closed"},
-        "normalized": {"the drawer # is closed", "the fridge # is open"},
-        "similarity": {"The drawer 1 is closed.", "The fridge 1 is open."},
-        "embedding": {"The drawer 1 is closed.", "The fridge 1 is open."},
-    }.items():
-        out = json.loads(run(monkeypatch, capsys, group(texts), "--state-key", key, "--similarity", "0.75"))
-        assert set(out["values"]) == names
-        if len(names) == 2:
-            assert [4.0, 2] in out["values"].values()
 
 
 def test_a_bootstrap_ends_in_the_final_state(monkeypatch, capsys):
