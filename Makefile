@@ -25,7 +25,7 @@ check: setup  ## style, types and the import line
 	@exec scripts/check
 
 docs: setup  ## build the site into build/site
-	@.venv/bin/python -m deploy.reference >/dev/null
+	@.venv/bin/python -m lab.reference >/dev/null
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict --quiet
 	@echo "open build/site/index.html; its search needs a web server: python3 -m http.server -d build/site"
 

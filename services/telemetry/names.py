@@ -4,7 +4,7 @@ Names follow the Prometheus conventions: prefix gagpo_, base units, `_total` for
 [0, 1]. A label is bounded by its list of values, or by a number of distinct values; further ones count as `other`.
 Metrics that heartbeats carry have a further label `worker`; services/telemetry/exposition.py adds and
 bounds it.
-`python -m deploy.reference` makes docs/reference/metrics.md from this file.
+`python -m lab.reference` makes docs/reference/metrics.md from this file.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""docs/reference/ matches the code. After a change run `python -m deploy.reference` (or `make docs`)."""
+"""docs/reference/ matches the code. After a change run `python -m lab.reference` (or `make docs`)."""
 
 import re
 
 import pytest
 
 from deploy.cli import build_parser
-from deploy.reference.markdown import code, table
-from deploy.reference.pages import FOLDER, docstrings, pages, sections
+from lab.reference import FOLDER, code, docstrings, pages, sections, table
 from learner.credit.registry import ESTIMATORS, option_tables
 from services.config.credit import CreditSection
 from services.config.keys import config_keys
@@ -18,7 +17,7 @@ PAGES = pages()
 
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_is_what_the_code_gives(name: str):
-    assert (FOLDER / name).read_text() == PAGES[name], "run: python -m deploy.reference"
+    assert (FOLDER / name).read_text() == PAGES[name], "run: python -m lab.reference"
 
 
 def test_no_other_page_is_there():

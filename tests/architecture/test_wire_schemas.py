@@ -7,8 +7,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from lab.contracts import RECORDS_FILE, record_schemas
 from services.records import Drop, Episode, Manifest, Step, Ticket, Version, VersionSpan
-from services.schemas import FILE, record_schemas
 
 VERSION = Version(incarnation=1, step=2, digest="d")
 TICKET = Ticket(
@@ -29,12 +29,12 @@ RECORDS = {
 
 
 def test_the_schemas_are_what_the_records_generate():
-    assert FILE.read_text() == record_schemas(), "run `python -m services.schemas`, and note the change in CHANGELOG"
+    assert RECORDS_FILE.read_text() == record_schemas(), "python -m lab.contracts, and a line in CHANGELOG"
 
 
 @pytest.mark.parametrize("name", RECORDS)
 def test_a_record_fits_its_schema_and_one_with_a_missing_field_does_not(name):
-    schema = json.loads(FILE.read_text())
+    schema = json.loads(RECORDS_FILE.read_text())
     one = {"$ref": f"#/$defs/{name}", "$defs": schema["$defs"]}
     value = msgspec.json.decode(msgspec.json.encode(RECORDS[name], enc_hook=np.ndarray.tolist))
     jsonschema.validate(value, one)

@@ -26,9 +26,9 @@ from schemathesis.checks import (
     status_code_conformance,
 )
 
-from envservice.server.openapi import FROZEN
 from envservice.wire.problems import STATUS
 from envservice.wire.schemas import MAX_ACTION, MAX_ACTIONS
+from lab.contracts import API_FILE
 
 FAMILIES = ("alfworld", "webshop", "search", "scienceworld")
 EXAMPLES = settings(
@@ -37,7 +37,7 @@ EXAMPLES = settings(
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 CALL_S = 60.0
 """Deadline in seconds, for a machine that may be busy."""
-published = schemathesis.openapi.from_path(FROZEN)
+published = schemathesis.openapi.from_path(API_FILE)
 
 
 @contextmanager

@@ -1,1 +1,0 @@
-"""Writes the pages of docs/reference/ from the code, so that they always agree with it."""
