@@ -7,9 +7,9 @@ import pytest
 
 from envservice.base import Outcome
 from envservice.webshop.reader import instruction_of, parse_request
-from envservice.webshop.scores import PLAYERS, measure
 from envservice.webshop.shopper import Shopper, missing_words
 from envservice.webshop.spec import TEACHER, disturb
+from lab.webshop_scores import PLAYERS, measure
 from services.config.tree import SftSection
 
 

@@ -1,6 +1,6 @@
-"""Measures the scores of players without a model. docs/environments.md shows them as the baselines of training.
+"""Measures the scores of players without a model in WebShop: the baselines of training in docs/environments.md.
 
-    python -m envservice.webshop.scores [--split test] [--data FOLDER] [--strict]
+    python -m lab.webshop_scores [--split test] [--data FOLDER] [--strict]
 
 `random` takes any offered click, or searches for a random half of the wish if a search is offered. `shopper` is the
 scripted player of the cold start. Both have fifteen steps, and score zero if they buy nothing.
