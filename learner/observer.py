@@ -23,7 +23,6 @@ from learner.rows.batch import Groups
 from learner.rows.judge import judge_metrics
 from learner.trainer import StepReport
 from services.records import Episode, Manifest, Tally, Version
-from services.telemetry.energy import EnergyMeter
 from services.telemetry.heartbeat import Heartbeat
 from services.telemetry.logs import get_logger
 from services.telemetry.metrics_file import check_metrics, drop_rows, keep_row
@@ -177,7 +176,6 @@ class Observer:
     _groups: Groups = ()
     _report: StepReport | None = None
     _mismatched: bool = False
-    _energy: EnergyMeter = field(default_factory=EnergyMeter)
 
     @property
     def ledger(self) -> Path:
@@ -230,7 +228,7 @@ class Observer:
         # the checkpoint are in the next line.
         seconds = {"checkpoint": 0.0} | self._seconds
         wall, self._began, self._seconds = self._entered - self._began, self._entered, {}
-        measured = self._report.metrics | {"energy_joules": self._energy.taken(), "step_seconds": wall}
+        measured = self._report.metrics | {"step_seconds": wall}
         row = metrics_row(version, self._manifest, self._groups, measured, seconds)
         check_metrics(row)
         if self.by_type:

@@ -20,7 +20,6 @@ from deploy.runs.history import RunHistory
 from deploy.runs.policies import find_begun
 from envservice.registry import BUILT_IN
 from learner.credit.registry import estimator, keys_read
-from services.amounts import rounded
 from services.config.file import read_tree
 from services.config.tree import CreditSection
 from services.errors import UserError
@@ -245,7 +244,6 @@ def cost(run: ReportedRun) -> dict[str, str]:
         "RL minutes": f"{run.seconds / 60:.1f}",
         "GPU hours of RL": f"{gpus * run.seconds / 3600:.2f}" if (gpus := _gpus(run.config)) else "",
         "tokens": f"{_total(run, 'tokens_sampled'):,.0f} sampled, {_total(run, 'tokens_trained'):,.0f} trained",
-        "energy of RL": f"{rounded(joules / 3.6e6)} kWh" if (joules := _total(run, "energy_joules")) else "",
     }
 
 

@@ -58,7 +58,6 @@ METRIC_TEXTS: Mapping[str, str] = {
     "dropped_groups": "Number of training groups dropped since the step before.",
     "reissued_episodes": "Number of episodes that were played in a second or later attempt.",
     "replays": "Number of times that sessions of these episodes were rebuilt.",
-    "energy_joules": "Joules of the learner's machine since the row before; null if nothing counts them.",
     "step_seconds": "Wall seconds since the row before; in a learner's first row, since it began to wait for groups.",
     **{f"seconds/{phase}": f"Seconds of {_PHASE_TEXTS[phase]}." for phase in PHASES},
     "loss/policy": "Policy term of the loss, averaged over the step's updates.",

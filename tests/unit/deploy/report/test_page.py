@@ -45,7 +45,6 @@ def test_the_page_of_one_run_holds_tables_figures_facts_and_config(page):
     assert "<th>cold-start minutes</th><td>3</td>" in text
     assert "<th>tokens</th><td>0 sampled, 0 trained</td>" in text
     assert "GPU hours" not in text
-    assert "<th>energy of RL</th><td>8.33e-08 kWh</td>" in text, "0.3 J in three steps"
     assert "<th>held-out games</th><td>2 of heldout, digest 0123456789abcdef</td>" in text
     assert "name: &lt;tiny&gt;" in text
     assert "<meta name=format content=2>" in text
@@ -200,8 +199,8 @@ def test_several_runs_are_arms_with_intervals_over_seeds(run, tmp_path, capsys):
     assert difference["area"]["high"] == pytest.approx(-0.2 + 12.7062 * 0.1, abs=1e-4)
     assert "share_2_4" in numbers["arms"]["gigpo"]
     text = (out / "report.html").read_text()
-    assert cells(text.partition("Cost of each run")[2])[:5] == [
-        "run", "RL minutes", "tokens", "energy of RL", "gagpo-seed0"]
+    assert cells(text.partition("Cost of each run")[2])[:4] == [
+        "run", "RL minutes", "tokens", "gagpo-seed0"]
     assert cells(text.partition("What differs")[2])[3:6] == ["learner.credit.estimator", "gagpo", "gigpo"]
     assert {path.stem for path in (out / "figures").glob("*.png")} == PICTURES | {"heldout"}
 
