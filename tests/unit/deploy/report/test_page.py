@@ -221,7 +221,7 @@ def test_of_many_runs_the_results_come_first_and_seeds_are_in_order(run, tmp_pat
 def test_runs_of_one_name_are_told_by_their_folders_in_the_costs(run, tmp_path):
     folders = [run("here/mine", seed=0), run("there/mine", seed=1), run("other", seed=2)]
     text = write_report(folders, tmp_path / "compared")[0].read_text()
-    names = cells(text.partition("Cost of each run")[2])[4::4]
+    names = cells(text.partition("Cost of each run")[2])[3::3]
     assert names == [*map(str, folders[:2]), "other"]
 
 
