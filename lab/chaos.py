@@ -33,7 +33,7 @@ from deploy.runs.folder import RunFolder
 from lab.faulty_proxy import TROUBLES, FaultyProxy
 from services.config.file import dump_config
 from services.config.redis import RedisSection
-from services.config.rollout import SupervisionSection
+from services.config.sections import SupervisionSection
 from services.controller.supervise import Supervisor
 from services.errors import Fault
 from services.process.addresses import held_port

@@ -29,9 +29,9 @@ from rollout.agents.refusals import UNREAD, FieldRules
 from rollout.agents.runner import CANCEL_S
 from rollout.agents.worker_endpoint import AGENT_THREADS
 from services.amounts import rounded
-from services.config.credit import CreditSection
 from services.config.keys import LIST
 from services.config.secrets import OTHERS_VARIABLES
+from services.config.sections import CreditSection
 from services.config.tree import Config
 from services.rewards import LARGEST_REWARD
 from services.telemetry.metrics_file import METRIC_TEXTS

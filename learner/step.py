@@ -40,7 +40,7 @@ from learner.model.trained_model import TrainedModel
 from learner.rank_group import RankGroup
 from learner.rows.packing import Floats, Pack, Rows, cut, pack_rows, split
 from learner.rows.sequences import Ints, runs, share_prefixes
-from services.config.objectives import LossSection
+from services.config.sections import LossSection
 from services.config.tree import LearnerSection
 
 TOKEN_DUAL_CLIP = 3.0

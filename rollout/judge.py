@@ -20,7 +20,7 @@ from envservice.base import Outcome, Turn
 from rollout.correction import Corrector
 from rollout.limits import Limits
 from rollout.prompt_renderer import PromptRenderer
-from services.config.objectives import JudgeSection
+from services.config.sections import JudgeSection
 from services.records import JudgedAction, Step, Ticket, verdict_of
 from services.seeds import seed_for
 

@@ -29,7 +29,7 @@ from rollout.engine.engine import Engine
 from rollout.gpu_turns import GpuTurns
 from rollout.store_calls import StoreCalls
 from rollout.version_policy import Missing, may_start, next_version, usable, wanted_elsewhere
-from services.config.rollout import RolloutSection
+from services.config.sections import RolloutSection
 from services.errors import AgentFault, EnvFault, GagpoError, UserError, WrongWeights, described, first_of
 from services.records import Episode, PlayedTurn, Ticket, Version
 from services.store.store import Claim, Store, WithoutSteps

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args, get_origin
 from pydantic import TypeAdapter
 
 from deploy.console.plain import printable
-from services.config.credit import CreditSection
 from services.config.file import as_yaml, from_yaml
 from services.config.keys import kinds_of, of_text
+from services.config.sections import CreditSection
 from services.errors import UserError
 
 if TYPE_CHECKING:

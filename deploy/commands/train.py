@@ -33,7 +33,7 @@ from deploy.runs.folder import relocate
 from deploy.runs.model_sources import with_local_model
 from deploy.runs.policies import find_run, run_path
 from deploy.training.sweep import SWEEPS
-from services.config.storage import folder_url
+from services.config.sections import folder_url
 from services.config.tree import Config
 from services.errors import UserError, check_together, raise_together
 

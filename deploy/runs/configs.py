@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from services.config import file as config_file
-from services.config.credit import CreditSection
 from services.config.keys import OPEN_SECTION
+from services.config.sections import CreditSection
 from services.config.tree import Config
 
 SHIPPED = Path(__file__).resolve().parents[1] / "configs"

@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any
 
 from deploy.runs.comparison import evaluation_kind, gain_of
-from services.config.credit import LEAST_MIXED, CreditSection
+from services.config.sections import LEAST_MIXED, CreditSection
 from services.telemetry.evaluation_labels import curve_of
 from services.telemetry.names import HEALTH_RULES
 

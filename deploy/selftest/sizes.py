@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from learner.selftest.scene import QWEN_1_5B
-from services.config.rollout import RolloutSection
+from services.config.sections import RolloutSection
 
 SEED = 0
 

@@ -16,8 +16,8 @@ from deploy.runs.folder import Identity, RunFolder, check_folder
 from learner.credit.types import Credit
 from learner.logged_groups.form import LoggedEpisode, LoggedGroup, LoggedStep
 from learner.rows.batch import credit_columns
-from services.config.credit import CreditSection
 from services.config.file import dump_config
+from services.config.sections import CreditSection
 from services.config.tree import Config
 from services.files import write_whole
 from services.records import Episode

@@ -29,7 +29,7 @@ from learner.logged_groups.form import (
     credit_options,
 )
 from services.amounts import number_of
-from services.config.credit import CreditSection
+from services.config.sections import CreditSection
 from services.errors import UserError
 
 if TYPE_CHECKING:

@@ -32,8 +32,8 @@ from gagpo.integrations.steps import refuse_unsaid
 from learner.credit.registry import estimator, options_of, unread
 from learner.credit.types import statistics
 from learner.rows.batch import assign_credit
-from services.config.credit import CreditSection
 from services.config.refusals import refusal
+from services.config.sections import CreditSection
 from services.errors import UserError
 from services.records import Episode, Ticket, Version
 from services.rewards import LARGEST_REWARD, within_reward_limit

@@ -31,7 +31,7 @@ from lab.bench.simulated import (
     simulated_worker,
     unaccounted,
 )
-from services.config.rollout import RolloutSection
+from services.config.sections import RolloutSection
 from services.config.tree import Config
 from services.controller.controller import Controller
 from services.store.redis_server import private_redis

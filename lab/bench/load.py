@@ -19,7 +19,7 @@ from lab.bench.figures import Figure, Tell, silent
 from lab.bench.served import served
 from lab.bench.simulated import InThread, SimulatedRun, TimedStore, redis_cpu, simulated_worker, unaccounted
 from rollout.worker import RolloutWorker
-from services.config.rollout import RolloutSection
+from services.config.sections import RolloutSection
 from services.config.tree import Config
 from services.errors import UserError
 from services.store.redis_server import private_redis

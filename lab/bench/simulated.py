@@ -23,7 +23,7 @@ from rollout.engine.engine import Engine
 from rollout.episode import Keep
 from rollout.weights.receiver import HostReceiver
 from rollout.worker import RolloutWorker
-from services.config.rollout import RolloutSection
+from services.config.sections import RolloutSection
 from services.config.tree import Config
 from services.controller.controller import TICK_S, Controller, Hooks
 from services.controller.supervise import Supervisor

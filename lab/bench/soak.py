@@ -31,7 +31,7 @@ from envservice.registry import find_spec, make_template
 from lab.bench.figures import Figure, Tell, silent
 from lab.bench.served import served
 from services.config.env import EnvSection
-from services.config.sft import SftSection
+from services.config.sections import SftSection
 from services.errors import EnvFault, ReplayDiverged, UserError
 from services.statistics import student_t
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from deploy.selftest.transfer import Sent, Trip, trips
 from lab.bench.figures import Figure, Tell, silent
-from services.config.rollout import RolloutSection
+from services.config.sections import RolloutSection
 from services.records import Version
 from services.weights.registry import Way
 

@@ -22,7 +22,7 @@ from lab.simulation.forecast import WARM, forecast
 from rollout.episode import Keep
 from rollout.weights.receiver import HostReceiver
 from rollout.worker import RolloutWorker
-from services.config.rollout import RolloutSection
+from services.config.sections import RolloutSection
 from services.config.tree import Config
 from services.records import Episode, PlayedTurn, Ticket
 from services.store.redis_server import private_redis

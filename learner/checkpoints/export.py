@@ -21,7 +21,7 @@ from torch import Tensor
 from learner.checkpoints.file_facts import HashedFile
 from learner.checkpoints.state_files import read_tensors
 from learner.model.lora import DOWN, UP, is_adapter
-from services.config.lora import LoraSection
+from services.config.sections import LoraSection
 from services.files import open_as_folder, read_json, sync_tree, write_whole
 
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab.json", "merges.txt", "added_tokens.json",

@@ -28,9 +28,7 @@ from learner.rows.batch import rows_to_learn
 from learner.rows.packing import Pack, pack_rows
 from learner.step import Stepper
 from learner.trainer import Learner
-from services.config.credit import CreditSection
-from services.config.objectives import DistillSection, ImitationSection
-from services.config.sft import SftSection
+from services.config.sections import CreditSection, DistillSection, ImitationSection, SftSection
 from services.config.tree import Config
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from learner.credit.explanation import CalculationLine, Explanation
 from learner.credit.registry import estimator, options_of
 from learner.credit.types import Credit, CreditStep, Group
 from services.amounts import number_of
-from services.config.credit import CreditSection
+from services.config.sections import CreditSection
 from services.errors import UserError
 from services.process.own_code import as_user_error
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from services.config.credit import CreditSection
+from services.config.sections import CreditSection
 
 
 class CreditOptions(CreditSection):

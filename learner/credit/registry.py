@@ -33,8 +33,8 @@ from learner.credit.rloo import Rloo
 from learner.credit.rlvmr import Rlvmr
 from learner.credit.state_keys import CLUSTERED, KEYS, LISTED_KEY, find_key
 from learner.credit.success_graph import Crbc, Graft, GraphHca
-from services.config.credit import LEAST_MIXED, CreditSection
 from services.config.refusals import refusal
+from services.config.sections import LEAST_MIXED, CreditSection
 from services.errors import UserError
 from services.process.own_code import as_user_error, make_object, spelling_hint
 

@@ -38,8 +38,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field
 
-from services.config.credit import CreditSection
 from services.config.env import Section
+from services.config.sections import CreditSection
 from services.errors import UserError
 from services.process.own_code import make_object, spelling_hint
 from services.records import CUT, Episode, Step

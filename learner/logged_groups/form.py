@@ -32,8 +32,8 @@ from learner.credit.registry import (
 from learner.credit.state_keys import LISTED_KEY, TEXT_KEYS, Keys, exact, listed, pooled, similarity_of, stayed
 from learner.credit.types import ZERO, Credit, CreditStep, mixed_share, statistics
 from services.amounts import number_of
-from services.config.credit import CreditSection
 from services.config.refusals import refusal
+from services.config.sections import CreditSection
 from services.errors import UserError
 from services.process.own_code import as_user_error
 from services.records import choices_digest

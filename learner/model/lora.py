@@ -18,7 +18,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from services.config.lora import LoraSection
+from services.config.sections import LoraSection
 from services.errors import UserError
 
 DOWN, UP = "lora_a", "lora_b"

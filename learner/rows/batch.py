@@ -16,7 +16,7 @@ from learner.credit.state_keys import keys_of_group
 from learner.credit.types import Credit, CreditStep, nested
 from learner.rows.judge import Judgements
 from learner.rows.packing import Floats, Rows, make_rows
-from services.config.credit import CreditSection
+from services.config.sections import CreditSection
 from services.records import Episode, Version
 
 Groups = Sequence[Sequence[Episode]]

@@ -27,7 +27,7 @@ from learner.selftest.checks import Checks, planned_bytes
 from learner.selftest.scene import GPU, TINY, Scene, config, groups, write_model
 from learner.selftest.table import Line, attempt
 from services.amounts import rounded
-from services.config.sft import SftSection
+from services.config.sections import SftSection
 from services.units import GIB
 
 TOP_N = 12

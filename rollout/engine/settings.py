@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any, Literal
 
-from services.config.rollout import RolloutSection
+from services.config.sections import RolloutSection
 from services.errors import UserError
 from services.process.environment import wait_politely
 from services.units import GIB

@@ -23,8 +23,8 @@ import msgspec
 from rollout.prompting.model import ContextFull, ModelAnswer
 from services.amounts import rounded
 from services.chat import Message
-from services.config.prompting import PromptingSection
 from services.config.secrets import HIDDEN
+from services.config.sections import PromptingSection
 from services.errors import UserError
 from services.files import NOT_JSON
 from services.http.bounded import UNLIMITED

@@ -10,7 +10,7 @@ import msgspec
 
 from rollout.prompt_renderer import PromptRenderer
 from services.chat import Message
-from services.config.rollout import RolloutSection
+from services.config.sections import RolloutSection
 
 if TYPE_CHECKING:
     from rollout.engine.engine import Engine

@@ -18,7 +18,7 @@ from rollout.episode import rule_scores_of, score_of
 from rollout.prompting.model import AskedModel, ContextFull, ModelAnswer
 from rollout.prompting.policies import PromptingPolicy, Trial, reflection_on
 from services.chat import Message
-from services.config.prompting import PromptingSection
+from services.config.sections import PromptingSection
 from services.errors import DeadlineExceeded, EnvFault, Unavailable, UserError, described
 from services.patience import SERVER_PAUSE_S
 from services.records import EpisodeEnd

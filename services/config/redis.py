@@ -12,7 +12,7 @@ from pydantic import Field, field_serializer, field_validator, model_validator
 
 from services.config.env import Section
 from services.config.secrets import HIDDEN, REDIS_PASSWORD_VARIABLE, masked, read_secret
-from services.config.storage import folder_url
+from services.config.sections import folder_url
 from services.errors import UserError
 
 

@@ -16,7 +16,7 @@ from services.files import read_bounded
 
 if TYPE_CHECKING:
     from services.config.env import EnvSection
-    from services.config.prompting import PromptingSection
+    from services.config.sections import PromptingSection
 
 HIDDEN = "***"
 REDIS_PASSWORD_VARIABLE = "GAGPO_REDIS_PASSWORD"  # noqa: S105 - the variable's name

@@ -13,16 +13,24 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from services.config.autoscale import AutoscaleSection
-from services.config.credit import CreditSection
 from services.config.env import EnvSection, Section
-from services.config.lora import LoraSection
-from services.config.objectives import CriticSection, DistillSection, ImitationSection, JudgeSection, LossSection
-from services.config.prompting import PromptingSection
 from services.config.redis import RedisSection
-from services.config.rollout import RolloutSection, SupervisionSection, Temperature
-from services.config.sft import SftSection
-from services.config.storage import StorageSection
+from services.config.sections import (
+    AutoscaleSection,
+    CreditSection,
+    CriticSection,
+    DistillSection,
+    ImitationSection,
+    JudgeSection,
+    LoraSection,
+    LossSection,
+    PromptingSection,
+    RolloutSection,
+    SftSection,
+    StorageSection,
+    SupervisionSection,
+    Temperature,
+)
 
 RAYS_OWN = ("CPU", "GPU", "memory", "object_store_memory")
 """Resources that Ray counts itself. They are amounts that a process takes, so they mark no nodes."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from services.config.autoscale import AutoscaleSection, Bounds
+from services.config.sections import AutoscaleSection, Bounds
 
 LARGEST_STEP = 2.0
 """A role at most doubles at once, because the load was measured on the smaller number of members."""

@@ -7,8 +7,8 @@ import pytest
 from deploy.cli import build_parser
 from lab.reference import FOLDER, code, docstrings, pages, sections, table
 from learner.credit.registry import ESTIMATORS, option_tables
-from services.config.credit import CreditSection
 from services.config.keys import config_keys
+from services.config.sections import CreditSection
 from services.telemetry.metrics_file import METRIC_KEYS
 from services.telemetry.names import CATALOGUE
 

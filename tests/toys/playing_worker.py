@@ -19,8 +19,7 @@ from rollout.judge import Judge
 from rollout.limits import Limits
 from rollout.weights.receiver import HostReceiver
 from rollout.worker import RolloutWorker
-from services.config.objectives import JudgeSection
-from services.config.rollout import RolloutSection
+from services.config.sections import JudgeSection, RolloutSection
 from services.records import Ticket, Version
 from services.seeds import seed_for
 from services.store.store import Store

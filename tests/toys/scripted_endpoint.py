@@ -5,7 +5,7 @@ from collections.abc import Callable
 import httpx
 
 from rollout.prompting.endpoint import EndpointModel
-from services.config.prompting import PromptingSection
+from services.config.sections import PromptingSection
 
 GOOD = {"choices": [{"message": {"role": "assistant", "content": "Action: look"}}],
         "usage": {"prompt_tokens": 7, "completion_tokens": 3}}

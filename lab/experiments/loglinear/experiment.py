@@ -49,8 +49,8 @@ from lab.experiments.pool import worker_pool
 from learner.credit.estimator import Estimator
 from learner.credit.registry import estimator, make_options
 from learner.credit.types import Credit, CreditStep
-from services.config.credit import CreditSection
 from services.config.env import EnvSection
+from services.config.sections import CreditSection
 from services.errors import UserError
 from services.files import write_whole
 from services.seeds import seed_for

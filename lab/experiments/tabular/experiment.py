@@ -39,7 +39,7 @@ import numpy.typing as npt
 from lab.experiments.pool import worker_pool
 from learner.credit.registry import estimator, make_options
 from learner.credit.types import CreditStep
-from services.config.credit import CreditSection
+from services.config.sections import CreditSection
 from services.errors import UserError
 from services.files import write_whole
 from services.statistics import seed_interval

@@ -24,7 +24,7 @@ from envservice.client.client import EnvClient, EpisodeHandle
 from lab.bench.simulated import InThread, SimulatedRun, TimedStore, simulated_worker, unaccounted
 from rollout.worker import RolloutWorker
 from services.config.file import dump_config
-from services.config.rollout import RolloutSection
+from services.config.sections import RolloutSection
 from services.controller.member import End
 from services.controller.supervise import Fleet, Supervisor
 from services.process.addresses import held_port

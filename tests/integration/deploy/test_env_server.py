@@ -21,7 +21,7 @@ from deploy.launch import reach
 from deploy.members.env_server import EnvServer
 from deploy.runs.configs import load_config
 from services.config.file import dump_config
-from services.config.rollout import SupervisionSection
+from services.config.sections import SupervisionSection
 from services.controller.member import End
 from services.controller.supervise import Supervisor
 from services.errors import EnvFault, Fault, UserError

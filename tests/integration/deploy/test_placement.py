@@ -25,7 +25,7 @@ from deploy.members.placement import ClusterPlace, GpuShare, SharedGpus, bundle,
 from deploy.members.ray_actor import Actor, LearnerRanks
 from deploy.runs.configs import load_config
 from services.config.file import dump_config
-from services.config.rollout import SupervisionSection
+from services.config.sections import SupervisionSection
 from services.controller.supervise import Fleet, Supervisor
 from services.process.addresses import is_local
 from services.store.redis_server import private_redis

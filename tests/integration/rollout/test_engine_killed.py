@@ -19,7 +19,7 @@ from byte_tokenizer import byte_tokenizer
 from rollout.agents.standalone_endpoint import ServedPolicy, serve_agents
 from rollout.engine.engine import Engine
 from services.config.file import default_config
-from services.config.rollout import RolloutSection
+from services.config.sections import RolloutSection
 from services.errors import EngineFault
 from services.process.guard import processes_in
 from services.records import Version
@@ -30,7 +30,7 @@ STARTING = """
 import asyncio, sys
 from pathlib import Path
 from rollout.engine.engine import Engine
-from services.config.rollout import RolloutSection
+from services.config.sections import RolloutSection
 from services.records import Version
 async def main():
     config = RolloutSection(slots=2, max_prompt_tokens=64, max_response_tokens=16, kv_cache_gb=0.05, threads=1)

@@ -11,7 +11,7 @@ from playing_worker import DEADLINE_S, issue
 
 from envservice.client.client import EnvClient
 from lab.bench.simulated import simulated_worker
-from services.config.rollout import RolloutSection
+from services.config.sections import RolloutSection
 from services.records import Version
 from services.store.store import Store
 from services.telemetry.logs import configure_logs

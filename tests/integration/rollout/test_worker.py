@@ -12,7 +12,7 @@ from playing_worker import DEADLINE_S, counted, issue, until, working
 from learner.actor import gpu_turn
 from rollout.gpu_turns import GpuTurns
 from rollout.judge import chosen, labels
-from services.config.objectives import JudgeSection
+from services.config.sections import JudgeSection
 from services.errors import UserError
 from services.records import Version, VersionSpan
 from services.seeds import seed_for

@@ -42,7 +42,7 @@ from learner.model import memory
 from learner.model.probe import folder_canary
 from learner.rank_group import STOP, RankGroup
 from learner.rows.packing import pack_rows
-from services.config.sft import SftSection
+from services.config.sections import SftSection
 from services.process.rendezvous import Rendezvous
 
 OFFLOADED = "offloaded"

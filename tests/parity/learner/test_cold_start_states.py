@@ -15,7 +15,7 @@ from learner.cold_start.rank_training import imitator, train_on_ranks
 from learner.cold_start.sft import Budget, Order
 from learner.cold_start.sft_data import ROWS, save_rows
 from learner.cold_start.states import States, digest_of, kept
-from services.config.sft import SftSection
+from services.config.sections import SftSection
 
 SFT = SftSection(batch_rows=4, lr=1e-3)
 BUDGET = Budget(updates=9)

@@ -27,7 +27,7 @@ from learner.model.probe import Probe
 from learner.model.trained_model import TrainedModel
 from learner.rows.batch import assign_credit, rows_of
 from learner.step import Stepper, Timer
-from services.config.sft import SftSection
+from services.config.sections import SftSection
 from services.errors import UserError
 from tests.toys.pretended_cuda import GPU, OnGpu, pretended_cuda
 

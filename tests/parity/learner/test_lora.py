@@ -19,7 +19,7 @@ from learner.model.memory import adapter_parameters
 from learner.model.policy import full_tensor, load_policy, shape_in
 from learner.rows.packing import make_rows, pack_rows
 from learner.trainer import Learner
-from services.config.lora import LoraSection
+from services.config.sections import LoraSection
 from services.errors import UserError
 
 LORA = VARIANTS["lora"]

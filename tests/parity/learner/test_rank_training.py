@@ -14,7 +14,7 @@ from learner.cold_start.sft_data import TokenRow, load_rows, save_rows
 from learner.model.loading import plain_model
 from learner.rank_group import RankGroup
 from learner.rows.batch import rows_to_learn
-from services.config.sft import SftSection
+from services.config.sections import SftSection
 
 BUDGET = Budget(updates=5)
 PLAIN = {"betas": (0.9, 0.99), "weight_decay": 0.01, "grad_clip": 1e9}

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 
 from learner.rows.batch import demonstrations_at
 from learner.trainer import Learner
-from services.config.objectives import DistillSection, ImitationSection
+from services.config.sections import DistillSection, ImitationSection
 from services.seeds import seed_for
 
 ALONE = {"loss": {"ratio": "token", "aggregation": "tokens", "kl": 0.0, "entropy": 0.0}, "minibatch_rows": 1000}

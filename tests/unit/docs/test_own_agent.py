@@ -15,7 +15,7 @@ from envservice.alfworld.environment import AlfworldEnvironment
 from envservice.alfworld.tasks import GeneratedGames
 from envservice.alfworld.teacher import TEACHER
 from envservice.base import Session
-from services.config.sft import SftSection
+from services.config.sections import SftSection
 
 PAGE = (Path(__file__).parents[3] / "docs/tasks/own-agent.md").read_text()
 GAMES = AlfworldEnvironment(GeneratedGames())

@@ -20,7 +20,7 @@ from learner.losses import (
     turn_gae,
     value_loss,
 )
-from services.config.objectives import LossSection
+from services.config.sections import LossSection
 
 ROW = torch.tensor([0, 0, 0, 1, 1])
 OLD = torch.tensor([-0.6, -0.9, -0.5, -1.5, -0.4], dtype=torch.float64)

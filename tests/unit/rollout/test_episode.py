@@ -13,7 +13,7 @@ from learner.credit.state_keys import keys_of_group
 from rollout.engine.engine import Sample
 from rollout.episode import EpisodeRunner
 from rollout.limits import Limits
-from services.config.credit import CreditSection
+from services.config.sections import CreditSection
 from services.errors import EngineFault, EnvFault, ReplayDiverged
 from services.records import PlayedTurn, Ticket, Version, VersionSpan, decode_turn, encode_episode, encode_turn
 from services.seeds import seed_for

@@ -14,7 +14,7 @@ from rollout.episode import EpisodeRunner
 from rollout.judge import Judge, chosen, labels
 from rollout.judge_prompt import question, read_verdict, shown_answer
 from rollout.limits import Limits
-from services.config.objectives import JudgeSection
+from services.config.sections import JudgeSection
 from services.records import Step, Ticket, Version, VersionSpan, decode_episode, encode_episode
 from services.seeds import seed_for
 

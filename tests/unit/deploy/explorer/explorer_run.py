@@ -12,8 +12,8 @@ import numpy as np
 from learner.credit.registry import completed
 from learner.credit.types import Credit
 from learner.rows.batch import assign_credit, credit_columns
-from services.config.credit import CreditSection
 from services.config.file import dump_config
+from services.config.sections import CreditSection
 from services.config.tree import Config
 from services.records import Episode, Step, Ticket, Version, VersionSpan, choices_digest
 from services.store.archive import ArchiveRow, EpisodeArchive

@@ -13,7 +13,7 @@ from waiting import wait_until
 
 from deploy.launch.scaling import LoadMeter
 from deploy.runs.live_status import scrape
-from services.config.rollout import SupervisionSection
+from services.config.sections import SupervisionSection
 from services.config.tree import Config
 from services.controller.supervise import Supervisor
 

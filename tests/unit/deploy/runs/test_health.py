@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from deploy.runs.health import RULES, warnings
-from services.config.credit import CreditSection
+from services.config.sections import CreditSection
 from services.telemetry.names import CATALOGUE, HEALTH_RULES
 
 HEALTHY = {"step": 1, "success_rate": 0.5, "episode_length": 20.0, "invalid_share": 0.02, "inadmissible_share": 0.8,

@@ -19,7 +19,7 @@ from deploy.runs.policies import find_checkpoint
 from deploy.training.pipeline import TrainingRun
 from learner.checkpoints.checkpoint import Checkpoints, Position
 from learner.cold_start.sft_data import DEMONSTRATIONS
-from services.config.objectives import ImitationSection
+from services.config.sections import ImitationSection
 from services.config.tree import Config
 from services.controller.telemetry import Telemetry
 from services.errors import DeadlineExceeded

@@ -27,7 +27,7 @@ from learner.credit.registry import (
 from learner.credit.state_keys import Keys
 from learner.credit.types import Credit, CreditStep
 from learner.logged_groups.form import credit_of, credit_options, parse_group
-from services.config.credit import CreditSection
+from services.config.sections import CreditSection
 from services.errors import UserError
 
 OTHER = {"gamma": 0.5, "lam": 0.25, "penalty": 3.0, "penalty_mode": "reward", "normalize": "none", "ddof": 0,

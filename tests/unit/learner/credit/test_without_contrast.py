@@ -9,7 +9,7 @@ from learner.credit.group_operations import discounted, has_contrast
 from learner.credit.options import RecursionOptions
 from learner.credit.registry import ESTIMATORS, estimator, options_of
 from learner.credit.types import CreditStep
-from services.config.credit import CreditSection
+from services.config.sections import CreditSection
 
 WITHIN = [name for name in ESTIMATORS if name not in ("reinforce_pp", "reinforce_pp_baseline", "ppo")]
 """The others compare with other groups or with a critic."""

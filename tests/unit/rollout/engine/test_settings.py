@@ -13,7 +13,7 @@ import pytest
 from pydantic import ValidationError
 
 from rollout.engine.settings import engine_arguments, engine_environment, environment, kv_bytes
-from services.config.rollout import COLDEST, RolloutSection
+from services.config.sections import COLDEST, RolloutSection
 from services.errors import UserError
 from services.units import GIB
 

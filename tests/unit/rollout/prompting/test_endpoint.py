@@ -12,7 +12,7 @@ from scripted_endpoint import ASKED, GOOD, Clock, in_turn, model
 
 from rollout.prompting.endpoint import EndpointModel, endpoint_client
 from rollout.prompting.model import ContextFull, ModelAnswer
-from services.config.prompting import PromptingSection
+from services.config.sections import PromptingSection
 from services.errors import UserError
 
 

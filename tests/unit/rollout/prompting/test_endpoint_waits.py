@@ -12,7 +12,7 @@ from holding_server import answer_beside_held
 from scripted_endpoint import ASKED, GOOD, Clock, in_turn, model
 
 from rollout.prompting.endpoint import endpoint_client, retry_after
-from services.config.prompting import PromptingSection
+from services.config.sections import PromptingSection
 from services.errors import UserError
 
 

@@ -11,7 +11,7 @@ from rollout.prompting.model import ModelAnswer
 from rollout.prompting.policies import make_policy
 from rollout.prompting.trials import PlayedTrial, TaskPlayer
 from services.config.env import EnvSection
-from services.config.prompting import PromptingSection
+from services.config.sections import PromptingSection
 
 
 class Planner:

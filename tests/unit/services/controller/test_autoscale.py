@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.config.autoscale import AutoscaleSection
+from services.config.sections import AutoscaleSection
 from services.controller.autoscale import EnvironmentLoad, RolloutLoad, environment_servers, rollout_workers
 
 RULES = AutoscaleSection(rollout=(1, 6), env=(2, 8), ticket_wait_seconds=30, session_fill=0.8, request_seconds=1)
