@@ -24,8 +24,7 @@ from pathlib import Path
 from typing import get_args
 
 from envservice.scienceworld.environment import ScienceworldEnvironment
-from envservice.scienceworld.installation import Program, find_program
-from envservice.scienceworld.simulator import Simulator
+from envservice.scienceworld.simulator import Program, Simulator, find_program
 from envservice.scienceworld.tasks import COUNTS, PARTS, Part, Place, sample
 from envservice.scienceworld.teacher import gold_path
 from envservice.spec import LONGEST

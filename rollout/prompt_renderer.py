@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from services.control_tokens import tokens
 
 from envservice.base import Outcome, ParsedAction, PromptTemplate, Turn
 from envservice.registry import find_spec, make_template
@@ -17,7 +18,6 @@ from rollout.judge_prompt import Verdict, corrected, mistakes_question, question
 from services.answer_end import answer_end, generation_ends
 from services.chat import ChatFormat, TokenUnknown, chat_format, check_chat
 from services.config.tree import EnvSection, ModelSection
-from services.control_tokens import tokens
 from services.files import read_json
 from services.tokenizer import first_tokens, load_tokenizer
 

@@ -156,7 +156,7 @@ def show(summary: dict[str, Any]) -> None:
     from deploy.console.plain import answer_shares
     from deploy.console.progress import as_score, left_out
     from deploy.runs.comparison import rule_scores
-    from services.telemetry.evaluation_environments import env_scores
+    from services.telemetry.evaluations import env_scores
 
     print(f"{printable(summary['policy'])}:\n"
           f"{summary['success_rate']:.1%} [{summary['success_low']:.1%}, {summary['success_high']:.1%}] on "

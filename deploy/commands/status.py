@@ -47,8 +47,7 @@ from deploy.runs.step_times import MeanStep, as_line, step_times
 from services.amounts import number_of, rounded, span
 from services.controller.member import STATES
 from services.process.packages import program
-from services.telemetry.evaluation_environments import ENVIRONMENTS, env_scores
-from services.telemetry.evaluation_labels import on_curve, title_of
+from services.telemetry.evaluations import ENVIRONMENTS, env_scores, on_curve, title_of
 from services.telemetry.heartbeat import BEAT_S, Beat
 from services.telemetry.task_types import ENV_PREFIX, LAST_STEPS, recent_results, type_weight
 

@@ -14,8 +14,7 @@ from rich.text import Text
 
 from deploy.console.plain import EVERY_S, Pace, answer_shares, ignoring_lost_output, print_line, printable
 from services.amounts import number_of, rounded, span
-from services.telemetry.evaluation_environments import env_scores
-from services.telemetry.evaluation_labels import title_of
+from services.telemetry.evaluations import env_scores, title_of
 
 BARS = "▁▂▃▄▅▆▇█"
 KEEP_NOTES = 6

@@ -26,7 +26,7 @@ from deploy.runs.history import unreadable
 from services.files import Damaged, read_json, write_whole
 from services.parquet_files import ARCHIVE_ROWS, open_parquet, read_table
 from services.store.archive import FILE_NAME, evaluation_part, file_name
-from services.telemetry.evaluation_labels import TITLES, on_curve
+from services.telemetry.evaluations import TITLES, on_curve
 
 FORMAT = 5
 """Format of the cached indexes. An index of another format is made again."""

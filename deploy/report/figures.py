@@ -18,8 +18,7 @@ from deploy.report.tables import COLOURS, Arm, Record, by_seed, measures
 from deploy.runs.comparison import Comparison, by_kind
 from services.amounts import number_of
 from services.statistics import seed_interval
-from services.telemetry.evaluation_environments import envs_of, in_env
-from services.telemetry.evaluation_labels import TITLES, on_curve
+from services.telemetry.evaluations import TITLES, envs_of, in_env, on_curve
 from services.telemetry.task_types import ENV_PREFIX, SUCCESS
 
 SMOOTHING = 0.6

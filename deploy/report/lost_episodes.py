@@ -20,7 +20,7 @@ from envservice.spec import Explain, LostEpisode, LostTurn
 from services.errors import UserError
 from services.process.own_code import OwnCodeRefusedError
 from services.store.archive import evaluation_part, file_name
-from services.telemetry.evaluation_labels import TRAINED, on_curve, title_of
+from services.telemetry.evaluations import TRAINED, on_curve, title_of
 
 _COLUMNS = ("group", "k", "step", "task_type", "won", "end", "observation", "action", "admissible", "unchanged",
             "final_observation")

@@ -46,7 +46,7 @@ from deploy.runs.history import RunHistory
 from services.amounts import number_of
 from services.files import write_whole
 from services.process.own_code import OwnCodeRefusedError
-from services.telemetry.evaluation_labels import TITLES
+from services.telemetry.evaluations import TITLES
 
 FORMAT = 2
 WIDEST = 8

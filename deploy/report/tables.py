@@ -18,7 +18,7 @@ from typing import Any
 
 from deploy.runs.comparison import Kind, after_rl, evaluation_kind
 from services.statistics import detectable, paired_test, seed_interval, spread
-from services.telemetry.evaluation_labels import on_curve
+from services.telemetry.evaluations import on_curve
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#000000", "#F0E442", "#56B4E9")
 """Okabe and Ito's colour-blind safe set, in the order in which arms take them."""

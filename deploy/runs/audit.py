@@ -24,7 +24,7 @@ from services.parquet_files import ARCHIVE_ROWS, open_parquet, read_table
 from services.records import Manifest
 from services.store.archive import evaluation_part
 from services.store.step_log import Journal
-from services.telemetry.evaluation_labels import title_of
+from services.telemetry.evaluations import title_of
 from services.telemetry.metrics_file import GIVEN, MetricsRow, read_evaluations, read_metrics, read_rows
 
 _VERSIONS = re.compile(r"(\d{1,18}\.\d{1,18}(,\d{1,18}\.\d{1,18})*)?")

@@ -12,8 +12,7 @@ from envservice.registry import stands_in_for
 from services.amounts import number_of
 from services.process.packages import program
 from services.statistics import paired_gain
-from services.telemetry.evaluation_environments import env_scores, tasks_by_env
-from services.telemetry.evaluation_labels import COLD, MORE, TITLES, TRAINED, curve_of
+from services.telemetry.evaluations import COLD, MORE, TITLES, TRAINED, curve_of, env_scores, tasks_by_env
 
 Kind = tuple[str, float]
 """Split and temperature of an evaluation. Success at two of them is not one measure, even at one step."""

@@ -26,7 +26,7 @@ from services.config.file import dump_config
 from services.config.tree import Config
 from services.errors import UserError
 from services.files import read_bounded, write_whole
-from services.telemetry.evaluation_labels import TRAINED, on_curve
+from services.telemetry.evaluations import TRAINED, on_curve
 from services.telemetry.metrics_file import read_evaluations
 
 ADAPTER = "adapter"

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from services.config.file import flatten
 from services.config.tree import Config
 from services.errors import UserError
-from services.telemetry.evaluation_labels import on_curve
+from services.telemetry.evaluations import on_curve
 from services.telemetry.logs import get_logger
 from services.telemetry.overhead import counted
 

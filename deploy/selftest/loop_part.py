@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from deploy.launch.planning.gpu_pool import smi_processes
-from deploy.selftest.memory import used_mib
-from deploy.selftest.sizes import Size
+from deploy.selftest.sizes import Size, used_mib
 from deploy.training.child_runs import ChildFailed, run_child
 from learner.selftest.table import Line
 from services.telemetry.metrics_file import read_metrics

@@ -1,13 +1,19 @@
-"""The two sizes of the self-test: that of a GPU, and a tiny one that shows on a CPU that the test itself works."""
+"""The two sizes of the self-test, and the memory of the GPU: how much is in use, and a process that holds some."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import psutil
+
+from deploy.launch.planning.gpu_pool import smi
 from learner.selftest.scene import QWEN_1_5B
 from services.config.sections import RolloutSection
 
@@ -76,3 +82,34 @@ def make_model(size: Size, folder: Path, *, seed: int = SEED) -> Path:
     described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     assert described["vocab_size"] == size.shape["vocab_size"]
     return folder
+
+
+HOLDER = """
+import sys, torch
+held = torch.empty(int(float(sys.argv[1]) * 2**30), dtype=torch.uint8, device="cuda")
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def held_memory(gib: float) -> Iterator[None]:
+    """Lets another process hold that much memory of the GPU during the block. Raises RuntimeError if it cannot."""
+    if not gib:
+        yield
+        return
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(gib)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert holder.stdout is not None
+    try:
+        if holder.stdout.readline() != b"held\n":
+            raise RuntimeError(f"another process could not take {gib:g} GiB of the GPU")
+        yield
+    finally:
+        holder.communicate()
+
+
+def used_mib(size: Size) -> float:
+    """Returns the memory in use: of the GPU, or the resident memory of the processes below this one."""
+    if size.device == "cuda":
+        return float(smi("memory.used")[0])
+    return sum(child.memory_info().rss for child in psutil.Process().children(recursive=True)) / 2**20

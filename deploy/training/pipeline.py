@@ -46,7 +46,7 @@ from services.patience import while_folder_away
 from services.records import Episode, Version
 from services.store.archive import ArchiveRow, EpisodeArchive, evaluation_part
 from services.store.lease import Lease
-from services.telemetry.evaluation_labels import COLD, MORE, TRAINED, curve_label, on_curve, title_of
+from services.telemetry.evaluations import COLD, MORE, TRAINED, curve_label, on_curve, title_of
 from services.telemetry.metrics_file import MetricsRow, append_row, drop_rows, read_evaluations, read_metrics, read_rows
 
 

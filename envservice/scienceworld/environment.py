@@ -10,8 +10,7 @@ from functools import partial
 from types import TracebackType
 
 from envservice.base import Outcome, Replay, Session
-from envservice.scienceworld import installation
-from envservice.scienceworld.simulator import JavaError, Simulator
+from envservice.scienceworld.simulator import VERSION, JavaError, Simulator, find_program
 from envservice.scienceworld.tasks import ELECTRICAL, LEVELS, SPLITS, Place, place_of, split_tasks
 from services.config.env import ScienceworldSection
 from services.errors import EnvFault, UserError
@@ -93,11 +92,11 @@ class ScienceworldEnvironment:
 
     def __init__(self, settings: ScienceworldSection | None = None) -> None:
         self._settings = settings or ScienceworldSection()
-        program = installation.find_program()
+        program = find_program()
         with program.jar.open("rb") as file:
             self._content = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
         self.pool = Pool(partial(Simulator, program))
-        self.version = "+".join([installation.VERSION, *sorted(self._settings.simplifications),
+        self.version = "+".join([VERSION, *sorted(self._settings.simplifications),
                                  *(["valid"] if self._settings.admissible == "valid" else [])])
 
     def __enter__(self) -> ScienceworldEnvironment:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from envservice.base import Environment
-from envservice.scienceworld import installation
+from envservice.scienceworld import simulator
 from envservice.scienceworld.environment import ScienceworldEnvironment
 from envservice.scienceworld.prompts import (
     ScienceworldCompactMetaTemplate,
@@ -30,7 +30,7 @@ def describe(env: EnvSection) -> str:
     """Names the tasks and their simplifications in one line."""
     chosen = env.scienceworld
     simpler = ", ".join(chosen.simplifications) or "nothing"
-    return (f"simulator {installation.VERSION}, level {chosen.level}, {len(chosen.tasks)} task types, "
+    return (f"simulator {simulator.VERSION}, level {chosen.level}, {len(chosen.tasks)} task types, "
             f"simplified: {simpler}")
 
 
@@ -42,13 +42,13 @@ def check(environment: Environment, task: str) -> None:
 def findings() -> Iterator[Finding]:
     """Reports on the simulator and Java, which no other environment needs."""
     try:
-        installation.find_jar()
-        command = installation.find_java()
+        simulator.find_jar()
+        command = simulator.find_java()
     except UserError as error:
         yield Finding(check="ScienceWorld", status="warning", detail=error.what, fix=error.fix)
     else:
-        yield Finding(check="ScienceWorld", status="ok", detail=f"simulator {installation.VERSION}, Java "
-                      f"{installation.java_version(command)} at {command}")
+        yield Finding(check="ScienceWorld", status="ok", detail=f"simulator {simulator.VERSION}, Java "
+                      f"{simulator.java_version(command)} at {command}")
 
 
 SPEC = EnvironmentSpec(

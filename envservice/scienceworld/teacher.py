@@ -11,8 +11,7 @@ import threading
 from functools import lru_cache
 
 from envservice.base import Outcome
-from envservice.scienceworld.installation import find_program
-from envservice.scienceworld.simulator import SOLVE_S, SOLVER_HEAP_MIB, JavaError, Simulator
+from envservice.scienceworld.simulator import SOLVE_S, SOLVER_HEAP_MIB, JavaError, Simulator, find_program
 from envservice.scienceworld.tasks import place_of
 from envservice.spec import Teacher
 from envservice.text.response_format import answer

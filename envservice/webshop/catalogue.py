@@ -22,8 +22,7 @@ from typing import Any
 
 import msgspec
 
-from envservice.webshop.products import parse_product
-from envservice.webshop.stock import Instruction, Stock
+from envservice.webshop.products import Instruction, Stock, parse_product
 from services.seeds import seed_for
 
 WORDS = Path(__file__).with_name("catalogue.json")

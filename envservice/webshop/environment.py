@@ -10,12 +10,23 @@ from pathlib import Path
 from envservice.base import Replay, Session
 from envservice.bm25.index import IN_MEMORY, Index, build, cache_folder, open_or_build
 from envservice.data_digest import with_data
-from envservice.webshop import catalogue, files, splits
-from envservice.webshop.goals import SEED, Goals, ShoppingGoal
+from envservice.webshop import catalogue, files
+from envservice.webshop.goals import (
+    FAMILY,
+    NAMES,
+    SEED,
+    First500,
+    Fixed,
+    Goals,
+    ShoppingGoal,
+    Splits,
+    VerlAgent,
+    place_of,
+    tasks,
+)
 from envservice.webshop.nouns import Tagger, find_tagger
-from envservice.webshop.products import Product
+from envservice.webshop.products import Product, Stock
 from envservice.webshop.session import Shop, WebshopSession
-from envservice.webshop.stock import Stock
 from services.config.env import WebshopSection
 from services.errors import UserError
 
@@ -38,14 +49,14 @@ class WebshopEnvironment:
         self._settings = settings or WebshopSection()
         self._stock = stock
         name, nouns = tagger or find_tagger()
-        self.name = splits.FAMILY if stock.source == "official" else f"{splits.FAMILY}-{stock.source}"
+        self.name = FAMILY if stock.source == "official" else f"{FAMILY}-{stock.source}"
         self.version = _version(stock, self._settings, name)
         self.tagger = name
         self._goals = lru_cache(maxsize=_ORDERS)(self._draw)
         count = len(self._goals(SEED))
-        cut = splits.VerlAgent if self._settings.verl_compat else \
-            splits.First500 if self._settings.train_on_rest else splits.Fixed
-        self._splits: splits.Splits = cut(count)
+        cut = VerlAgent if self._settings.verl_compat else \
+            First500 if self._settings.train_on_rest else Fixed
+        self._splits: Splits = cut(count)
         self._index = _index(stock)
         self._shop = Shop(
             search=self.search, by_asin=self._by_asin, nouns=nouns, observation=self._settings.observation,
@@ -55,14 +66,14 @@ class WebshopEnvironment:
         return list(self._splits.names)
 
     def training_splits(self) -> tuple[str, str, str]:
-        return splits.NAMES
+        return NAMES
 
     def task_type(self, task: str) -> str:
         """Returns the shop's category of the product for which the goal was written."""
         return self._by_asin(self.goal(task).asin.lower()).category
 
     def tasks(self, split: str) -> list[str]:
-        return sorted(splits.tasks(self._splits, split))
+        return sorted(tasks(self._splits, split))
 
     def digest(self, split: str) -> str:
         total = hashlib.blake2b(digest_size=16)
@@ -72,17 +83,17 @@ class WebshopEnvironment:
 
     def task_digest(self, task: str) -> str:
         """Returns the digest of all products and goals, because the results of a search depend on all of them."""
-        seed, index = splits.place_of(self._splits, task)
+        seed, index = place_of(self._splits, task)
         return hashlib.blake2b(f"{self._goals(seed).digest}/{index}".encode(), digest_size=16).hexdigest()
 
     def open(self, task: str) -> Session:
-        seed, index = splits.place_of(self._splits, task)
+        seed, index = place_of(self._splits, task)
         goals = self._goals(seed)
         return WebshopSession(self._shop, goals[index], lambda product: goals.price(self._place(product)))
 
     def goal(self, task: str) -> ShoppingGoal:
         """Returns the goal of the task. Raises KeyError for an unknown task."""
-        seed, index = splits.place_of(self._splits, task)
+        seed, index = place_of(self._splits, task)
         return self._goals(seed)[index]
 
     def search(self, query: str) -> Sequence[Product]:

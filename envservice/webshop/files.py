@@ -16,8 +16,7 @@ from typing import Any, Literal
 
 import ijson
 
-from envservice.webshop.products import NO_ATTRIBUTES, Product, listed, parse_product, texts
-from envservice.webshop.stock import Instruction, Stock
+from envservice.webshop.products import NO_ATTRIBUTES, Instruction, Product, Stock, listed, parse_product, texts
 from services.errors import UserError
 
 Size = Literal["small", "all"]

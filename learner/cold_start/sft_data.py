@@ -14,8 +14,7 @@ import numpy as np
 
 from learner.cold_start.scratch_model import STOP
 from services.answer_end import AnswerEnd, answer_end
-from services.chat import THINK, THINK_END, ChatFormat, ChatRefused, Message
-from services.control_tokens import CUT, tokens
+from services.chat import CUT, THINK, THINK_END, ChatFormat, ChatRefused, Message, tokens
 from services.errors import UserError
 from services.files import replacing
 from services.tokenizer import first_tokens

@@ -32,7 +32,7 @@ from services.errors import Fault
 from services.records import Drop, Episode, Version
 from services.store.lease import Lease
 from services.store.store import Counts, Store
-from services.telemetry.evaluation_labels import on_curve, title_of
+from services.telemetry.evaluations import on_curve, title_of
 from services.telemetry.heartbeat import NO_SERVERS
 
 TICK_S = 0.2

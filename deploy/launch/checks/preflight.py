@@ -16,8 +16,7 @@ from deploy.launch import reach
 from deploy.launch.checks.chat_template import check_template
 from deploy.launch.checks.games import check_games
 from deploy.launch.checks.gpu_checks import check_builds, check_gpus
-from deploy.launch.checks.model_folder import check_adapters, check_model, check_weights, described_sizes
-from deploy.launch.checks.teacher import check_teacher
+from deploy.launch.checks.model_folder import check_adapters, check_model, check_teacher, check_weights, described_sizes
 from deploy.launch.planning import gpu_pool, machine
 from deploy.launch.planning.model_memory import check_cache
 from deploy.launch.planning.plan import Plan, host_memory_fix, make_plan

@@ -51,7 +51,7 @@ from lab.experiments.credit.runs import Runner, RunsFailed, left, only_one
 from services.config.tree import Config
 from services.errors import UserError
 from services.files import write_whole
-from services.telemetry.evaluation_labels import COLD
+from services.telemetry.evaluations import COLD
 
 
 def planned(records: Sequence[Record]) -> Design:

@@ -18,7 +18,7 @@ from ports import likely_port
 from processes import gone, words_of
 
 from envservice.client.client import EnvClient
-from envservice.scienceworld.installation import find_program
+from envservice.scienceworld.simulator import find_program
 from envservice.scienceworld.tasks import COUNTS, place_of
 from services.errors import UserError
 

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from services.telemetry.evaluation_environments import env_scores, envs_of, in_env
 
 from deploy.commands.status import summary
-from deploy.explorer.curves import evaluation_charts, training_charts
+from deploy.explorer.drawings import evaluation_charts, training_charts
 from deploy.launch.checks.games import check_games
 from deploy.launch.planning import plan
 from deploy.launch.planning.task_sets import open_task_sets, views
@@ -25,8 +26,7 @@ from services.config.file import dump_config
 from services.config.tree import Config
 from services.controller.tickets import MixedStream
 from services.errors import UserError
-from services.telemetry.evaluation_environments import env_scores, envs_of, in_env
-from services.telemetry.evaluation_labels import COLD, TRAINED
+from services.telemetry.evaluations import COLD, TRAINED
 
 TWO = """base: parts/tiny-model
 name: two

@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 from starlette.types import ASGIApp
 
 from deploy.explorer.app import create_app, explorer_config
-from deploy.explorer.curves import evaluation_chart
+from deploy.explorer.drawings import evaluation_chart
 from deploy.explorer.runs import open_runs
 from deploy.report.figures import SMOOTHING
 from learner.credit.registry import ESTIMATORS

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from deploy.explorer.curves import MOST_POINTS, Chart, CurveLine, evaluation_chart, training_charts
+from deploy.explorer.drawings import MOST_POINTS, Chart, CurveLine, evaluation_chart, training_charts
 
 LONG = 60_000
 

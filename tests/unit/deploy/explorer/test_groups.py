@@ -17,8 +17,8 @@ from pydantic import BaseModel
 from deploy.cli import main
 from deploy.explorer import pages
 from deploy.explorer.app import Pages
+from deploy.explorer.drawings import LAYER, LETTER, NARROWEST, SHADES, draw
 from deploy.explorer.filters import number
-from deploy.explorer.graph import LAYER, LETTER, NARROWEST, SHADES, draw
 from deploy.explorer.groups import NEWER, credit_input
 from deploy.explorer.runs import open_runs
 from learner.credit.state_keys import Keys, fold, state_key

@@ -16,7 +16,7 @@ from deploy.report.page import _before_and_after, write_report
 from deploy.report.runs import applicable, compare_runs, read_run
 from deploy.runs.comparison import compare
 from services.errors import UserError
-from services.telemetry.evaluation_labels import TRAINED
+from services.telemetry.evaluations import TRAINED
 from services.telemetry.metrics_file import METRIC_KEYS, append_row
 from tests.unit.deploy.report.conftest import make
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from deploy.runs.comparison import as_lines, compare, heldout, repeats, rule_scores
-from services.telemetry.evaluation_labels import COLD, TRAINED
+from services.telemetry.evaluations import COLD, TRAINED
 
 
 def line(label: str, wins: dict[str, float]) -> dict[str, Any]:

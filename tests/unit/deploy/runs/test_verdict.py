@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from deploy.runs.comparison import interval, next_commands, points, stand_in_notes, verdicts
-from services.telemetry.evaluation_labels import COLD, MORE, TRAINED
+from services.telemetry.evaluations import COLD, MORE, TRAINED
 
 
 def row(label: str, wins: str, *, step: int = 0, temperature: float = 1.0) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from services.controller.telemetry import Telemetry
 from services.errors import DeadlineExceeded
 from services.records import Version
 from services.store.archive import EpisodeArchive
-from services.telemetry.evaluation_labels import COLD, MORE, TRAINED
+from services.telemetry.evaluations import COLD, MORE, TRAINED
 from services.telemetry.metrics_file import append_row, read_evaluations
 
 

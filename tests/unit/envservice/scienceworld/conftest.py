@@ -3,8 +3,7 @@ from collections.abc import Iterator
 import pytest
 
 from envservice.scienceworld.environment import ScienceworldEnvironment
-from envservice.scienceworld.installation import Program, find_program
-from envservice.scienceworld.simulator import Simulator
+from envservice.scienceworld.simulator import Program, Simulator, find_program
 from services.errors import UserError
 
 

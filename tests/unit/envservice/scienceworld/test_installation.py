@@ -2,16 +2,16 @@ from pathlib import Path
 
 import pytest
 
-from envservice.scienceworld import installation
+from envservice.scienceworld import simulator
 from envservice.scienceworld.spec import findings
 from services.errors import UserError
 
 
 @pytest.fixture(autouse=True)
 def _forget():
-    installation.find_java.cache_clear()
+    simulator.find_java.cache_clear()
     yield
-    installation.find_java.cache_clear()
+    simulator.find_java.cache_clear()
 
 
 def java(folder: Path, says: str) -> Path:
@@ -27,7 +27,7 @@ def test_without_java_there_is_one_line_that_says_what_to_install(monkeypatch: p
     monkeypatch.setenv("PATH", str(tmp_path))
     complaint = "runs on Java, and there is none; apt-get install openjdk-17-jre-headless"
     with pytest.raises(UserError, match=complaint) as raised:
-        installation.find_java()
+        simulator.find_java()
     assert "\n" not in str(raised.value)
 
 
@@ -40,7 +40,7 @@ def test_a_java_too_old_or_broken_is_refused(
     java(tmp_path, says)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(UserError, match=complaint):
-        installation.find_java()
+        simulator.find_java()
 
 
 @pytest.mark.parametrize(("says", "version"), [
@@ -50,19 +50,19 @@ def test_a_java_too_old_or_broken_is_refused(
 def test_java_home_is_asked_first(says: str, version: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     command = java(tmp_path, says)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    assert installation.find_java() == str(command)
-    assert installation.java_version(str(command)) == version
+    assert simulator.find_java() == str(command)
+    assert simulator.java_version(str(command)) == version
 
 
 def test_java_home_that_points_nowhere_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "gone"))
     with pytest.raises(UserError, match=f"there is none at {tmp_path}/gone/bin/java"):
-        installation.find_java()
+        simulator.find_java()
 
 
 def test_the_doctor_reports_the_same_missing_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "gone"))
-    monkeypatch.setattr(installation, "find_jar", lambda: tmp_path / "scienceworld.jar")
+    monkeypatch.setattr(simulator, "find_jar", lambda: tmp_path / "scienceworld.jar")
     (finding,) = findings()
     assert (finding.check, finding.status) == ("ScienceWorld", "warning")
     assert "there is none" in finding.detail
@@ -70,11 +70,11 @@ def test_the_doctor_reports_the_same_missing_java(monkeypatch: pytest.MonkeyPatc
 
 
 def test_another_simulator_is_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(installation, "installed", lambda name: "1.1.0")
+    monkeypatch.setattr(simulator, "installed", lambda name: "1.1.0")
     with pytest.raises(UserError, match=r"1\.1\.0 is installed, not 1\.2\.3; pip install scienceworld==1\.2\.3"):
-        installation.find_jar()
-    monkeypatch.setattr(installation, "installed", lambda name: None)
+        simulator.find_jar()
+    monkeypatch.setattr(simulator, "installed", lambda name: None)
     with pytest.raises(UserError, match="is not installed"):
-        installation.find_jar()
+        simulator.find_jar()
     with pytest.raises(UserError, match="py4j"):
-        installation.find_gateway()
+        simulator.find_gateway()

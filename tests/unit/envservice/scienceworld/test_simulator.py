@@ -13,12 +13,11 @@ from pathlib import Path
 import pytest
 from processes import gone
 
-from envservice.scienceworld.installation import Program
-from envservice.scienceworld.simulator import MEMORY_BYTES, JavaConnection, JavaError, Ref, Simulator
+from envservice.scienceworld.simulator import MEMORY_BYTES, JavaConnection, JavaError, Program, Ref, Simulator
 
 OWNER = """
 import sys, time
-from envservice.scienceworld.installation import find_program
+from envservice.scienceworld.simulator import find_program
 from envservice.scienceworld.simulator import Simulator
 simulator = Simulator(find_program())
 simulator.load("boil", 0, "easy")

@@ -4,7 +4,7 @@ import gc
 import threading
 import weakref
 
-from services.process.garbage import collect_garbage
+from learner.selftest.scene import collect_garbage
 
 
 class Ring:

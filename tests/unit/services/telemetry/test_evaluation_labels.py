@@ -1,6 +1,6 @@
 """The evaluations of a run, told by their labels."""
 
-from services.telemetry.evaluation_labels import TRAINED, curve_label, curve_of, title_of
+from services.telemetry.evaluations import TRAINED, curve_label, curve_of, title_of
 
 
 def test_the_curve_has_the_evaluations_during_training_alone_by_step():

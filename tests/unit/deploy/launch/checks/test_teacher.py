@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from deploy.launch.checks.teacher import check_teacher
+from deploy.launch.checks.model_folder import check_teacher
 from deploy.runs.configs import load_config
 from learner.cold_start.scratch_model import train_tokenizer
 from services.errors import UserError

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from deploy.launch.planning import plan
-from deploy.launch.planning.idle_keys import idle_keys
+from deploy.launch.planning.warnings import idle_keys
 from deploy.runs.configs import SHIPPED, load_config
 
 
