@@ -26,7 +26,6 @@ from services.records import Episode, Manifest, Tally, Version
 from services.telemetry.heartbeat import Heartbeat
 from services.telemetry.logs import get_logger
 from services.telemetry.metrics_file import check_metrics, drop_rows, keep_row
-from services.telemetry.overhead import counted
 from services.telemetry.task_types import ENV_PREFIX, type_columns
 
 GAUGES = {
@@ -49,7 +48,6 @@ GAUGES = {
 """Key of metrics.jsonl -> the gauge that shows its last value, and its labels."""
 
 
-@counted("metrics")
 def set_meters(heartbeat: Heartbeat, row: Mapping[str, Any], credits: Sequence[Credit],
                utilization: float | None) -> None:
     """Sets the meters of one learner step. `row` has all METRIC_KEYS; `utilization` is a share of the GPUs' FLOPs."""

@@ -36,7 +36,6 @@ from services.records import Episode, PlayedTurn, Ticket, Version
 from services.store.store import Claim, Store, WithoutSteps
 from services.telemetry.heartbeat import BEAT_S, NO_SERVERS, Heartbeat
 from services.telemetry.logs import bind, get_logger
-from services.telemetry.overhead import counted
 from services.weights.channel import WeightReceiver
 
 # Decides which tickets a worker may start with its version, and which version it should load next. Pure functions.
@@ -123,7 +122,6 @@ class Meter:
         self._meters("gagpo_rollout_slots").set(slots)
         engine.listener = self.sampled
 
-    @counted("metrics")
     def sampled(self, prompt: int, response: int, seconds: float) -> None:
         """Counts one answer of the engine: its tokens and its seconds."""
         self._meters("gagpo_rollout_tokens_total", kind="prompt").inc(prompt)
@@ -146,7 +144,6 @@ class Meter:
         own = self._engine.version
         return next((at for version, at in self._loads if may_start(ticket, version, own)), -math.inf)
 
-    @counted("metrics")
     def finished(self, episode: Episode, *, accepted: bool) -> None:
         """Counts one finished episode."""
         meters = self._meters
@@ -176,7 +173,6 @@ class Meter:
         """Tells that the worker is about to fetch and load `version`."""
         self._heartbeat.doing(f"fetching weights {version.short}")
 
-    @counted("metrics")
     def beat(self, *, playing: int, held: int, pointer: Version | None) -> dict[str, Any]:
         """Returns the snapshot for RunState.beat. `pointer`: the current version."""
         own, meters = self._engine.version, self._meters

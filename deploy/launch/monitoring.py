@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from deploy.launch.topology import Topology
@@ -108,10 +107,7 @@ def _weights_heartbeat(parts: Topology, store: Store) -> AbstractContextManager[
             heartbeat.holds(latest.short)
             heartbeat.progressed()
 
-    def send(name: str, beat: Mapping[str, Any]) -> None:
-        store.state.beat(name, {**beat, "cost": {}})  # the cost of this process is in the controller's heartbeat
-
-    return Beating(heartbeat, send, fill=ask)
+    return Beating(heartbeat, store.state.beat, fill=ask)
 
 
 def target_groups(run: str, address: str, env_urls: Sequence[str]) -> list[dict[str, object]]:

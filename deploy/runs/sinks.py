@@ -23,7 +23,6 @@ from services.config.tree import Config
 from services.errors import UserError
 from services.telemetry.evaluations import on_curve
 from services.telemetry.logs import get_logger
-from services.telemetry.overhead import counted
 
 log = get_logger("run")
 
@@ -152,7 +151,6 @@ class Sinks:
         self._write({f"evaluation/{kind}-T{row['temperature']:g}/{name}": value for name, value in named.items()
                      if name != "temperature"}, int(row["step"]))
 
-    @counted("metrics")
     def _write(self, metrics: Mapping[str, float], step: int) -> None:
         for name, sink in self._sinks.items():
             with self._surviving(name, "cannot be written; the run continues without it until it can"):

@@ -31,7 +31,6 @@ BENCHES = {
     "learner": "lab.bench.learner",
     "load": "lab.bench.load",
     "loop": "lab.bench.loop",
-    "overhead": "lab.bench.overhead",
     "rollout": "lab.bench.rollout",
     "simulation": "lab.simulation.check",
     "soak": "lab.bench.soak",

@@ -21,7 +21,6 @@ from services.files import sync
 from services.patience import patiently, while_folder_away
 from services.records import Drop, Episode, Step, verdict_of
 from services.telemetry.logs import get_logger
-from services.telemetry.overhead import counted
 
 FORMAT = 7
 """Version of the columns, in the metadata of each file under `format`. Files of format 1 lack prompt_ids,
@@ -229,7 +228,6 @@ def _schema() -> Any:
     return pa.schema([(name, arrow(kind)) for name, kind in _COLUMNS.items()], metadata={"format": str(FORMAT)})
 
 
-@counted("archive")
 def _write(path: Path, rows: Sequence[ArchiveRow]) -> None:
     """Writes a file that is durable before it is visible: temporary file, fsync, rename, fsync of the folder."""
     import pyarrow as pa

@@ -72,7 +72,6 @@ from services.store.connection import BRIEFLY, Connection
 from services.store.lease import Lease, Leases
 from services.store.step_log import StepLog
 from services.telemetry.logs import get_logger
-from services.telemetry.overhead import counted
 from services.weights.canary import Canary
 
 
@@ -312,7 +311,6 @@ class Store:
         held = [part for claim in claims for part in (claim.ticket.id, claim.entry, claim.attempt)]
         return [claims[position] for position in self.connection.script("renew_claims", worker, *held)]
 
-    @counted("turns")
     def keep_turns(self, worker: str, turns: Sequence[tuple[Claim, int, PlayedTurn]]) -> None:
         """Stores finished turns (claim, index, turn) until their ticket is committed, dropped or failed.
 

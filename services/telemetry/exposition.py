@@ -24,7 +24,6 @@ from services.process.addresses import host_port, is_local
 from services.telemetry.heartbeat import Beat
 from services.telemetry.meters import OTHER
 from services.telemetry.names import CATALOGUE
-from services.telemetry.overhead import counted
 
 MAX_WORKERS = 64
 """Most distinct worker labels of one role, so that large runs do not fill Prometheus."""
@@ -45,7 +44,6 @@ class Exposition:
         self._last: dict[tuple[str, Sample], float] = {}
         self._totals: dict[Sample, float] = defaultdict(float)
 
-    @counted("metrics")
     def __call__(self, beats: Beats) -> bytes:
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Once(self._families(beats)))

@@ -11,7 +11,6 @@ import msgspec
 
 from services.telemetry.logs import get_logger
 from services.telemetry.names import Role, Snapshot
-from services.telemetry.overhead import counted, spent
 
 BEAT_S = 2.0
 TTL_S = 10.0
@@ -35,8 +34,6 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
     progress: float
     """Unix time of the last progress; 0 before the first."""
     metrics: Snapshot
-    cost: dict[str, float] = {}
-    """CPU seconds of the process and of its telemetry (services/telemetry/overhead.py)."""
     sick: tuple[str, ...] = ()
     """Only in the controller's beat: one line for each process that dies repeatedly."""
     at: float = 0.0
@@ -85,13 +82,12 @@ class Heartbeat:
         """Records the short name of the weights that the process holds now."""
         self._version = version
 
-    @counted("metrics")
     def beat(self) -> dict[str, Any]:
         """Returns the fields of the next heartbeat, for RunState.beat."""
         return msgspec.to_builtins(Beat(
             role=self._role, version=self._version, doing=self._doing, since=self._since, progress=self._progress,
             sick=self._sick,
-            metrics=self.meters.snapshot(), cost=spent(), at=time.time()))
+            metrics=self.meters.snapshot(), at=time.time()))
 
     def send(self, send: Send) -> None:
         """Sends a heartbeat. One at a time: another thread's that was made before would arrive last, and stay."""
@@ -132,7 +128,6 @@ class Beating:
             if self._done.wait(BEAT_S):
                 return
 
-    @counted("metrics")
     def _send_beat(self) -> None:
         self._fill()
         self._heartbeat.send(self._send)

@@ -28,7 +28,6 @@ import structlog
 from services.amounts import rounded
 from services.files import follow_folder
 from services.process.addresses import is_local
-from services.telemetry.overhead import counted
 
 FORMAT = 1
 Event = MutableMapping[str, Any]
@@ -153,7 +152,6 @@ class _Sink:
     def __init__(self, path: Path | None, identity: Event, show: Show | None) -> None:
         self.path, self.identity, self.show = path, identity, show
 
-    @counted("logs")
     def __call__(self, _logger: object, _method: str, event: Event) -> NoReturn:
         event = {**self.identity, **_bound, **event}
         if self.path is not None:

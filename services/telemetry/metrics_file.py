@@ -18,7 +18,6 @@ import msgspec
 from services.files import NOT_JSON, read_bounded, write_whole
 from services.patience import while_folder_away
 from services.telemetry.names import PHASES
-from services.telemetry.overhead import counted
 from services.telemetry.task_types import ENV_PREFIX, PREFIX
 from services.units import GIB
 
@@ -145,7 +144,6 @@ def check_metrics(row: Mapping[str, Any]) -> None:
         raise ValueError(f"metrics row: missing {sorted(missing)}, unknown {sorted(extra)}")
 
 
-@counted("metrics")
 def append_row(path: Path, row: Mapping[str, Any]) -> None:
     """Appends one object with its `format`, and flushes it to disk before it returns.
 

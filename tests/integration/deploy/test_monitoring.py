@@ -190,7 +190,6 @@ def test_the_weights_actor_is_shown_with_the_version_that_it_holds(parts: Topolo
                 time.sleep(0.2)
         assert (beat.role, beat.version, beat.doing) == ("weights", "1.3", "holds the last 2 versions")
         assert 0 < beat.progress <= beat.at
-        assert beat.cost == {}, "the controller's process is not counted twice"
     finally:
         ray.shutdown()
 
