@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from services.control_tokens import tokens
 
 from envservice.base import Outcome, ParsedAction, PromptTemplate, Turn
 from envservice.registry import find_spec, make_template
@@ -16,7 +15,7 @@ from envservice.text.response_format import ACTION_END
 from envservice.text.tool_calls import TAGS
 from rollout.judge_prompt import Verdict, corrected, mistakes_question, question, read_verdict, split_answer
 from services.answer_end import answer_end, generation_ends
-from services.chat import ChatFormat, TokenUnknown, chat_format, check_chat
+from services.chat import ChatFormat, TokenUnknown, chat_format, check_chat, tokens
 from services.config.tree import EnvSection, ModelSection
 from services.files import read_json
 from services.tokenizer import first_tokens, load_tokenizer

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from services.telemetry.evaluation_environments import env_scores, envs_of, in_env
 
 from deploy.commands.status import summary
 from deploy.explorer.drawings import evaluation_charts, training_charts
@@ -26,7 +25,7 @@ from services.config.file import dump_config
 from services.config.tree import Config
 from services.controller.tickets import MixedStream
 from services.errors import UserError
-from services.telemetry.evaluations import COLD, TRAINED
+from services.telemetry.evaluations import COLD, TRAINED, env_scores, envs_of, in_env
 
 TWO = """base: parts/tiny-model
 name: two
