@@ -12,6 +12,7 @@ from services.process.packages import OURS
 ROOT = Path(__file__).parents[2]
 FOLDERS = sorted({target.split(".")[1] for target in BUILT_IN.values()})
 ALLOWED = {"lab/bench/alfworld.py": "alfworld", "lab/bench/webshop.py": "webshop",
+           "lab/webshop_scores.py": "webshop",
            "lab/experiments/loglinear/policy.py": "alfworld", "lab/scienceworld.py": "scienceworld"}
 """Modules that may import an environment: benches and checks of its parts, and a policy whose features are ALFWorld's.
 """
