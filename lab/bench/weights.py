@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from deploy.selftest.engine_part import Sent, Trip, trips
+from deploy.selftest.transfer import Sent, Trip, trips
 from lab.bench.figures import Figure, Tell, silent
 from services.config.sections import RolloutSection
 from services.records import Version

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from deploy.selftest.engine_part import Sent, _Trial, trips
+from deploy.selftest.engine_part import _Trial
 from deploy.selftest.sizes import CPU
+from deploy.selftest.transfer import Sent, trips
 from learner.model.probe import folder_canary
 from rollout.engine.engine import Engine
 from rollout.weights.receiver import GpuReceiver, HostReceiver

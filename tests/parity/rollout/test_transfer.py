@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 
-from deploy.selftest.engine_part import Sent, trips
+from deploy.selftest.transfer import Sent, trips
 from learner.model.probe import folder_canary
 from rollout.engine.engine import Engine
 from rollout.weights.receiver import GpuReceiver, HostReceiver

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from rollout.worker import Missing, may_start, next_version, usable
+from rollout.version_policy import Missing, may_start, next_version, usable
 from services.records import PlayedTurn, Ticket, Version, VersionSpan
 
 OLD = Version(incarnation=1, step=4, digest="a")

@@ -7,8 +7,8 @@ from explorer_run import lists, make_run
 
 from deploy.explorer.groups import Group, ShownEpisode, StepView
 from deploy.explorer.index import GroupEntry
-from deploy.explorer.pages import heading, judge, sentences
 from deploy.explorer.runs import open_runs
+from deploy.explorer.verdict import heading, judge, sentences
 from services.records import choices_digest
 
 NOTHING = "No step of this episode lost anything: each was at least as good as its state is on average."

@@ -14,8 +14,9 @@ from deploy import cli
 from deploy.commands import selftest
 from deploy.launch.planning.gpu_pool import GpuPool
 from deploy.selftest import loop_part
-from deploy.selftest.engine_part import FIRST_TOKENS, Trip, arrival, engine_part, repeated, times
+from deploy.selftest.engine_part import FIRST_TOKENS, arrival, engine_part, repeated, times
 from deploy.selftest.sizes import CPU, GPU, held_memory, used_mib
+from deploy.selftest.transfer import Trip
 from learner.selftest.table import Line
 from rollout.engine.engine import Sample
 
