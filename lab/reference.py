@@ -21,6 +21,7 @@ from pydantic.fields import FieldInfo
 from deploy.cli import build_parser
 from envservice.registry import BUILT_IN
 from envservice.wire import problems
+from lab.contracts import API_FILE
 from learner.credit.registry import ESTIMATORS, OptionTable, option_tables
 from learner.credit.state_keys import KEYS
 from rollout.agents import completions, messages, responses
@@ -229,7 +230,6 @@ def _choices(kind: Any) -> tuple[Any, ...]:
     return get_args(inner[0]) if inner and get_origin(inner[0]) is Literal else ()
 
 
-API_FILE = Path(__file__).parents[1] / "proto" / "environment.openapi.json"
 HTTP_API_INTRODUCTION = """The HTTP API of environment servers, from proto/environment.openapi.json; \
 [Environments](../environments.md) explains how sessions are rebuilt. It is the same for every environment.
 
@@ -343,9 +343,10 @@ all of an answer is text. `strict` is shown and not enforced; `is_error` of a re
 environment it is the latest message of a user or tool. The header `{STATE_HEADER}` names another one.
 - **A call whose client leaves** before the answer does not count."""
 
-AGENTS_FORMS = (("JSON in `<tool_call>` tags", "Hermes, Qwen2.5, Qwen3"),
-         ("functions and parameters in these tags", "Qwen3.5, Nemotron 3"),
-         ("one JSON object that is the entire answer", "Llama 3"), ("`[TOOL_CALLS]`, whose ids are kept", "Mistral"))
+AGENTS_FORMS = (
+    ("JSON in `<tool_call>` tags", "Hermes, Qwen2.5, Qwen3"),
+    ("functions and parameters in these tags", "Qwen3.5, Nemotron 3"),
+    ("one JSON object that is the entire answer", "Llama 3"), ("`[TOOL_CALLS]`, whose ids are kept", "Mistral"))
 
 AGENTS_LIMITS = f"""\
 - `agent.max_calls` limits the calls of an episode, and `env.max_steps` its turns, over all resets. An episode that \

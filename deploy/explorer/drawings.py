@@ -7,7 +7,6 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import sqrt
 from typing import Any
 
 from deploy.explorer.groups import Group, mean_value
@@ -290,7 +289,7 @@ def _state(group: Group, key: str, place: tuple[float, float], highest: float, *
            room: int) -> Node:
     visits = group.visits[key]
     first, value = visits[0], mean_value(visits)
-    return Node(x=place[0], y=place[1], r=min(16.0, 3.0 + 2.2 * sqrt(len(visits))), visits=len(visits),
+    return Node(x=place[0], y=place[1], r=min(16.0, 3.0 + 2.2 * math.sqrt(len(visits))), visits=len(visits),
                 text=first.step.observation, label="start" if first.step.t == 0 else label, room=room, value=value,
                 end="", k=first.k, t=first.step.t,
                 shade=0 if value is None else round(SHADES * min(max(value / highest, 0.0), 1.0)))

@@ -212,7 +212,7 @@ cluster.shutdown()
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_actors_on_a_cluster_with_an_ascii_locale_open_any_file(tmp_path: Path):
-    """The driver's paths go to actors as text. Ray refused a variable that the submitted job has as well."""
+    """The driver's paths go to actors as text. Ray refuses a variable that the submitted job has as well."""
     folder = tmp_path / "Größe"
     folder.mkdir()
     done = subprocess.run([sys.executable, "-c", ASCII_CLUSTER, str(folder)], capture_output=True, encoding="utf-8",

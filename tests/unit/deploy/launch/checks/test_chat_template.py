@@ -84,7 +84,6 @@ def endless_run(tmp_path: Path) -> Path:
                                      "play alfworld-gen/valid/pick-0000 --agent {run} --prompts 1"])
 def test_every_command_that_reads_a_template_is_bounded(
         command: str, endless_run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    """`export` and `play` had no bound."""
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
     assert main(command.format(run=endless_run).split()) == 2
     said = capsys.readouterr().err
