@@ -28,7 +28,7 @@ from learner.model.memory import Training, host_moments, shape_of, stays_gathere
 LAYERS = 3
 ROW = PROMPT + RESPONSE
 pytestmark = pytest.mark.long
-MORE, LESS = 0.02, 0.75
+MORE, LESS = 0.02, 0.4
 """Most by which a step may take more than the plan says, and less. The plan adds up activations, logits and float32
 gradients of the embeddings, which are never there at once. With three layers they are most of it."""
 PRESETS = sorted([*SHIPPED.glob("*.yaml"), *(SHIPPED / "paper").glob("*.yaml")])
@@ -93,8 +93,9 @@ def test_a_step_takes_the_memory_that_the_plan_says(
         results: dict[Case, dict[str, int]], monkeypatch: pytest.MonkeyPatch):
     """Moments in host memory count too, because all tensors are on one fake device."""
     wrong: dict[str, float] = {}
+    whole = {case for case in results if case.gathered}  # asked before the first change of the bound
     for case, measured in results.items():
-        monkeypatch.setattr(memory, "GATHERED_BYTES", 1 << 62 if case.gathered else 0)
+        monkeypatch.setattr(memory, "GATHERED_BYTES", 1 << 62 if case in whole else 0)
         shape = replace(shape_of(QWEN[case.size], measured["parameters"]), layers=LAYERS)
         planned = memory.memory(shape, case.training).total + host_moments(shape, case.training)
         if not -LESS <= measured["peak"] / planned - 1 <= MORE:
