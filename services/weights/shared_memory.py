@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+GROWING = "expandable_segments:True"
+"""The setting of torch's allocator with which segments of GPU memory grow."""
+
 
 @contextmanager
 def exported(size: int, device: torch.device) -> Iterator[tuple[Tensor, Callable[[], bytes]]]:
@@ -27,7 +30,9 @@ def exported(size: int, device: torch.device) -> Iterator[tuple[Tensor, Callable
     import torch
 
     if device.type != "cpu":
-        flat = torch.empty(size, dtype=torch.uint8, device=device)
+        pool = torch.cuda.MemPool()
+        with _fixed_segments(), torch.cuda.use_mem_pool(pool):
+            flat = torch.empty(size, dtype=torch.uint8, device=device)
         yield flat, lambda: msgspec.msgpack.encode(flat.untyped_storage()._share_cuda_())
         return
     descriptor = os.memfd_create("gagpo-weights")
@@ -36,6 +41,22 @@ def exported(size: int, device: torch.device) -> Iterator[tuple[Tensor, Callable
         yield _mapped(descriptor), f"/proc/{os.getpid()}/fd/{descriptor}".encode
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def _fixed_segments() -> Iterator[None]:
+    """Gives new segments a fixed size: to open one that grows, a process needs the rights of a debugger."""
+    import torch
+
+    before = torch._C._accelerator_getAllocatorSettings()
+    if GROWING not in before:
+        yield
+        return
+    torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
+    try:
+        yield
+    finally:
+        torch._C._accelerator_setAllocatorSettings(before)
 
 
 def imported(handle: bytes, device: torch.device) -> Tensor:

@@ -6,6 +6,8 @@ bfloat16: rows lie one after another, for the kernel of flash attention.
 
 A case has the keys of a config (`keys`), the arguments of transformers' Qwen2Config (`model`), `ranks` and `gathered`,
 which says whether the model stays gathered between packs. Its step makes two updates of two equal packs on each rank.
+With `spread`, the standard deviation of the prompts' lengths, it makes `steps` steps of packs that differ, and the
+result has what torch's allocator would reserve for them, in segments of fixed sizes and in those that grow.
 """
 
 import json
@@ -16,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
+from caching_allocator import reserved_bytes
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
@@ -58,7 +61,7 @@ class Usage(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.sizes, self.now, self.peak = {}, 0, 0
+        self.sizes, self.now, self.peak, self.events = {}, 0, 0, []
         self.carried = {"gathered": 0, "reduced": 0}
         self._resize = torch.UntypedStorage.resize_
 
@@ -102,21 +105,25 @@ class Usage(TorchDispatchMode):
                 self._count(storage)
 
     def _count(self, storage):
+        if storage.nbytes() != self.sizes.get(storage._cdata):
+            self.events.append((storage._cdata, storage.nbytes()))
         self.now += storage.nbytes() - self.sizes.get(storage._cdata, 0)
         self.sizes[storage._cdata] = storage.nbytes()
         self.peak = max(self.peak, self.now)
 
     def _forget(self, key):
+        self.events.append((key, 0))
         self.now -= self.sizes.pop(key)
 
 
-def rows_of(tokens, ranks):
-    """Returns equal rows: as many as fill PACKS packs of each rank in each of UPDATES updates."""
+def rows_of(tokens, ranks, spread=0, seed=0):
+    """Returns rows that fill PACKS packs of each rank in each of UPDATES updates, all equal without a spread."""
     count = UPDATES * PACKS * ranks * (tokens // (PROMPT + RESPONSE))
+    prompts = np.random.default_rng(seed).normal(PROMPT, spread, count).clip(1).astype(np.int64)
     answers = count * RESPONSE
     return Rows(
-        tokens=np.zeros(count * (PROMPT + RESPONSE), np.int32), sequence=np.arange(count),
-        prompt_lengths=np.full(count, PROMPT), response_lengths=np.full(count, RESPONSE),
+        tokens=np.zeros(prompts.sum() + answers, np.int32), sequence=np.arange(count),
+        prompt_lengths=prompts, response_lengths=np.full(count, RESPONSE),
         sampler_logprobs=np.zeros(answers, np.float32), advantages=np.ones(count), temperatures=np.ones(count),
         stale=np.zeros(count, np.bool_), ends=np.ones(count, np.bool_))
 
@@ -139,7 +146,7 @@ def run(case):
     Stepper._row_advantages = lambda self, packs, outputs, num_rows: np.zeros(num_rows)
     nn.Module.to = lambda self, *where: self  # all is there already, and torch cannot replace fake parameters
     group = FakeGroup(case["ranks"])
-    rows = rows_of(config.learner.token_budget, group.world)
+    spread = case.get("spread", 0)
     with FakeTensorMode(allow_non_fake_inputs=True):
         learner = Learner(config, Path("no folder"), group)
         assert not learner.stepper.grid
@@ -148,9 +155,11 @@ def run(case):
         models += [learner.stepper.reference] if isinstance(learner.stepper.reference, Policy) else []
         usage.note([tensor for model in models for tensor in model.parameters()])
         with usage:
-            learner.stepper.take(rows, Timer())
+            for seed in range(case.get("steps", 1)):
+                learner.stepper.take(rows_of(config.learner.token_budget, group.world, spread, seed), Timer())
     dist.destroy_process_group()
-    return {"peak": usage.peak, "parameters": learner.shape.parameters, **usage.carried}
+    reserved = [reserved_bytes(usage.events, growing=growing) for growing in ((False, True) if spread else ())]
+    return {"peak": usage.peak, "parameters": learner.shape.parameters, "reserved": reserved, **usage.carried}
 
 
 if __name__ == "__main__":

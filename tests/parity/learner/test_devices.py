@@ -5,6 +5,7 @@ so one rank has the whole model.
 """
 
 import copy
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import numpy as np
@@ -25,10 +26,12 @@ from learner.model.memory import SharedDevice
 from learner.model.policy import empty_policy, initial_policy
 from learner.model.probe import Probe
 from learner.model.trained_model import TrainedModel
+from learner.rank_group import grow_segments
 from learner.rows.batch import assign_credit, rows_of
 from learner.step import Stepper, Timer
 from services.config.sections import SftSection
 from services.errors import UserError
+from services.weights.shared_memory import exported
 from tests.toys.pretended_cuda import GPU, OnGpu, pretended_cuda
 
 SETTINGS = {
@@ -125,6 +128,44 @@ def test_the_allocator_of_a_learner_leaves_a_sampler_its_place(rank_group, monke
     assert bounds == [(pytest.approx(0.6), GPU)]
     with pytest.raises(UserError, match=r"sampler and contexts take 95\.0 GiB of a GPU of 100\.0 GiB"):
         rank_group.device_bytes(0.6, SharedDevice(occupied=95 << 30, sends=0))
+
+
+@pytest.fixture
+def allocator_settings():
+    """Provides a function that returns the settings of torch's allocator, and takes back what a test sets."""
+    before = torch._C._accelerator_getAllocatorSettings()
+    torch._C._accelerator_setAllocatorSettings("")
+    yield torch._C._accelerator_getAllocatorSettings
+    torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
+    torch._C._accelerator_setAllocatorSettings(before)
+
+
+def test_segments_grow_unless_the_user_has_set_up_the_allocator(allocator_settings):
+    grow_segments()
+    assert allocator_settings() == "expandable_segments:True"
+    torch._C._accelerator_setAllocatorSettings("max_split_size_mb:512")
+    grow_segments()
+    assert allocator_settings() == "max_split_size_mb:512"
+
+
+@pytest.mark.parametrize("growing", [True, False])
+def test_memory_for_another_process_lies_in_a_segment_of_its_own_that_does_not_grow(
+        growing, monkeypatch, allocator_settings):
+    if growing:
+        grow_segments()
+    before, seen = allocator_settings(), []
+
+    @contextmanager
+    def use(pool):
+        seen.append((pool, allocator_settings()))
+        yield
+
+    monkeypatch.setattr(torch.cuda, "MemPool", lambda: "own pool")
+    monkeypatch.setattr(torch.cuda, "use_mem_pool", use)
+    with pretended_cuda(monkeypatch), exported(16, GPU) as (memory, _):
+        assert memory.nbytes == 16
+    assert seen == [("own pool", "expandable_segments:False" if growing else "")]
+    assert allocator_settings() == before
 
 
 def test_the_stand_in_refuses_what_cuda_refuses(monkeypatch):
