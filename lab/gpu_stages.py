@@ -232,7 +232,7 @@ STAGES: Mapping[str, GpuStage] = {
     "save": GpuStage(limit_s=120, work=partial(learner_checks, ("save",)), needs_gpu=False),
     "parking": GpuStage(limit_s=90, work=partial(learner_checks, ("parking", "offload")), needs_gpu=False),
     "ipc": GpuStage(limit_s=60, work=weights_to_another_process, needs_gpu=False),
-    "fixed-segments": GpuStage(limit_s=150, work=packs_in_fixed_segments),
+    "segments": GpuStage(limit_s=150, work=packs_in_fixed_segments),
     "candidates": GpuStage(limit_s=120, work=partial(learner_checks, ("candidates",))),
     "engine": GpuStage(limit_s=330, work=engine, packages=ENGINE),
     "run": GpuStage(limit_s=330, work=complete_run, packages=RUN)}

@@ -131,7 +131,7 @@ def test_without_a_gpu_the_learners_stages_run_at_a_tiny_size_and_the_others_say
     assert done.returncode == 0, done.stdout + done.stderr
     found = [json.loads(line) for line in (tmp_path / RESULTS).read_text().splitlines()]
     assert [row["stage"] for row in found if row["figure"] == "no GPU here"] == [
-        "registrations", "compile", "fixed-segments", "candidates", "engine", "run"]
+        "registrations", "compile", "segments", "candidates", "engine", "run"]
     passed = {(row["stage"], row["claim"]) for row in found if row["verdict"] == "pass"}
     assert passed >= {("packs", "128 tokens a pack: three steps"), ("ipc", "weights to another process"),
                       ("ipc", "changed weights"), ("ipc", "logprobs moved by the change")}
