@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from learner.credit.types import ZERO
-from services.config.tree import Config
+from services.config.tree import LearnerSection
 from services.errors import DeadlineExceeded
 from services.records import Episode
 from services.store.archive import EpisodeArchive
@@ -71,7 +71,7 @@ class _Workers:
 class GroupCollector:
     """Collects the groups of each learner step. `check` raises if this process has lost its role."""
 
-    config: Config
+    section: LearnerSection
     store: Store
     lease: Lease
     archive: EpisodeArchive
@@ -80,36 +80,36 @@ class GroupCollector:
 
     def collect(self, step: int) -> list[str]:
         """Returns the groups that learner step `step` trains on, oldest first. Raises DeadlineExceeded."""
-        learner, workers = self.config.learner, _Workers(self.store, self.heartbeat)
+        section, workers = self.section, _Workers(self.store, self.heartbeat)
         previous, since = None, time.monotonic()
         while True:
             self.check()
             supply = self.store.supply()
             if supply != previous:
                 previous, since = supply, time.monotonic()
-            ready, overdue = supply.ready[:learner.groups_per_step], self._last_chance(supply)
-            if len(ready) == learner.groups_per_step and not overdue:
+            ready, overdue = supply.ready[:section.groups_per_step], self._last_chance(supply)
+            if len(ready) == section.groups_per_step and not overdue:
                 ready = self._not_uniform(self._young_enough(ready, step))
-                if len(ready) == learner.groups_per_step:
+                if len(ready) == section.groups_per_step:
                     return ready
             workers.look()
             if workers.no_servers:
                 since = workers.idle_at  # env.outage_seconds limits how long this may last
             now = time.monotonic()
-            if ready and now - max(since, workers.idle_at) > learner.overdue_s:
+            if ready and now - max(since, workers.idle_at) > section.overdue_s:
                 # Other groups are finished, and workers could play all that time, so only these groups hang.
-                reason = f"over-age: unfinished {learner.overdue_s:g} s after the last group was finished"
+                reason = f"over-age: unfinished {section.overdue_s:g} s after the last group was finished"
                 self.drop(dict.fromkeys(overdue, reason))
-            if now - since > learner.wait_s:
+            if now - since > section.wait_s:
                 silent_s = workers.silent_s
                 silence = f"; no rollout worker has been heard for {silent_s:.0f} s" if silent_s else ""
-                raise DeadlineExceeded(f"learner step {step}: {len(ready)} of {learner.groups_per_step} groups are "
-                                       f"finished, and none more was in {learner.wait_s:g} s (learner.wait_s){silence}")
+                raise DeadlineExceeded(f"learner step {step}: {len(ready)} of {section.groups_per_step} groups are "
+                                       f"finished, and none more was in {section.wait_s:g} s (learner.wait_s){silence}")
             time.sleep(POLL_S)
 
     def _last_chance(self, supply: Supply) -> list[str]:
         """Returns unfinished groups issued for this step or an earlier one, which may be too old at the next step."""
-        end = supply.trained + supply.dropped + self.config.learner.groups_per_step
+        end = supply.trained + supply.dropped + self.section.groups_per_step
         return [group for group in supply.unfinished if int(group.removeprefix("train/")) < end]
 
     def _young_enough(self, groups: list[str], step: int) -> list[str]:
@@ -117,7 +117,7 @@ class GroupCollector:
 
         The version's step counts, not its incarnation: a replay reproduces the weights of each step (nearly, on GPUs).
         """
-        oldest = step - 1 - self.config.learner.staleness
+        oldest = step - 1 - self.section.staleness
         young = {group: min(episode.oldest_step for episode in episodes) >= oldest
                  for group, episodes in self._read(groups)}
         self.drop({group: f"over-age: sampled before step {oldest}" for group in young if not young[group]})
@@ -131,8 +131,7 @@ class GroupCollector:
         step takes all groups. The count of drops is in the store, so an interruption does not change which groups a
         step takes.
         """
-        learner = self.config.learner
-        left = learner.dynamic_sampling * learner.groups_per_step
+        left = self.section.dynamic_sampling * self.section.groups_per_step
         if not left:
             return groups
         left -= sum(drop.reason.startswith(UNIFORM) for drop in self.store.drops())

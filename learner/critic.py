@@ -29,7 +29,7 @@ from learner.model.sharding import shard
 from learner.model.trained_model import TrainedModel
 from learner.rank_group import RankGroup
 from learner.rows.packing import Pack, Rows
-from services.config.tree import Config, LearnerSection
+from services.config.tree import LearnerSection
 
 EPSILON = 1e-8
 
@@ -143,13 +143,17 @@ class Critic:
         return value_loss(values, before, returns, clip=self.section.critic.value_clip, count=count)
 
 
-def make_critic(config: Config, model_path: Path, rank_group: RankGroup, layout: Layout) -> Critic:
-    """Returns the critic made from the weights in `model_path`. Raises UserError if the folder holds no model."""
-    section, (policy, weights) = config.learner, empty_policy(model_path)
+def make_critic(section: LearnerSection, model_path: Path, rank_group: RankGroup, layout: Layout, *,
+                half: bool) -> Critic:
+    """Returns the critic made from the weights in `model_path`. Raises UserError if the folder holds no model.
+
+    `half`: whether its body computes in bfloat16.
+    """
+    policy, weights = empty_policy(model_path)
     model = ValueModel(policy.body, policy.hf.config.get_text_config().hidden_size)
     model.head.to(rank_group.device)
     mesh = rank_group.mesh_of(layout.shards)
     fully_shard(model.head, mesh=mesh)  # always in float32: returns need more than 8 bits
-    shard(model, model.body, weights, mesh, layout=layout, half=config.model.dtype == "bfloat16")
+    shard(model, model.body, weights, mesh, layout=layout, half=half)
     return Critic(
         trained_model=TrainedModel(model, section, lr=section.critic_lr), rank_group=rank_group, section=section)

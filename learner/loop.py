@@ -157,7 +157,7 @@ class TrainingLoop:
         return self.store.steps.begin(self.lease, proposed), False
 
     def _collector(self) -> GroupCollector:
-        return GroupCollector(config=self.config, store=self.store, lease=self.lease, archive=self.archive,
+        return GroupCollector(section=self.config.learner, store=self.store, lease=self.lease, archive=self.archive,
                               check=self._check, heartbeat=self.observer.heartbeat)
 
     def train(self, manifest: Manifest) -> tuple[StepReport, Version]:

@@ -28,7 +28,7 @@ from learner.model.attention import takes_varlen
 from learner.model.family import needs_grid
 from learner.model.host_memory import HostOffload
 from learner.model.lora import add_adapters
-from learner.model.memory import Layout, Shape, SharedDevice, layout_of, stays_gathered
+from learner.model.memory import Layout, Shape, SharedDevice, adapter_parameters, layout_of, stays_gathered, training_of
 from learner.model.policy import Policy, empty_policy, frozen_reference, initial_policy, shape_in
 from learner.model.probe import Probe, policy_canary
 from learner.model.sharding import check_compiles, shard
@@ -88,6 +88,7 @@ class Learner:
         torch.set_num_threads(section.threads)
         self._demonstrations = demonstrations
         self.config = config
+        self._half = half
         self.model_path = model_path
         self.rank_group = rank_group
         self.step = 0
@@ -108,7 +109,7 @@ class Learner:
         grid = any(needs_grid(model.hf) for model in models) or not takes_varlen(rank_group.device, half=half)
         self.sender = RankSender(policy, rank_group, dtype=getattr(torch, config.model.dtype),
                                  shards=self.layout.shards, ipc=config.transfer == "ipc")
-        critic = make_critic(config, model_path, rank_group, self.layout) if self._needs_critic else None
+        critic = make_critic(section, model_path, rank_group, self.layout, half=half) if self._needs_critic else None
         probe = Probe(
             rank_group=rank_group, token_budget=section.token_budget, half=half, grid=grid) if probed else None
         self.stepper = Stepper(
@@ -128,9 +129,12 @@ class Learner:
         section, ranks = self.config.learner, self.rank_group
         if section.compile:
             check_compiles(policy.hf, ranks.device)
-        layout = layout_of(self.config, self.shape, critic=self._needs_critic, per_node=ranks.per_node,
-                           ranks=ranks.world, device_bytes=ranks.device_bytes(min(1.0, section.gpus), shared),
-                           teacher=0 if teacher is None else teacher.parameters)
+        training = training_of(
+            self.config, critic=self._needs_critic, adapters=adapter_parameters(self.shape, section.lora),
+            teacher=0 if teacher is None else teacher.parameters)
+        layout = layout_of(  # there may be fewer ranks than in the config (learner.fewest_ranks)
+            replace(training, ranks=ranks.world), self.shape, checkpointing=section.checkpointing,
+            per_node=ranks.per_node, device_bytes=ranks.device_bytes(min(1.0, section.gpus), shared))
         return replace(layout, compiled=section.compile)
 
     def _reference(self, policy: Policy, mesh: DeviceMesh) -> Callable[[Pack], tuple[Tensor, Tensor]] | None:
@@ -138,12 +142,12 @@ class Learner:
         if not section.loss.kl:
             return None
         return initial_policy(policy) if section.lora.rank else frozen_reference(
-            self.model_path, mesh, layout=self.layout, half=self.config.model.dtype == "bfloat16")
+            self.model_path, mesh, layout=self.layout, half=self._half)
 
     def _teacher(self, shape: Shape | None, mesh: DeviceMesh) -> Policy | None:
         folder = self.config.learner.distill.teacher
         return None if folder is None or shape is None else frozen_reference(
-            folder, mesh, layout=Layout(gathered=stays_gathered(shape)), half=self.config.model.dtype == "bfloat16")
+            folder, mesh, layout=Layout(gathered=stays_gathered(shape)), half=self._half)
 
     @property
     def policy(self) -> Policy:
@@ -189,8 +193,7 @@ class Learner:
                 reference=False, critic=False, adapters=adapters)
         if distillation is not None and distillation.weight and stepper.teacher is not None:
             flops += forward_flops(stepper.teacher, rows)
-        return utilization(flops, seconds, device=self.rank_group.device, ranks=self.rank_group.world,
-                           half=self.config.model.dtype == "bfloat16")
+        return utilization(flops, seconds, device=self.rank_group.device, ranks=self.rank_group.world, half=self._half)
 
     def canary(self) -> Canary:
         """Returns the logprobs with which samplers check that they have these weights."""
@@ -198,8 +201,7 @@ class Learner:
         return self._canary()
 
     def _canary(self) -> Canary:
-        return policy_canary(self.policy, self.rank_group.device, grid=self.stepper.grid,
-                             half=self.config.model.dtype == "bfloat16")
+        return policy_canary(self.policy, self.rank_group.device, grid=self.stepper.grid, half=self._half)
 
     def pack(self) -> Packed:
         """Returns the weights for the sampler, in its dtype and in host memory, with tied entries."""

@@ -134,7 +134,7 @@ class SimulatedRun:
         self._tasks = tasks
         self._lease = self.store.leases.acquire("learner", "bench", ttl_s=LEASE_S)
         self._incarnation = self.store.state.incarnation(self._lease)
-        self._collector = GroupCollector(config=config, store=self.store, lease=self._lease,
+        self._collector = GroupCollector(section=config.learner, store=self.store, lease=self._lease,
                                          archive=EpisodeArchive(folder), check=self._goes_on)
         self._steps = 0
         self._ended = False

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
+from services.config.sections import LoraSection
 from services.config.tree import Config
 from services.units import GIB
 
@@ -270,23 +271,24 @@ def training_of(config: Config, *, critic: bool, adapters: int = 0, teacher: int
         grid=not learner.gpus or not half)
 
 
-def adapter_parameters(shape: Shape, config: Config) -> int:
-    """Returns the number of parameters of the config's adapters; 0 if it has none.
+def adapter_parameters(shape: Shape, lora: LoraSection) -> int:
+    """Returns the number of parameters of the adapters; 0 if there are none.
 
     Layers with other names count as feed-forward layers: with 0 parameters all weights would count as trained.
     """
     h, i, q, k = shape.hidden, shape.intermediate, shape.queries, shape.keys
     sides = {"q_proj": h + q, "k_proj": h + k, "v_proj": h + k, "o_proj": q + h, "qkv_proj": h + q + 2 * k,
              "gate_up_proj": h + 2 * i}
-    return config.learner.lora.rank * shape.layers * sum(sides.get(name, h + i) for name in config.learner.lora.targets)
+    return lora.rank * shape.layers * sum(sides.get(name, h + i) for name in lora.targets)
 
 
-def settled(training: Training, shape: Shape, config: Config, device_bytes: int | None) -> Training:
-    """Returns the settings with checkpointing decided: `auto` uses it if training does not fit without it.
+def settled(training: Training, shape: Shape, checkpointing: bool | Literal["auto"],
+            device_bytes: int | None) -> Training:
+    """Returns the settings with `learner.checkpointing` decided: `auto` uses it if training does not fit without it.
 
     `device_bytes` None: host memory, where nothing is recomputed unless the config asks for it.
     """
-    if config.learner.checkpointing != "auto" or fits(training, shape, device_bytes):
+    if checkpointing != "auto" or fits(training, shape, device_bytes):
         return training
     return replace(training, checkpointing=True)
 
@@ -296,16 +298,10 @@ def fits(training: Training, shape: Shape, device_bytes: int | None) -> bool:
     return device_bytes is None or memory(shape, training).total <= SHARE * device_bytes
 
 
-def layout_of(config: Config, shape: Shape, *, critic: bool, per_node: int, ranks: int,
-              device_bytes: int | None, teacher: int = 0) -> Layout:
-    """Returns the layout of a model: sharded over the ranks of one machine if it fits there, else over all ranks.
-
-    `ranks`: actual number of ranks, which may be fewer than in the config (learner.fewest_ranks). `teacher`: number of
-    parameters of the teacher.
-    """
-    plain = replace(training_of(config, critic=critic, adapters=adapter_parameters(shape, config), teacher=teacher),
-                    ranks=ranks)
-    options = (replace(plain, shards=shards) for shards in (per_node, ranks))
-    within, across = (settled(training, shape, config, device_bytes) for training in options)
+def layout_of(training: Training, shape: Shape, *, checkpointing: bool | Literal["auto"], per_node: int,
+              device_bytes: int | None) -> Layout:
+    """Returns the layout of a model: sharded over the ranks of one machine if it fits there, else over all ranks."""
+    options = (replace(training, shards=shards) for shards in (per_node, training.ranks))
+    within, across = (settled(option, shape, checkpointing, device_bytes) for option in options)
     chosen = within if per_node > 1 and fits(within, shape, device_bytes) else across
     return Layout(checkpointing=chosen.checkpointing, gathered=stays_gathered(shape), shards=chosen.shards)

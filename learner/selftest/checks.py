@@ -289,7 +289,8 @@ class Checks:
 
 def planned_bytes(learner: Learner) -> float:
     """Returns the planned bytes of a learner without a critic, which recomputes activations if its layout says so."""
-    plain = training_of(learner.config, critic=False, adapters=adapter_parameters(learner.shape, learner.config))
+    adapters = adapter_parameters(learner.shape, learner.config.learner.lora)
+    plain = training_of(learner.config, critic=False, adapters=adapters)
     return memory(learner.shape, replace(plain, checkpointing=learner.layout.checkpointing)).total
 
 

@@ -48,9 +48,9 @@ def planned_training(config: Config, shape: Shape, device_bytes: int | None) -> 
     """Returns how the learner trains if a rank may take `device_bytes` of a GPU. None stands for host memory."""
     critic = estimator(config.learner.credit.estimator).needs_critic
     path = config.learner.distill.teacher
-    training = training_of(config, critic=critic, adapters=adapter_parameters(shape, config),
+    training = training_of(config, critic=critic, adapters=adapter_parameters(shape, config.learner.lora),
                            teacher=0 if path is None else folder_parameters(path))
-    return settled(training, shape, config, device_bytes)
+    return settled(training, shape, config.learner.checkpointing, device_bytes)
 
 
 def pack_tokens(config: Config, rows: int) -> int:

@@ -27,7 +27,7 @@ def collector(redis_url, tmp_path, request):
     """Provides `collector(staleness=0, ...)` of a run with its own keys."""
     store = Store(redis_url, request.node.name.translate(str.maketrans(" []", "---")))
     with EpisodeArchive(tmp_path / "episodes") as archive:
-        yield lambda **learner: GroupCollector(config=make_config(**learner), store=store, archive=archive,
+        yield lambda **learner: GroupCollector(section=make_config(**learner).learner, store=store, archive=archive,
                                                lease=store.leases.acquire("learner", "l"))
 
 

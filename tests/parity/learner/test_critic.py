@@ -37,7 +37,7 @@ def packs(rows):
 @pytest.fixture
 def critic(any_model_path, rank_group):
     """Returns a critic with a non-zero head, unlike a new critic."""
-    made = make_critic(make_config(**CASES["critic"]), any_model_path, rank_group, Layout())
+    made = make_critic(make_config(**CASES["critic"]).learner, any_model_path, rank_group, Layout(), half=False)
     torch.manual_seed(1)
     with torch.no_grad():
         made.trained_model.model.head.weight.to_local().copy_(torch.randn(1, 32) / 4)
@@ -86,7 +86,7 @@ def test_values_returns_and_whitened_advantages(any_model_path, critic, steps, r
 
 def test_a_new_critic_explains_nothing_and_nothing_is_explained_if_all_targets_are_equal(
         model_path, rank_group, steps, rows, packs):
-    critic = make_critic(make_config(**CASES["critic"]), model_path, rank_group, Layout())
+    critic = make_critic(make_config(**CASES["critic"]).learner, model_path, rank_group, Layout(), half=False)
     assert critic.explained_variance(packs, critic.outputs(packs, rows)) == pytest.approx(0, abs=1e-9)
     lost = make_rows(steps, advantages=[0.0] * 7, temperatures=[1.0] * 7, stale=[False] * 7, ends=[True] * 7)
     packed = [pack_rows(lost, np.arange(7))]
@@ -96,7 +96,7 @@ def test_a_new_critic_explains_nothing_and_nothing_is_explained_if_all_targets_a
 def test_turns_are_valued_by_prompts_and_bootstrapped_within_episodes(any_model_path, rank_group, steps, rows, packs):
     """Three episodes of 3, 1 and 3 turns; the value is that of the token before the answer."""
     options = CASES["critic"] | {"credit": {"estimator": "ppo", "values": "turns", "gamma": 0.9, "lam": 0.8}}
-    critic = make_critic(make_config(**options), any_model_path, rank_group, Layout())
+    critic = make_critic(make_config(**options).learner, any_model_path, rank_group, Layout(), half=False)
     torch.manual_seed(1)
     with torch.no_grad():
         critic.trained_model.model.head.weight.to_local().copy_(torch.randn(1, 32) / 4)
@@ -193,7 +193,7 @@ def test_values_are_float32_where_the_body_computes_in_bfloat16(model_path, rank
     """With a bias of 1000.5 and no weights, bfloat16 would give 1000; and a step trains."""
     config = make_config(**CASES["critic"])
     half = config.model_copy(update={"model": config.model.model_copy(update={"dtype": "bfloat16"})})
-    critic = make_critic(half, model_path, rank_group, Layout())
+    critic = make_critic(half.learner, model_path, rank_group, Layout(), half=True)
     with torch.no_grad():
         critic.trained_model.model.head.bias.to_local().fill_(1000.5)
     assert set(critic.outputs(packs, rows)[0].values.tolist()) == {1000.5}

@@ -120,7 +120,7 @@ def test_adapters_are_those_of_the_formula_and_start_as_nothing(model_path, rank
     assert {layer.weight.dtype for layer in layers} == {torch.bfloat16}
     assert {layer.lora_a.dtype for layer in layers} == {torch.float32}
     trained = [p for p in learner.policy.parameters() if p.requires_grad]
-    assert sum(p.numel() for p in trained) == adapter_parameters(learner.shape, config)
+    assert sum(p.numel() for p in trained) == adapter_parameters(learner.shape, config.learner.lora)
     assert torch.equal(learner.policy(pack)[0], learner.stepper.reference(pack)[0])
     assert np.isfinite(learner.train(make_groups(0)).metrics["grad_norm"])
 
@@ -134,7 +134,7 @@ def test_the_plan_counts_adapters_of_layers_with_other_names(tmp_path, family, t
     config, shape = make_config(lora={"rank": 4, "targets": targets}), shape_in(policy)
     add_adapters(policy, config.learner.lora, seed=0)
     real = sum(parameter.numel() for parameter in policy.parameters() if parameter.requires_grad)
-    planned = adapter_parameters(shape, config)
+    planned = adapter_parameters(shape, config.learner.lora)
     assert planned == real if counted else real / 2 < planned < real * 2
 
 

@@ -141,14 +141,12 @@ def test_auto_checkpoints_what_does_not_fit():
         made = make_config(token_budget=16384, gpus=1, checkpointing=checkpointing)
         return made.model_copy(update={"model": made.model.model_copy(update={"dtype": "bfloat16"})})
 
-    config = config_of("auto")
-    training = training_of(config, critic=False)
-    assert not settled(training, QWEN_1_5B, config, 141 << 30).checkpointing
-    assert settled(training, QWEN_1_5B, config, 80 << 30).checkpointing
-    assert not settled(training, QWEN_7B, config, None).checkpointing
-    never, always = config_of(False), config_of(True)
-    assert not settled(training_of(never, critic=False), QWEN_1_5B, never, 80 << 30).checkpointing
-    assert settled(training_of(always, critic=False), QWEN_1_5B, always, 141 << 30).checkpointing
+    training = training_of(config_of("auto"), critic=False)
+    assert not settled(training, QWEN_1_5B, "auto", 141 << 30).checkpointing
+    assert settled(training, QWEN_1_5B, "auto", 80 << 30).checkpointing
+    assert not settled(training, QWEN_7B, "auto", None).checkpointing
+    assert not settled(training_of(config_of(False), critic=False), QWEN_1_5B, False, 80 << 30).checkpointing
+    assert settled(training_of(config_of(True), critic=False), QWEN_1_5B, True, 141 << 30).checkpointing
 
 
 def test_a_7b_model_fits_a_141_gb_gpu_once_the_moments_lie_in_host_memory():
