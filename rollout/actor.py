@@ -30,10 +30,9 @@ from services.weights.registry import Participant
 if TYPE_CHECKING:
     from envservice.client.client import EnvClient
     from envservice.wire.schemas import Info
-    from rollout.correction import Corrector
     from rollout.engine.engine import Engine
-    from rollout.episode import EpisodeRunner
-    from rollout.limits import Limits
+    from rollout.episode import EpisodeRunner, Limits
+    from rollout.judge import Corrector
     from rollout.prompt_renderer import PromptRenderer
     from rollout.worker import RolloutWorker
     from services.store.store import Store
@@ -119,7 +118,7 @@ class RolloutHost:
     def _shared(self, env: EnvSection, text: PromptRenderer, client: EnvClient, info: Info,
                 engine: Engine) -> dict[str, Any]:
         """Returns what the episodes of one environment share, whoever plays them."""
-        from rollout.limits import Limits
+        from rollout.episode import Limits
 
         rollout = self._config.rollout
         limits = Limits(prompt_tokens=rollout.max_prompt_tokens, response_tokens=rollout.max_response_tokens,
@@ -141,7 +140,7 @@ class RolloutHost:
     def _corrector(self, store: Store, engine: Engine, text: PromptRenderer, limits: Limits) -> Corrector | None:
         if not self._config.learner.judge.correction:
             return None
-        from rollout.correction import Corrector
+        from rollout.judge import Corrector
         from rollout.store_calls import StoreCalls
 
         keep = partial(StoreCalls(store.longest_s).for_episode, store.state.correct)

@@ -20,7 +20,6 @@ from envservice.base import RULE, Outcome, ParsedAction, Turn
 from envservice.client.client import EnvClient, EpisodeHandle
 from envservice.client.results import Result
 from rollout.judge import Judge
-from rollout.limits import Limits
 from rollout.prompt_renderer import PromptRenderer
 from services.config.env import EnvSection
 from services.errors import EnvFault, ReplayDiverged
@@ -33,6 +32,24 @@ if TYPE_CHECKING:
 
 Keep = Callable[[int, PlayedTurn], object]
 """Takes the index of a turn and the turn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bounds of an episode, in addition to its ticket's max_steps."""
+
+    prompt_tokens: int
+    response_tokens: int
+    reward_scale: float
+    """Factor on the environment's reward in training."""
+
+    def scaled(self, reward: float) -> float:
+        """Returns an environment's reward as training counts it. Raises EnvFault beyond LARGEST_REWARD."""
+        product = reward * self.reward_scale
+        if not within_reward_limit(product):
+            raise EnvFault(f"the reward {reward:g} times env.reward_scale, {self.reward_scale:g}, is {product:g}, and "
+                           f"at most {LARGEST_REWARD:g} in size is taken")
+        return product
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

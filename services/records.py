@@ -64,7 +64,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     task_type: str = ""
     """The environment's name of the task type, for readers of the archive. Empty if it was not known at issue."""
     correction: str = ""
-    """Training: instructions of the policy to itself, which all prompts of the group carry (rollout/correction.py)."""
+    """Training: instructions of the policy to itself, which all prompts of the group carry (rollout/judge.py)."""
 
     @property
     def id(self) -> str:

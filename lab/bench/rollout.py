@@ -107,8 +107,7 @@ async def _play(model: Path, redis_url: str, env_url: str, tasks: Sequence[str])
     from envservice.client.client import EnvClient
     from rollout.actor import UNPUBLISHED
     from rollout.engine.engine import Engine
-    from rollout.episode import EpisodeRunner
-    from rollout.limits import Limits
+    from rollout.episode import EpisodeRunner, Limits
     from rollout.prompt_renderer import load_text
     from rollout.weights.receiver import HostReceiver
     from rollout.worker import RolloutWorker

@@ -143,8 +143,7 @@ async def _work(loop: Loop, env_url: str, ready: threading.Event, over: asyncio.
     from envservice.client.client import EnvClient
     from rollout.actor import UNPUBLISHED
     from rollout.engine.engine import Engine
-    from rollout.episode import EpisodeRunner
-    from rollout.limits import Limits
+    from rollout.episode import EpisodeRunner, Limits
     from rollout.prompt_renderer import load_text
     from rollout.weights.receiver import HostReceiver
     from rollout.worker import RolloutWorker

@@ -17,8 +17,7 @@ from envservice.text.tool_calls import Tool
 from rollout.agents.program import AgentProgram
 from rollout.agents.session import AgentSession, EpisodeOver
 from rollout.agents.world import AgentWorld
-from rollout.episode import attempt_id, closing, rule_scores_of, score_of
-from rollout.limits import Limits
+from rollout.episode import Limits, attempt_id, closing, rule_scores_of, score_of
 from rollout.prompt_renderer import PromptRenderer
 from services.config.tree import AgentSection
 from services.errors import AgentFault, UserError, described

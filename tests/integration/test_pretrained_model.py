@@ -45,7 +45,7 @@ from rollout.agents.worker_endpoint import endpoint
 from rollout.engine.engine import Engine
 from rollout.engine.sample import Sample, cut_at
 from rollout.engine.settings import environment
-from rollout.limits import Limits
+from rollout.episode import Limits
 from rollout.prompt_renderer import PromptRenderer, load_text
 from services.config.tree import AgentSection, Config, CreditSection, EnvSection, ModelSection
 from services.http.server import bind, serving_in_thread

@@ -11,12 +11,10 @@ from typing import Any
 
 from envservice.base import ParsedAction
 from envservice.client.client import EnvClient
-from rollout.correction import Corrector
 from rollout.engine.engine import Engine
-from rollout.episode import EpisodeRunner
+from rollout.episode import EpisodeRunner, Limits
 from rollout.gpu_turns import GpuTurns
-from rollout.judge import Judge
-from rollout.limits import Limits
+from rollout.judge import Corrector, Judge
 from rollout.weights.receiver import HostReceiver
 from rollout.worker import RolloutWorker
 from services.config.sections import JudgeSection, RolloutSection

@@ -21,7 +21,7 @@ from rollout.agents.program import AgentProgram
 from rollout.agents.runner import AgentRunner
 from rollout.agents.worker_endpoint import endpoint
 from rollout.engine.engine import Engine
-from rollout.limits import Limits
+from rollout.episode import Limits
 from rollout.prompt_renderer import PromptRenderer
 from services.config.tree import AgentSection
 from services.errors import AgentFault, EnvFault

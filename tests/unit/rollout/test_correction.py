@@ -8,11 +8,10 @@ import pytest
 from byte_tokenizer import byte_tokenizer
 
 from envservice.base import Outcome
-from rollout.correction import CRITIQUES, Corrector
 from rollout.engine.sample import Sample
-from rollout.episode import EpisodeRunner
+from rollout.episode import EpisodeRunner, Limits
+from rollout.judge import CRITIQUES, Corrector
 from rollout.judge_prompt import corrected, mistakes_question, split_answer
-from rollout.limits import Limits
 from rollout.prompt_renderer import PromptRenderer
 from services.records import JudgedAction, Step, Ticket
 from services.seeds import seed_for

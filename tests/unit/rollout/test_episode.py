@@ -11,8 +11,7 @@ from envservice.base import Outcome, ParsedAction
 from envservice.client.results import Result
 from learner.credit.state_keys import keys_of_group
 from rollout.engine.engine import Sample
-from rollout.episode import EpisodeRunner
-from rollout.limits import Limits
+from rollout.episode import EpisodeRunner, Limits
 from services.config.sections import CreditSection
 from services.errors import EngineFault, EnvFault, ReplayDiverged
 from services.records import PlayedTurn, Ticket, Version, VersionSpan, decode_turn, encode_episode, encode_turn

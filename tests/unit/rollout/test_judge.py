@@ -10,10 +10,9 @@ import pytest
 from envservice.base import Outcome, Turn
 from envservice.client.results import Result
 from rollout.engine.engine import Sample
-from rollout.episode import EpisodeRunner
+from rollout.episode import EpisodeRunner, Limits
 from rollout.judge import Judge, chosen, labels
 from rollout.judge_prompt import question, read_verdict, shown_answer
-from rollout.limits import Limits
 from services.config.sections import JudgeSection
 from services.records import Step, Ticket, Version, VersionSpan, decode_episode, encode_episode
 from services.seeds import seed_for

@@ -13,7 +13,7 @@ from envservice.client.client import EnvClient
 from envservice.server.app import Settings, create_app
 from envservice.text.plain_prompts import PLAIN
 from rollout.agents.runner import AgentRunner, Endpoint
-from rollout.limits import Limits
+from rollout.episode import Limits
 from rollout.prompt_renderer import PromptRenderer
 from services.config.env import EnvSection
 from services.config.tree import AgentSection

@@ -16,7 +16,7 @@ from scripted_engine import ScriptedEngine
 from envservice.adapters.openenv import openenv_tools_spec
 from envservice.client.client import EnvClient
 from rollout.agents.worker_endpoint import agent_runner, endpoint, logging_blocks
-from rollout.limits import Limits
+from rollout.episode import Limits
 from services.config.file import default_config
 from services.errors import EnvFault
 
