@@ -24,7 +24,7 @@ from learner.model.memory import SharedDevice
 from services.config.tree import Config
 from services.errors import DeadlineExceeded
 from services.files import check_seen, write_whole
-from services.patience import while_folder_away
+from services.outages import retry_files
 from services.process.environment import wait_politely
 from services.process.packages import check_one_installation
 from services.process.rendezvous import Rendezvous
@@ -290,8 +290,8 @@ class ImitatingRank(_Rank):
         rank_group.leave()
 
     def _patiently(self, write: Callable[[], object]) -> None:
-        while_folder_away(write, seconds=self._config.learner.collective_s,
-                          what=f"{self._order.out} could not be written")
+        retry_files(write, seconds=self._config.learner.collective_s,
+                    what=f"{self._order.out} could not be written")
 
     def _set_progress(self, progress: SftProgress) -> None:
         self._progress = progress.as_dict()

@@ -38,7 +38,7 @@ from learner.rows.batch import Groups, credit_columns
 from learner.trainer import Learner, StepReport
 from services.config.tree import Config
 from services.errors import UserError, in_short
-from services.patience import while_folder_away
+from services.outages import retry_files
 from services.records import Episode, Manifest, Version
 from services.rewards import LARGEST_REWARD
 from services.store.archive import ArchiveRow, EpisodeArchive
@@ -310,7 +310,7 @@ class TrainingLoop:
             self.fence()
             return write()
 
-        return while_folder_away(fenced, seconds=self.config.learner.collective_s, what="no file could be written")
+        return retry_files(fenced, seconds=self.config.learner.collective_s, what="no file could be written")
 
     def fence(self) -> None:
         """Raises LeaseLost if another learner has begun. Called before files change, because files have no lease."""

@@ -126,7 +126,7 @@ def _asked(args: argparse.Namespace) -> tuple[dict[str, Any], Path]:
             file = chosen or _place(ASKED / f"{args.policy}-{re.sub('[^A-Za-z0-9._-]+', '-', name)}.eval.jsonl")
             lines.note(f"playing {number_of(len(plan.tasks), 'game')} of {plan.split} by {args.policy} with {name}")
             return await play(plan, asked, name, episodes_file(file),
-                              lambda done, total: lines.at(args.policy, done, total, "games"), tell=lines.note), file
+                              lambda done, total: lines.at(args.policy, done, total, "games"), report=lines.note), file
 
     with StatusLines(Console(stderr=True)) as lines:
         try:

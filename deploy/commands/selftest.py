@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     return int(any(line.passed is False for line in lines))
 
 
-def run_parts(parts: tuple[str, ...], size: Size, folder: Path, tell: Callable[[str], object]) -> Iterator[Line]:
+def run_parts(parts: tuple[str, ...], size: Size, folder: Path, report: Callable[[str], object]) -> Iterator[Line]:
     """Yields the lines of the parts as they are measured. `size`: GPU or CPU of deploy/selftest/sizes.py.
 
     A part that raises is a line with its reason, and the other parts run all the same.
@@ -63,15 +63,15 @@ def run_parts(parts: tuple[str, ...], size: Size, folder: Path, tell: Callable[[
     from deploy.selftest.sizes import make_model
     from learner.selftest.table import attempt
 
-    tell("a model of random weights")
+    report("a model of random weights")
     model = make_model(size, folder / "model")
     if "engine" in parts:
-        yield from attempt("engine", lambda: engine_part(size, model, tell))
+        yield from attempt("engine", lambda: engine_part(size, model, report))
     if "loop" in parts:
-        yield from attempt("loop", lambda: loop_part(size, model, folder, tell))
+        yield from attempt("loop", lambda: loop_part(size, model, folder, report))
     if "learner" in parts:  # the last one: it keeps its GPU until this process ends
         from learner.selftest.run import run as learner_part
 
-        tell("the learner")
+        report("the learner")
         (folder / "learner").mkdir()
         yield from attempt("learner", lambda: learner_part(folder / "learner"))

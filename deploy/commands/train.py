@@ -76,15 +76,15 @@ def run(args: argparse.Namespace) -> int:
         return _cold_start(args)
     if args.continue_from is not None:
         raise UserError("--continue-from is for a cold start", "give --cold-start with it, or set model.path")
-    tell = partial(print, file=sys.stderr)
-    config = with_gpu(on_cpu(with_local_model(_config(args)), tell), tell)
+    report = partial(print, file=sys.stderr)
+    config = with_gpu(on_cpu(with_local_model(_config(args)), report), report)
     resume = bool(args.resume)
     if args.skip_step is not None and (args.sweep or not resume):
         raise UserError("--skip-step is for one interrupted run", "give --resume with it, and no --sweep")
     if args.sweep:
         return _sweep(config, args)
     if args.dry_run:
-        games = preflight.check(config, planned=True, before=earlier(config) if resume else None, tell=tell).games
+        games = preflight.check(config, planned=True, before=earlier(config) if resume else None, report=report).games
         check_skip(config, args.skip_step)
         lacks = [f"{mistake.what}; {mistake.fix}" for mistake in preflight.lacks(config)]
         if args.json:

@@ -52,12 +52,12 @@ class ProgressView:
 
     def __init__(self, title: str, steps: int, *, console: Console | None = None,
                  record: Callable[[str], object] = lambda _: None,
-                 tell: Callable[[str, str], object] = lambda *_: None,
+                 on_stage: Callable[[str, str], object] = lambda *_: None,
                  clock: Callable[[], float] = time.monotonic) -> None:
-        """`record` gets every line, for the run's log. `tell` gets the stage and its activity, for `gagpo status`."""
+        """`record` gets every line, for the run's log. `on_stage` gets stage and activity, for `gagpo status`."""
         self._console = console or Console()
         self._record = record
-        self._tell = tell
+        self._on_stage = on_stage
         self._title = title
         self._steps = steps
         self._clock = clock
@@ -98,7 +98,7 @@ class ProgressView:
         """Shows that a new stage of the run begins."""
         self._stage, self._stage_at, self._passing = text, self._clock(), ""
         self._stages[0] += 1
-        self._tell(text, "")
+        self._on_stage(text, "")
         self._say(self._of_all() + text)
 
     def expect(self, stages: int, *, games: int = 0, control: bool = False) -> None:
@@ -132,18 +132,18 @@ class ProgressView:
     def passing(self, text: str) -> None:
         """Shows the current activity, until the next one."""
         self._passing = text
-        self._tell(self._stage, text)
+        self._on_stage(self._stage, text)
         if self._live is None:
             self._say(text)
 
     def _passed(self) -> None:
         self._passing = ""
-        self._tell(self._stage, "")
+        self._on_stage(self._stage, "")
 
     def waits(self, text: str) -> None:
         """Shows what the run waits for outside of itself; an empty text when it continues."""
         self._passing = text
-        self._tell(self._stage, text)
+        self._on_stage(self._stage, text)
         self._say(text or "continues")
 
     def waiting(self, text: str) -> None:

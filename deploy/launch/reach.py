@@ -17,42 +17,42 @@ from services.config.secrets import ENV_TOKEN_VARIABLE, env_token
 from services.config.tree import Config
 from services.errors import Unanswered, UserError, in_short
 from services.http.bounded import get
-from services.patience import until_answered
+from services.outages import retry_server
 from services.store.connection import Connection
 from services.store.redis_server import find_redis
 
 PROBE_S = 5.0
 INFO_S = 60.0
 """Longest wait for a server's /v1/info: the server may have to read all its data first."""
-Tell = Callable[[str], object]
+Report = Callable[[str], object]
 
 
-def check_redis(config: Config, before: Config | None, tell: Tell) -> None:
+def check_redis(config: Config, before: Config | None, report: Report) -> None:
     """Checks the Redis of `config`, or that a private one can be started. Raises UserError.
 
-    `before` is the config of the run that continues; None for a new run. `tell` takes a line if the run waits.
+    `before` is the config of the run that continues; None for a new run. `report` takes a line if the run waits.
     """
     url = redis_url(config.redis)
     if url is None:
         find_redis()
         return
     same = before is not None and _address(before) == _address(config)
-    until_answered(Connection(url, config.name, PROBE_S, config.redis).check,
-                   config.redis.outage_seconds if same else config.supervision.reach_seconds, tell)
+    retry_server(Connection(url, config.name, PROBE_S, config.redis).check,
+                 config.redis.outage_seconds if same else config.supervision.reach_seconds, report)
 
 
-def check_servers(config: Config, before: Config | None, tell: Tell) -> None:
+def check_servers(config: Config, before: Config | None, report: Report) -> None:
     """Checks that all running environment servers of `config` answer. Raises UserError. See check_redis."""
-    until_answered(lambda: _answer(config.env.urls), _patience(config, before), tell)
+    retry_server(lambda: _answer(config.env.urls), _wait_s(config, before), report)
 
 
-def check_played(config: Config, before: Config | None, tell: Tell, *, env: str, engine: str) -> None:
+def check_played(config: Config, before: Config | None, report: Report, *, env: str, engine: str) -> None:
     """Makes `check_versions` for the running environment servers of `config`. Raises UserError. See check_redis."""
-    until_answered(lambda: check_versions(config.env.urls, env=env, engine=engine, token=env_token(config.env)),
-                   _patience(config, before), tell)
+    retry_server(lambda: check_versions(config.env.urls, env=env, engine=engine, token=env_token(config.env)),
+                 _wait_s(config, before), report)
 
 
-def check_agents_tools(config: Config, before: Config | None, tell: Tell) -> None:
+def check_agents_tools(config: Config, before: Config | None, report: Report) -> None:
     """Checks that the tools of an agent's environment can be listed. Raises UserError. A run that continues waits for
     the server that offers them; a new one does not, since its own code may be what fails."""
     def ask() -> None:
@@ -61,7 +61,7 @@ def check_agents_tools(config: Config, before: Config | None, tell: Tell) -> Non
         except UserError as error:
             raise Unanswered(error.what, error.fix) from error
 
-    until_answered(ask, 0.0 if before is None else config.env.outage_seconds, tell)
+    retry_server(ask, 0.0 if before is None else config.env.outage_seconds, report)
 
 
 def check_versions(urls: Sequence[str], *, env: str, engine: str, token: str | None = None) -> None:
@@ -96,7 +96,7 @@ def _answer(urls: Sequence[str]) -> None:
                              "start one with `gagpo serve-env`, or leave env.urls out") from None
 
 
-def _patience(config: Config, before: Config | None) -> float:
+def _wait_s(config: Config, before: Config | None) -> float:
     """Returns for how many seconds to wait for environment servers."""
     same = before is not None and before.env.urls == config.env.urls
     return config.env.outage_seconds if same else config.supervision.reach_seconds

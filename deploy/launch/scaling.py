@@ -22,7 +22,7 @@ from deploy.runs.wanted import NOTHING_WANTED, numbers, read_wanted, write_wante
 from services.controller.autoscale import EnvironmentLoad, RolloutLoad, environment_servers, rollout_workers
 from services.controller.supervise import Fleet
 from services.files import Damaged
-from services.last_value import LastValue
+from services.outages import LastValue
 from services.process.threads import DaemonThread
 from services.store.lease import Lease
 from services.telemetry.names import Snapshot

@@ -41,7 +41,7 @@ from services.config.redis import redis_url
 from services.config.secrets import env_token
 from services.config.tree import Config
 from services.controller.supervise import Fleet, Supervisor
-from services.patience import until_answered
+from services.outages import retry_server
 from services.process.addresses import held_port, is_local, servers_behind
 from services.records import Version
 from services.store.redis_server import memory_share, private_redis
@@ -140,7 +140,7 @@ def topology(config: Config, *, run: str, folder: Path, note: Any) -> Iterator[T
             folder / "redis", None if is_local(address) else address, memory=memory_share(memory_bytes())))
         store = Store.of_run(config, url, run)
         # It has answered before, in the preflight.
-        until_answered(store.connection.check, config.redis.outage_seconds, note)
+        retry_server(store.connection.check, config.redis.outage_seconds, note)
         supervisor = Supervisor(note, config.supervision, beats=store.state.beats, ground=private_ray.check,
                                 milestone=lambda: (store.counts(), store.state.evaluated()))
         stack.callback(supervisor.stop)

@@ -120,7 +120,7 @@ class ClusterPlace:
         from ray.util.placement_group import remove_placement_group
 
         if self._group is not None:
-            private_ray.tell(partial(remove_placement_group, self._group), "to free a place")
+            private_ray.attempt(partial(remove_placement_group, self._group), "to free a place")
         self._group, self._granted = None, False
 
 

@@ -85,7 +85,7 @@ def ask(call: Callable[[], Any], seconds: float, what: str) -> Any:
     raise DeadlineExceeded(f"{what}: no answer within {seconds:g} s")
 
 
-def tell(call: Callable[[], object], what: str) -> None:
+def attempt(call: Callable[[], object], what: str) -> None:
     """Makes a call that may be lost with a dead cluster. Returns within CALL_S, also if the cluster does not answer."""
     if dead_part():
         return

@@ -180,4 +180,4 @@ def kill(handles: list[Any]) -> None:
     import ray
 
     for handle in handles:
-        private_ray.tell(partial(ray.kill, handle, no_restart=True), "to end an actor")
+        private_ray.attempt(partial(ray.kill, handle, no_restart=True), "to end an actor")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from deploy.runs.folder import RunFolder
 from services.files import Damaged, open_plain
-from services.last_value import LastValue
+from services.outages import LastValue
 from services.parquet_files import ARCHIVE_ROWS, open_parquet, read_table
 from services.telemetry.metrics_file import (
     FILE_BYTES,
@@ -96,7 +96,7 @@ def _size_and_file(descriptor: int) -> tuple[int, int]:
 class RunHistory:
     """The rows of a run, for the console, `status`, the explorer, reports and records.
 
-    `outage_s`: seconds for which the last rows hold while the folder cannot be read (services/last_value.py).
+    `outage_s`: seconds for which the last rows hold while the folder cannot be read (services/outages.py).
     """
 
     def __init__(self, folder: RunFolder, *, outage_s: float = 0.0) -> None:

@@ -346,13 +346,13 @@ class Mirroring:
         self._thread.join(None if kind is None else LEAVES_S)
         if kind is None:
             self.check()
-            self._patiently(self._mirror, Mirror.push)
+            self._retry(self._mirror, Mirror.push)
 
     def _run(self) -> None:
         assert self._mirror is not None
         try:
             while not self._ending.is_set():
-                self._patiently(self._mirror, self._push_if_changed)
+                self._retry(self._mirror, self._push_if_changed)
                 self._ending.wait(LOOK_S)
         except Exception as error:
             self._error = error
@@ -363,7 +363,7 @@ class Mirroring:
             mirror.push()
             self._seen = now
 
-    def _patiently(self, mirror: Mirror, push: Callable[[Mirror], None]) -> None:
+    def _retry(self, mirror: Mirror, push: Callable[[Mirror], None]) -> None:
         """Calls `push` until it succeeds. Raises DeadlineExceeded if the store or the run's folder fails for too long.
 
         The store's failures count from the first failure of a file that still fails, so an upload may take longer, and

@@ -116,7 +116,7 @@ def read_stage(path: Path) -> Stage | None:
 
 
 class StageRecord:
-    """Keeps stage.json up to date from a thread until the block ends. `tell` may be called at any time."""
+    """Keeps stage.json up to date from a thread until the block ends. `set` may be called at any time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -124,7 +124,7 @@ class StageRecord:
         self._stage = Stage(since=now, at=now, host=this_host(), pid=os.getpid(),
                             born=_start(os.getpid()))
         self._lock = threading.Lock()
-        self._told = False
+        self._warned = False
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="stage", daemon=True)
 
@@ -140,7 +140,7 @@ class StageRecord:
         self._stage = msgspec.structs.replace(self._stage, ended=_ended(error))
         self._write()
 
-    def tell(self, name: str, doing: str) -> None:
+    def set(self, name: str, doing: str) -> None:
         """Sets the current stage and activity. A new stage is written at once."""
         new = name != self._stage.name
         since = time.time() if new else self._stage.since
@@ -163,10 +163,10 @@ class StageRecord:
                 now = msgspec.structs.replace(self._stage, at=time.time(), folder=folder)
                 write_whole(self._path, msgspec.json.encode(now))
             except OSError as error:
-                if not self._told:
+                if not self._warned:
                     log.warning("the stage cannot be written; status shows an old one", file=str(self._path),
                                 reason=str(error))
-                self._told = True
+                self._warned = True
 
 
 def _ended(error: BaseException | None) -> str:

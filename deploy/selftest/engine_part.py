@@ -69,18 +69,18 @@ class EagerEngine(Engine):
         return super()._arguments() | {"enforce_eager": True}
 
 
-def engine_part(size: Size, model: Path, tell: Callable[[str], object]) -> Iterator[Line]:
+def engine_part(size: Size, model: Path, report: Callable[[str], object]) -> Iterator[Line]:
     """Yields the lines of the engine's part as they are measured. `model`: a folder of sizes.make_model."""
     trial = _Trial(size, model)
     with held_memory(size.held_gib):
-        yield from _steps(trial, tell)
-    tell("an engine over two GPUs")
+        yield from _steps(trial, report)
+    report("an engine over two GPUs")
     yield from attempt(PARALLEL, lambda: _parallel(trial))
-    tell("the engine without graphs")
+    report("the engine without graphs")
     yield from attempt("graphs against eager", lambda: [_against_eager(size, model, trial.rate)])
 
 
-def _steps(trial: _Trial, tell: Callable[[str], object]) -> Iterator[Line]:
+def _steps(trial: _Trial, report: Callable[[str], object]) -> Iterator[Line]:
     size = trial.size
     engine = TrialEngine(trial.model, _version(0, ""), config=size.rollout, dtype=size.dtype)
     with _in_one_loop(engine) as run:
@@ -90,7 +90,7 @@ def _steps(trial: _Trial, tell: Callable[[str], object]) -> Iterator[Line]:
             *((name, partial(trial.transfer, way=way)) for way, (name, _) in WAYS.items()),
             ("memory of a sampler that sleeps", trial.sleep),
         ):
-            tell(name)
+            report(name)
             yield from attempt(name, lambda step=step: run(step(engine)))
 
 

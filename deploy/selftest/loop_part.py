@@ -24,17 +24,17 @@ END_S = 10.0
 """Time in which the driver takes back the memory of processes that have ended."""
 
 
-def loop_part(size: Size, model: Path, folder: Path, tell: Callable[[str], object]) -> Iterator[Line]:
+def loop_part(size: Size, model: Path, folder: Path, report: Callable[[str], object]) -> Iterator[Line]:
     """Yields the lines of the loop's part as they are measured. `folder`: where the run's folder goes."""
     before, used = set(smi_processes()), used_mib(size)
-    tell("three steps of alfworld-1.5b")
+    report("three steps of alfworld-1.5b")
     started = time.monotonic()
     keys = (f"model.path={model}", f"runs_dir={folder}", f"name={NAME}", *size.loop)
     first = train(folder, ["--config", "alfworld-1.5b", *keys])
     yield Line(name="whole loop", passed=first == "" and _steps(folder) == 3,
                value=first or f"3 steps in {time.monotonic() - started:.0f} s")
     if not first:
-        tell("the run continues to five steps")
+        report("the run continues to five steps")
         second = train(folder, ["--resume", str(folder / NAME), f"steps={LATER}"])
         done = _steps(folder)
         yield Line(name="continues after its end", value=second or f"{done} steps",

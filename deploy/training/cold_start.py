@@ -20,7 +20,7 @@ from services.chat import chat_format
 from services.config.tree import Config
 from services.errors import EnvFault, UserError, described
 from services.files import open_as_folder, sync_tree, write_whole
-from services.patience import until_answered, while_folder_away
+from services.outages import retry_files, retry_server
 from services.seeds import seed_for
 from services.tokenizer import load_tokenizer
 
@@ -112,7 +112,7 @@ def demonstrations(
             play = partial(demonstrate, environment, task, teacher=teacher, template=template, seed=seed_for(seed, k),
                            sft=config.sft, max_steps=config.env.max_steps, disguised=k % 2 == 1)
             try:
-                shown = until_answered(play, config.env.outage_seconds, report)
+                shown = retry_server(play, config.env.outage_seconds, report)
             except UserError:
                 raise
             except Exception as error:  # the code of an environment of the user's own may raise anything
@@ -177,15 +177,15 @@ def cold_start(
     report(f"training for {_whole(budget)} on {number_of(len(rows), 'demonstrated step')} of "
            f"{sum(len(r.ids) for r in rows) / len(rows):.0f} tokens")
     train = _trainer(config, path, out, tokenizer)
-    made = train(out, Lesson(rows, budget, seed), report=report, tell=lambda now: _tell(passing, now, budget))
-    _tell(report, SftProgress(**made["training"]), budget)
+    made = train(out, Lesson(rows, budget, seed), report=report, on_progress=lambda now: _report(passing, now, budget))
+    _report(report, SftProgress(**made["training"]), budget)
     facts = {
         "format": FORMAT, "minutes": minutes, "epochs": epochs,
         "continued_from": str(continue_from) if continue_from else None,
         "vocabulary": len(tokenizer), "demonstrations": shown.as_dict(), **made,
     }
-    while_folder_away(lambda: write_whole(out / "sft.json", json.dumps(facts, indent=1) + "\n"),
-                      seconds=config.learner.collective_s, what=f"{out} could not be written", note=report)
+    retry_files(lambda: write_whole(out / "sft.json", json.dumps(facts, indent=1) + "\n"),
+                seconds=config.learner.collective_s, what=f"{out} could not be written", note=report)
     shutil.rmtree(folder_of(out), ignore_errors=True)
     return out
 
@@ -201,8 +201,8 @@ def write_demonstrations(config: Config, model: Path, out: Path, *, report: Repo
 
     _, _, rows = _demonstrated(config, model, seed=seed_for(config.seed, "sft", "start"), report=report,
                                passing=passing or report)
-    while_folder_away(partial(save_rows, rows, out), seconds=config.learner.collective_s,
-                      what=f"{out} could not be written", note=report)
+    retry_files(partial(save_rows, rows, out), seconds=config.learner.collective_s,
+                what=f"{out} could not be written", note=report)
     report(f"imitation during RL: {number_of(config.learner.imitation.rows, 'row')} a step, of {len(rows):,}")
 
 
@@ -287,7 +287,7 @@ def _tokenizer(config: Config, path: Path | None, examples: Sequence[Example],
 
 
 def _here(config: Config, path: Path | None, tokenizer: Any, out: Path, lesson: Lesson, *, report: Report,
-          tell: Callable[[SftProgress], object]) -> dict[str, Any]:
+          on_progress: Callable[[SftProgress], object]) -> dict[str, Any]:
     """Trains the model at `path`, or a new one if `path` is None, in this process on the CPU, and writes it."""
     from transformers.utils.logging import disable_progress_bar
 
@@ -303,9 +303,9 @@ def _here(config: Config, path: Path | None, tokenizer: Any, out: Path, lesson: 
     report(f"model: {parameters:,} weights")
     with _threads(config.learner.threads):
         made = train(model, lesson, config.sft, pad_id=_pad_id(tokenizer), token_budget=config.learner.token_budget,
-                     muon=config.model.path is None, report=tell)
-    while_folder_away(partial(_save, model, tokenizer, out), seconds=config.learner.collective_s,
-                      what=f"{out} could not be written", note=report)
+                     muon=config.model.path is None, report=on_progress)
+    retry_files(partial(_save, model, tokenizer, out), seconds=config.learner.collective_s,
+                what=f"{out} could not be written", note=report)
     return {"training": made.as_dict(), "parameters": parameters}
 
 
@@ -338,7 +338,7 @@ def _pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
     return int(pad or 0)  # pyright: ignore[reportArgumentType]  # a list only for several tokens
 
 
-def _tell(report: Report, now: SftProgress, budget: Budget) -> None:
+def _report(report: Report, now: SftProgress, budget: Budget) -> None:
     spent = budget.spent(now.updates, now.seconds)
     left = f", about {span(now.seconds / spent - now.seconds)} left" if 0 < spent < 1 else ""
     report(f"cold start {now.seconds / 60:4.1f} min, {spent:.0%} of {_whole(budget)}: "

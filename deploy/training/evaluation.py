@@ -71,8 +71,8 @@ def evaluate(config: Config, policy: PlayablePolicy, *, split: str | None, file:
     from deploy.launch.planning.fit import evaluation_config, on_cpu, with_gpu
     from services.telemetry.metrics_file import keep_row
 
-    tell = partial(print, file=sys.stderr, flush=True)
-    config = with_gpu(evaluation_config(on_cpu(config, tell, learner=False), tell), tell)
+    report = partial(print, file=sys.stderr, flush=True)
+    config = with_gpu(evaluation_config(on_cpu(config, report, learner=False), report), report)
     preflight.check_parts(config, learner=False)
     check_results(file)
     with StatusLines(Console(stderr=True)) as lines:

@@ -41,8 +41,7 @@ from services.controller.skip import skip_step
 from services.controller.telemetry import Telemetry
 from services.controller.tickets import ContrastSampler, EvalRequest, TrainTickets
 from services.files import write_whole
-from services.last_value import LastValue
-from services.patience import while_folder_away
+from services.outages import LastValue, retry_files
 from services.records import Episode, Version
 from services.store.archive import ArchiveRow, EpisodeArchive, evaluation_part
 from services.store.lease import Lease
@@ -152,18 +151,18 @@ class TrainingRun:
     def _wait_for_folder(self) -> None:
         """Returns once the run's folder is there. Nothing but the start of a run makes it: a mount that comes back
         would hide what was written into a new one. Raises DeadlineExceeded."""
-        while_folder_away(self.folder.path.stat, seconds=self.config.learner.collective_s,
-                          what=f"{self.folder.path} could not be read")
+        retry_files(self.folder.path.stat, seconds=self.config.learner.collective_s,
+                    what=f"{self.folder.path} could not be read")
 
     def _run(self, cold: Path) -> None:
         self.progress.stage("starting Redis, Ray and the environment servers")
         with ExitStack() as stack, topology(
                 self.config, run=self.run, folder=self.folder.path, note=self.progress.note) as parts:
-            tell = stack.enter_context(sinks(self.config, self.folder.path, self.run))
+            outputs = stack.enter_context(sinks(self.config, self.folder.path, self.run))
             lease = parts.store.leases.acquire("controller", self.run, ttl_s=CONTROLLER_LEASE_S)
             scaling = Scaling(parts, lease, lambda index: parts.rollout_worker(index, cold), note=self.progress.note)
             loading = Loading(parts.supervisor.states, parts.store.state.beats, waiting=self.progress.waiting)
-            controller = self.controller(parts, lease, tell, loading, scaling)
+            controller = self.controller(parts, lease, outputs, loading, scaling)
             with monitoring(parts, controller.telemetry, self.folder, note=self.progress.note):
                 self.progress.stage("loading the samplers (vLLM)")
                 scaling.start()
@@ -201,7 +200,8 @@ class TrainingRun:
         if self.config.learner.imitation.weight and not file.exists():
             write_demonstrations(self.config, cold, file, report=self.progress.note, passing=self.progress.passing)
 
-    def controller(self, parts: Topology, lease: Lease, tell: Sinks, loading: Loading, scaling: Scaling) -> Controller:
+    def controller(self, parts: Topology, lease: Lease, outputs: Sinks, loading: Loading,
+                   scaling: Scaling) -> Controller:
         """Returns a controller that is wired to this run's folder and task sets."""
         parts.store.reissue(lease)
         clear(parts.store, lease)
@@ -209,7 +209,7 @@ class TrainingRun:
         history = RunHistory(self.folder, outage_s=self.config.learner.collective_s)  # one for all
         telemetry = Telemetry()
         warn = partial(self.warn, history, telemetry)
-        follower = MetricsFollower(self.folder.metrics, lambda lines: self._show(lines, tell, warn),
+        follower = MetricsFollower(self.folder.metrics, lambda lines: self._show(lines, outputs, warn),
                                    outage_s=self.config.learner.collective_s)
 
         def tick() -> None:
@@ -219,7 +219,7 @@ class TrainingRun:
         def evaluated(summary: dict[str, Any], episodes: list[Episode]) -> None:
             self.keep_evaluation(summary, episodes, archive)
             warn()
-            tell.evaluation(summary)
+            outputs.evaluation(summary)
 
         return Controller(
             config=self.config, store=parts.store, lease=lease, supervisor=parts.supervisor,
@@ -243,8 +243,8 @@ class TrainingRun:
         archive.write(summary["step"], [ArchiveRow(episode=e, outcome="evaluated") for e in episodes],
                       part=evaluation_part(summary["label"], summary["temperature"]))
         archive.flush()
-        while_folder_away(partial(self._keep_score, summary), seconds=self.config.learner.collective_s,
-                          what=f"{self.folder.evaluations} could not be written")
+        retry_files(partial(self._keep_score, summary), seconds=self.config.learner.collective_s,
+                    what=f"{self.folder.evaluations} could not be written")
         self.progress.evaluation(summary)
 
     def _keep_score(self, summary: dict[str, Any]) -> None:
@@ -267,11 +267,11 @@ class TrainingRun:
     def _read_durable_step(self) -> int:
         return newest.step if (newest := self._checkpoints().latest()) else 0
 
-    def _show(self, lines: list[MetricsRow], tell: Sinks, warn: Callable[[], None]) -> None:
+    def _show(self, lines: list[MetricsRow], outputs: Sinks, warn: Callable[[], None]) -> None:
         """Shows new lines of metrics.jsonl."""
         for line in lines:
             self.progress.step(line)
-            tell.step(line)
+            outputs.step(line)
         warn()
 
     def evaluation_of(self, version: Version) -> EvalRequest | None:

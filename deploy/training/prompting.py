@@ -153,11 +153,11 @@ def _trial(line: bytes) -> PlayedTrial | None:
 
 
 async def play(plan: PromptingPlan, model: AskedModel, name: str, file: Path, progress: Progress, *,
-               tell: Callable[[str], object] = lambda _: None) -> dict[str, Any]:
+               report: Callable[[str], object] = lambda _: None) -> dict[str, Any]:
     """Plays what `file` does not have yet, and returns the summary. `name`: the model's, as the settings record it.
 
     A task whose environment fails, or whose first prompt is too long, is left out, and played again by the next call.
-    `tell` takes a line about the first one that fails.
+    `report` takes a line about the first one that fails.
     Raises UserError, EngineFault and DeadlineExceeded; the trials before that are kept.
     """
     settings, config = plan.settings(name), plan.config
@@ -174,7 +174,7 @@ async def play(plan: PromptingPlan, model: AskedModel, name: str, file: Path, pr
         player = TaskPlayer(environment=plan.environment, thread=thread, model=model, settings=config.prompting,
                             policy=make_policy(plan.policy, make_template(config.env)), seed=config.seed,
                             max_steps=config.env.max_steps)
-        failed = await _all(plan.tasks, player, by_task, keep, progress, tell=tell)
+        failed = await _all(plan.tasks, player, by_task, keep, progress, report=report)
     complete = {task: by_task[task] for task in plan.tasks
              if task not in failed and any(trial.steps for trial in by_task[task])}
     if not complete:
@@ -194,7 +194,7 @@ def _nothing_played(plan: PromptingPlan, reasons: Collection[EnvFault | ContextF
 
 async def _all(tasks: Sequence[str], player: TaskPlayer, by_task: Mapping[str, Sequence[PlayedTrial]],
                keep: Callable[[PlayedTrial], object], progress: Progress, *,
-               tell: Callable[[str], object]) -> dict[str, EnvFault | ContextFull]:
+               report: Callable[[str], object]) -> dict[str, EnvFault | ContextFull]:
     """Plays all tasks, several at once. Returns the tasks that are left out, with the reason: their environment failed,
     or the model cannot read their first prompt."""
     failed: dict[str, EnvFault | ContextFull] = {}
@@ -209,7 +209,7 @@ async def _all(tasks: Sequence[str], player: TaskPlayer, by_task: Mapping[str, S
             except (EnvFault, ContextFull) as error:
                 if not failed:
                     why = "cannot be played" if isinstance(error, EnvFault) else "has too long a first prompt"
-                    tell(f"{task} {why} and is left out: {error}")
+                    report(f"{task} {why} and is left out: {error}")
                 failed[task] = error
             done += 1
             progress(done, len(tasks))
@@ -265,11 +265,11 @@ def summarise(plan: PromptingPlan, settings: Mapping[str, Any], by_task: Mapping
 
 @asynccontextmanager
 async def asked_endpoint(config: Config, url: str, name: str | None,
-                         tell: Callable[[str], object]) -> AsyncIterator[tuple[AskedModel, str]]:
-    """Yields a model behind an endpoint and its name: the only one served, if `name` is None. `tell`: see there."""
+                         report: Callable[[str], object]) -> AsyncIterator[tuple[AskedModel, str]]:
+    """Yields a model behind an endpoint and its name: the only one served, if `name` is None. `report`: see there."""
     async with endpoint_client(url, endpoint_key(config.prompting), config.prompting) as http:
         model = EndpointModel(http=http, model=name or "", settings=config.prompting,
-                              temperature=config.eval.temperature, report=tell,
+                              temperature=config.eval.temperature, report=report,
                               max_tokens=config.rollout.max_response_tokens)
         if name is None:
             await model.choose_model()

@@ -29,12 +29,11 @@ from services.config.tree import Config
 from services.controller.member import End
 from services.controller.supervise import Supervisor
 from services.errors import Fault, UserError
-from services.last_value import LastValue
-from services.patience import while_folder_away
+from services.outages import LastValue, retry_files
 
 LOOK_S = 0.5
 """Seconds between two looks at the ranks."""
-Tell = Callable[[SftProgress], object]
+OnProgress = Callable[[SftProgress], object]
 
 
 class ImitatingRanks(LearnerRanks):
@@ -66,10 +65,11 @@ class ImitatingRanks(LearnerRanks):
         return end
 
 
-def imitate(config: Config, model: Path, out: Path, lesson: Lesson, *, report: Report, tell: Tell) -> dict[str, Any]:
+def imitate(config: Config, model: Path, out: Path, lesson: Lesson, *, report: Report,
+            on_progress: OnProgress) -> dict[str, Any]:
     """Trains `model` on the ranks of the learner. Then the trained model is in `out`.
 
-    Returns `training` (SftProgress as a dict), `parameters` and `ranks`. `tell` takes the progress now and then.
+    Returns `training` (SftProgress as a dict), `parameters` and `ranks`. `on_progress` takes the progress now and then.
 
     Uses the Ray that this process is connected to; without one it connects as a run does. Raises UserError, RayLost for
     a Ray of the caller's, and Fault if the ranks cannot start or find no place.
@@ -81,7 +81,7 @@ def imitate(config: Config, model: Path, out: Path, lesson: Lesson, *, report: R
         while True:
             try:
                 with nullcontext() if connected else ray_cluster(config, f"gagpo-{uuid.uuid4().hex[:12]}", report):
-                    return _imitate(config, order, report=report, tell=tell)
+                    return _imitate(config, order, report=report, on_progress=on_progress)
             except RayLost as lost:
                 if connected:
                     raise
@@ -99,8 +99,8 @@ def _shared_folder(config: Config, lesson: Lesson, out: Path, report: Report) ->
         save_rows(lesson.rows, work / ROWS)
 
     try:
-        while_folder_away(hand_over, seconds=config.learner.collective_s, what=f"{work} could not be written",
-                          note=report)
+        retry_files(hand_over, seconds=config.learner.collective_s, what=f"{work} could not be written",
+                    note=report)
         yield work
     except BaseException:
         if not kept(work):
@@ -108,7 +108,7 @@ def _shared_folder(config: Config, lesson: Lesson, out: Path, report: Report) ->
         raise
 
 
-def _imitate(config: Config, order: Order, *, report: Report, tell: Tell) -> dict[str, Any]:
+def _imitate(config: Config, order: Order, *, report: Report, on_progress: OnProgress) -> dict[str, Any]:
     from learner.actor import ImitatingActor
 
     learner, file = config.learner, order.work / PROGRESS
@@ -123,20 +123,20 @@ def _imitate(config: Config, order: Order, *, report: Report, tell: Tell) -> dic
         fewest=learner.fewest_ranks, attempts=learner.step_attempts,
         kept=lambda: progress.now().get("kept", 0))
     with _watched(config, rank_group, progress, report) as supervisor:
-        reporter = _Reporter(report, tell)
+        reporter = _Reporter(report, on_progress)
         while not supervisor.finished(rank_group):
             supervisor.check()
             reporter.pass_on(progress.now())
             time.sleep(LOOK_S)
-    return while_folder_away(partial(_read, file), seconds=learner.collective_s, what=f"{file} could not be read",
-                             note=report)
+    return retry_files(partial(_read, file), seconds=learner.collective_s, what=f"{file} could not be read",
+                       note=report)
 
 
 class _Reporter:
     """Reports what rank 0 writes: once from where its life continues, and its training every REPORT_SECONDS."""
 
-    def __init__(self, report: Report, tell: Tell) -> None:
-        self._report, self._tell = report, tell
+    def __init__(self, report: Report, on_progress: OnProgress) -> None:
+        self._report, self._on_progress = report, on_progress
         self._begun: Any = None
         self._reported_at = 0.0
 
@@ -148,7 +148,7 @@ class _Reporter:
                 self._report(line)
         if training and not 0 <= training["seconds"] - self._reported_at < REPORT_SECONDS:  # new ranks begin earlier
             self._reported_at = training["seconds"]
-            self._tell(SftProgress(**training))
+            self._on_progress(SftProgress(**training))
 
 
 @contextmanager

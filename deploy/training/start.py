@@ -30,10 +30,10 @@ def start(config: Config, *, resume: bool, skip_step: int | None = None, quiet: 
     from deploy.runs.mirror import claim
     from deploy.runs.wanted import forget_older
 
-    tell = partial(print, file=sys.stderr, flush=True)
-    config = with_gpu(on_cpu(config, tell), tell)
+    report = partial(print, file=sys.stderr, flush=True)
+    config = with_gpu(on_cpu(config, report), report)
     check_run(config, resume=resume)
-    task_sets = preflight.check(config, before=earlier(config), tell=tell)
+    task_sets = preflight.check(config, before=earlier(config), report=report)
     with locked(config):
         claim(config, resume=resume)
         check_skip(config, skip_step)  # before stage.json shows the run as going on
@@ -77,7 +77,7 @@ def _run(config: Config, task_sets: TaskSets, *, resume: bool, skip_step: int | 
     record = get_logger("run").info
     with (saying_how_to_continue(resume_command(folder.path)), StageRecord(folder.stage_file) as stage,
           ProgressView(config.name, config.steps, console=Console(stderr=quiet), record=record,
-                       tell=stage.tell) as progress, Mirroring(config, note=progress.note) as mirroring):
+                       on_stage=stage.set) as progress, Mirroring(config, note=progress.note) as mirroring):
         progress.note(f"environment {task_sets.env_name}: {number_of(len(task_sets.train), 'game')} to train on, "
                       f"{len(task_sets.heldout)} held out")
         for line in warnings(config):

@@ -35,7 +35,7 @@ from services.config.redis import child_secrets
 from services.config.tree import Config
 from services.errors import UserError
 from services.files import write_whole
-from services.patience import while_folder_away
+from services.outages import retry_files
 from services.statistics import spread, success_interval
 from services.telemetry.metrics_file import GIVEN, append_row, read_evaluations
 
@@ -170,8 +170,8 @@ def _write_results(config: Config, made: Mapping[str, Config], variants: Sequenc
     finished = [variant for variant in variants if is_finished(made[variant.name])]
     if finished:
         tables = partial(write, config.run_dir, table(made, finished), over_seeds(made, finished))
-        while_folder_away(tables, seconds=config.learner.collective_s,
-                          what=f"{config.run_dir / 'sweep.json'} could not be written")
+        retry_files(tables, seconds=config.learner.collective_s,
+                    what=f"{config.run_dir / 'sweep.json'} could not be written")
     return finished
 
 

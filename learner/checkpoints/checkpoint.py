@@ -31,7 +31,7 @@ import msgspec
 from learner.checkpoints.file_facts import META, FileFacts, check_facts, facts_of
 from services.errors import LearnerFault, UserError
 from services.files import Damaged, open_plain, read_json, sync, sync_tree, write_whole
-from services.patience import while_folder_away
+from services.outages import retry_files
 from services.telemetry.logs import get_logger
 
 FORMAT = 2
@@ -168,7 +168,7 @@ class Checkpoints:
         renamed. A shared folder that is unavailable damages none: it is read again for up to `wait_s` seconds, and then
         this raises DeadlineExceeded.
         """
-        return while_folder_away(self._newest_intact, seconds=wait_s, what=f"{self.root} could not be read")
+        return retry_files(self._newest_intact, seconds=wait_s, what=f"{self.root} could not be read")
 
     def _newest_intact(self) -> Position | None:
         damaged: dict[int, str] = {}

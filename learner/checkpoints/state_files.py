@@ -40,7 +40,7 @@ from learner.model.host_memory import pinned
 from learner.model.memory import WRITTEN_AT_ONCE
 from learner.model.sharding import local_part, with_part
 from services.errors import LearnerFault
-from services.patience import while_folder_away
+from services.outages import retry_files
 
 
 class _HashingFileSystem(FileSystem):
@@ -80,8 +80,8 @@ class PatientWriter(HuggingFaceStorageWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> TorchFuture[list[WriteResult]]:
         """Returns one result for each tensor, with the digest of its file. Raises DeadlineExceeded after `wait_s`."""
-        written = while_folder_away(lambda: HuggingFaceStorageWriter.write_data(self, plan, planner),
-                                    seconds=self._wait_s, what=f"{self.path} could not be written").wait()
+        written = retry_files(lambda: HuggingFaceStorageWriter.write_data(self, plan, planner),
+                              seconds=self._wait_s, what=f"{self.path} could not be written").wait()
         results: TorchFuture[list[WriteResult]] = TorchFuture()
         results.set_result([replace(one, storage_data=(file, self._files.digests[file]))
                             for one in written for file in [one.storage_data.relative_path]])

@@ -26,7 +26,7 @@ from learner.cold_start.sft import Order, Reached
 from learner.cold_start.sft_data import ROWS
 from services.config.tree import Config
 from services.files import Damaged, read_json, sync, sync_tree
-from services.patience import while_folder_away
+from services.outages import retry_files
 from services.units import GIB
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ class States:
         return self._folder / f"state-{updates:08d}"
 
     def _patiently(self, call: Callable[[], T]) -> T:
-        return while_folder_away(call, seconds=self._wait_s, what=f"{self._folder} could not be used")
+        return retry_files(call, seconds=self._wait_s, what=f"{self._folder} could not be used")
 
 
 def folder_of(out: Path) -> Path:

@@ -20,7 +20,7 @@ from rollout.prompting.policies import PromptingPolicy, Trial, reflection_on
 from services.chat import Message
 from services.config.sections import PromptingSection
 from services.errors import DeadlineExceeded, EnvFault, Unavailable, UserError, described
-from services.patience import SERVER_PAUSE_S
+from services.outages import SERVER_PAUSE_S
 from services.records import EpisodeEnd
 from services.seeds import seed_for
 

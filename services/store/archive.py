@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from services.errors import DeadlineExceeded, StoreFault
 from services.files import sync
-from services.patience import patiently, while_folder_away
+from services.outages import retry, retry_files
 from services.records import Drop, Episode, Step, verdict_of
 from services.telemetry.logs import get_logger
 
@@ -71,7 +71,7 @@ class EpisodeArchive:
     """
 
     def __init__(self, folder: Path, *, deadline_s: float = 60.0) -> None:
-        while_folder_away(partial(folder.mkdir, exist_ok=True), seconds=deadline_s, what=f"{folder} could not be made")
+        retry_files(partial(folder.mkdir, exist_ok=True), seconds=deadline_s, what=f"{folder} could not be made")
         self._folder = folder
         self._deadline_s = deadline_s
         self._trouble = ""
@@ -149,8 +149,8 @@ class EpisodeArchive:
         while (job := self._jobs.get()) is not None:
             try:
                 if self._error is None:
-                    patiently(partial(_write, *job), seconds=self._deadline_s, tell=self._warn,
-                              away=lambda error: isinstance(error, OSError))
+                    retry(partial(_write, *job), seconds=self._deadline_s, report=self._warn,
+                          temporary=lambda error: isinstance(error, OSError))
                     self._trouble = ""
             except Exception as error:
                 self._error = error

@@ -24,7 +24,7 @@ from blake3 import blake3
 
 from services.errors import StoreFault
 from services.object_folder import ObjectFolder, reason
-from services.patience import patiently
+from services.outages import retry
 from services.records import Episode, Ticket, decode_episode, encode_episode
 from services.telemetry.logs import get_logger
 
@@ -86,7 +86,7 @@ class Bodies:
         if (folder := self._folder) is None:
             return body
         reference = Reference(ticket=ticket, entry=entry, digest=blake3(body).hexdigest())
-        self._patiently(lambda: folder.write(reference.name, body))
+        self._retry(lambda: folder.write(reference.name, body))
         return msgspec.msgpack.encode(reference)
 
     def ticket(self, held: bytes) -> Ticket:
@@ -102,7 +102,7 @@ class Bodies:
 
     def _fetched(self, folder: ObjectFolder, held: bytes) -> Episode | Lost:
         reference = _references.decode(held)
-        body = self._patiently(lambda: folder.read(reference.name))
+        body = self._retry(lambda: folder.read(reference.name))
         if body is None or blake3(body).hexdigest() != reference.digest:
             state = "is not there" if body is None else "is damaged"
             return Lost(held, reference.ticket, f"store: the body {folder.url}/{reference.name} {state}")
@@ -130,7 +130,7 @@ class Bodies:
             return 0
         return len(unused)
 
-    def _patiently(self, call: Callable[[], T]) -> T:
+    def _retry(self, call: Callable[[], T]) -> T:
         """Returns the result of `call`, repeating it while the folder fails."""
         assert self._folder is not None
         url = self._folder.url
@@ -146,8 +146,8 @@ class Bodies:
                         at_most_s=self._outage_s)
 
         try:
-            return patiently(mounted, seconds=self._outage_s, tell=warn, longest_pause_s=LONGEST_PAUSE_S,
-                             away=lambda error: isinstance(error, OSError))
+            return retry(mounted, seconds=self._outage_s, report=warn, longest_pause_s=LONGEST_PAUSE_S,
+                         temporary=lambda error: isinstance(error, OSError))
         except OSError as error:
             raise StoreFault(f"{url} has failed for {self._outage_s:g} s ({reason(error)}; redis.outage_seconds)"
                              ) from error

@@ -23,7 +23,7 @@ from redis.sentinel import MasterNotFoundError, Sentinel
 
 from services.config.redis import RedisSection
 from services.errors import LeaseLost, StoreFault, Unanswered, UserError
-from services.patience import patiently
+from services.outages import retry
 from services.process.addresses import is_host
 from services.telemetry.logs import get_logger
 
@@ -198,15 +198,15 @@ class Connection:
     def erase(self) -> None:
         """Deletes every key of this run. Use it only for runs that will not be resumed. Raises StoreFault."""
         pattern = self._prefix.replace("[", "\\[") + "*"
-        self.patiently("erase", lambda: [self.redis.unlink(key) for key in
-                                         self.redis.scan_iter(match=pattern, count=1000)])
+        self.retry("erase", lambda: [self.redis.unlink(key) for key in
+                                     self.redis.scan_iter(match=pattern, count=1000)])
 
     def script(self, name: str, *args: str | bytes | float, role: str = "none") -> Any:
         """Runs `<name>.lua` on this run's keys. Raises StoreFault, LeaseLost or NotReady."""
         if name not in self._scripts:
             self._scripts[name] = self.redis.register_script(_source(name))
         keys = [self.key(key) for key in (*KEYS, f"lease:{role}", "beats")]
-        return self.patiently(name, lambda: self._scripts[name](keys=keys, args=args))
+        return self.retry(name, lambda: self._scripts[name](keys=keys, args=args))
 
     def fenced(self, name: str, lease: Lease, *args: str | bytes | float) -> Any:
         """Runs `<name>.lua`, which only the holder of `lease` may run. Raises StoreFault, LeaseLost or NotReady."""
@@ -221,9 +221,9 @@ class Connection:
                 pipe.execute_command(command, self.key(key), *args)
             return pipe.execute()
 
-        return self.patiently(commands[0][0], ask)
+        return self.retry(commands[0][0], ask)
 
-    def patiently(self, what: str, call: Callable[[], T]) -> T:
+    def retry(self, what: str, call: Callable[[], T]) -> T:
         """Returns the result of `call`, repeated while Redis is unavailable. Raises a StoreFault that names `what`."""
         since = time.monotonic()  # of the outage. A Redis that waits for its disk is available
 
@@ -231,7 +231,7 @@ class Connection:
             log.warning("Redis is unavailable; waiting for it", call=what, reason=str(error),
                         at_most_s=self._disk_s if self._waits_for_disk(error) else self._outage_s)
 
-        def retries(error: Exception) -> bool:
+        def temporary(error: Exception) -> bool:
             nonlocal since
             if _demoted(error):
                 self.redis.connection_pool.disconnect(inuse_connections=False)
@@ -240,7 +240,7 @@ class Connection:
             return _is_unavailable(error) and time.monotonic() - since <= self._outage_s
 
         try:
-            return patiently(call, seconds=self._disk_s, away=retries, tell=warn)
+            return retry(call, seconds=self._disk_s, temporary=temporary, report=warn)
         except redis.RedisError as error:
             raise fault(what, error, self._outage_s) from error
 

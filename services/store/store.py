@@ -398,7 +398,7 @@ class Store:
                 held = min(int(pending["pending"]), depth)
                 waiting, claimed = waiting + depth - held, claimed + held
                 oldest = min(oldest, int(first[0][0].split(b"-")[0]) / 1000)
-        seconds, microseconds = self.connection.patiently("time", self.connection.redis.time)
+        seconds, microseconds = self.connection.retry("time", self.connection.redis.time)
         return Backlog(waiting=waiting, claimed=claimed, retained_bytes=self.retained_bytes(),
                        oldest_s=max(0.0, seconds + microseconds / 1e6 - oldest))
 
@@ -414,7 +414,7 @@ class Store:
         Once other runs have filled that half, this one keeps a sixteenth, so that it need not retire every step.
         """
         held, connection = self.retained_bytes(), self.connection
-        about = connection.patiently("info", lambda: connection.redis.info("memory"))
+        about = connection.retry("info", lambda: connection.redis.info("memory"))
         limit = int(about.get("maxmemory", 0)) or 2 * RETAINED_BYTES  # 0: no limit, or a managed Redis hides it
         half_full = int(about.get("used_memory", 0)) > limit // 2
         return held > min(RETAINED_BYTES, limit // (16 if half_full else 2))

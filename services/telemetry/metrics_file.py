@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from services.files import NOT_JSON, read_bounded, write_whole
-from services.patience import while_folder_away
+from services.outages import retry_files
 from services.telemetry.names import PHASES
 from services.telemetry.task_types import ENV_PREFIX, PREFIX
 from services.units import GIB
@@ -167,7 +167,7 @@ def keep_row(path: Path, row: Mapping[str, Any], *, wait_s: float,
 
     Raises DeadlineExceeded after that. `note` takes a line that names what is waited for.
     """
-    while_folder_away(partial(append_row, path, row), seconds=wait_s, what=f"{path} could not be written", note=note)
+    retry_files(partial(append_row, path, row), seconds=wait_s, what=f"{path} could not be written", note=note)
 
 
 def _plain(value: Any) -> Any:
@@ -255,7 +255,7 @@ def drop_rows(path: Path, *, after_step: int, wait_s: float = 0.0) -> None:
 
     Waits up to `wait_s` for a full disk or an unavailable folder. Raises DeadlineExceeded after that.
     """
-    while_folder_away(partial(_drop_rows, path, after_step), seconds=wait_s, what=f"{path} could not be written")
+    retry_files(partial(_drop_rows, path, after_step), seconds=wait_s, what=f"{path} could not be written")
 
 
 def _drop_rows(path: Path, after_step: int) -> None:

@@ -15,7 +15,7 @@ class RepeatingStore(Store):
 
     def __init__(self, url: str, run: str, *, timeout_s: float = 10.0) -> None:
         super().__init__(url, run, timeout_s=timeout_s)
-        once = self.connection.patiently
+        once = self.connection.retry
 
         def repeatedly(what: str, call: Callable[[], T]) -> T:
             for event in self.meanwhile:
@@ -23,4 +23,4 @@ class RepeatingStore(Store):
                 event()
             return once(what, call)
 
-        self.connection.patiently = repeatedly
+        self.connection.retry = repeatedly

@@ -17,6 +17,7 @@ from typing import Any, cast
 import numpy as np
 
 from deploy.launch.planning.task_sets import TaskSets, open_task_sets, views
+from deploy.launch.reach import Report
 from envservice.base import Environment, ParsedAction, outcome_of
 from envservice.client.request_batching import SHARE
 from envservice.registry import BUILT_IN, find_spec, find_teacher, make_template
@@ -41,27 +42,27 @@ ANSWERS = ("", "\u2603", "<action>", "<think>a thought</think><action>an action<
 """A model writes what it likes: a template has to read each of these."""
 
 
-def check_games(config: Config, tell: Callable[[str], object]) -> TaskSets:
+def check_games(config: Config, report: Report) -> TaskSets:
     """Returns the run's task sets. Raises UserError for the first game that is broken, and for code of the user's own
-    that fails on one. `tell` takes a line if not all games were tried, and for one that takes long."""
+    that fails on one. `report` takes a line if not all games were tried, and for one that takes long."""
     task_sets = open_task_sets(config)
     check_ends(config, task_sets.environment)
     for view, environment, tasks in views(config, task_sets):
         if find_spec(view.env.name).threaded(view.env) or in_loop():
             # As a server plays them, or because no loop runs inside another, such as a notebook's.
             # The thread stays: a game's process may end with the thread that started it.
-            DaemonThread("games").submit(_try_games, view, environment, tasks, tell).result()
+            DaemonThread("games").submit(_try_games, view, environment, tasks, report).result()
         else:
-            _try_games(view, environment, tasks, tell)
+            _try_games(view, environment, tasks, report)
     return task_sets
 
 
-def _try_games(config: Config, environment: Environment, train: tuple[str, ...], tell: Callable[[str], object]) -> None:
+def _try_games(config: Config, environment: Environment, train: tuple[str, ...], report: Report) -> None:
     """Tries one environment. `train`: its training tasks."""
     own = config.env.name not in BUILT_IN
-    _play(config, environment, train[::max(1, len(train) // PROBED_GAMES)], tell)
+    _play(config, environment, train[::max(1, len(train) // PROBED_GAMES)], report)
     if config.learner.task_sampling == "contrast":
-        _check_several_types(config.env.name, environment, train, tell)
+        _check_several_types(config.env.name, environment, train, report)
     if own:
         _check_types(config.env.name, environment, train[0])
         _try_parser(config)
@@ -70,7 +71,7 @@ def _try_games(config: Config, environment: Environment, train: tuple[str, ...],
     if own:
         _try_prompt(config, environment, train[0])
     if own and not config.env.urls:  # their names may stand for several servers
-        _time_steps(config, environment, train[0], tell)
+        _time_steps(config, environment, train[0], report)
     if own and config.sft.enabled and config.sft.file is None:
         _try_teacher(config, environment, train[0])
     if ":" in config.learner.credit.state_key and environment.replay == "pure":  # others ask a service
@@ -89,16 +90,17 @@ def check_ends(config: Config, environment: Environment) -> None:
                             f"sessions of {config.env.name}, which is live", f"leave {key} out")
 
 
-def _play(config: Config, environment: Environment, tasks: tuple[str, ...], tell: Callable[[str], object]) -> None:
+def _play(config: Config, environment: Environment, tasks: tuple[str, ...], report: Report) -> None:
     name, spec = config.env.name, find_spec(config.env.name)
     check = spec.check if spec.threaded(config.env) else partial(_check_in_loop, spec.check)
     fix = "unpack the game data again" if name in BUILT_IN else f"fix {name}"
     start = time.monotonic()
     for number, task in enumerate(tasks, 1):
-        with as_user_error(f"game {task} is broken", fix), _telling_if_long(task, config.env.call_seconds, tell):
+        with as_user_error(f"game {task} is broken", fix), _reports_if_long(task, config.env.call_seconds, report):
             check(environment, task)
         if (seconds := time.monotonic() - start) > PROBED_S and number < len(tasks):
-            tell(f"checked {number} of {len(tasks)} games in {seconds:.0f} s; the others are not played before the run")
+            report(f"checked {number} of {len(tasks)} games in {seconds:.0f} s; the others are not played before "
+                   "the run")
             return
 
 
@@ -122,10 +124,10 @@ def _check_in_loop(check: Callable[[Environment, str], None], environment: Envir
 
 
 @contextmanager
-def _telling_if_long(task: str, seconds: float, tell: Callable[[str], object]) -> Iterator[None]:
+def _reports_if_long(task: str, seconds: float, report: Report) -> Iterator[None]:
     """Reports a game that may never answer: nothing can end it from within its own process."""
     line = f"game {task} has not ended after {seconds:g} s (env.call_seconds), and the check waits; Ctrl-C ends it"
-    timer = threading.Timer(seconds, tell, [line])
+    timer = threading.Timer(seconds, report, [line])
     timer.daemon = True
     timer.start()
     try:
@@ -144,12 +146,12 @@ def _check_types(name: str, environment: Environment, task: str) -> None:
 
 
 def _check_several_types(name: str, environment: Environment, train: tuple[str, ...],
-                         tell: Callable[[str], object]) -> None:
-    """Reads the type of each training task, as the run will. `tell` takes a line if all have the same one."""
+                         report: Report) -> None:
+    """Reads the type of each training task, as the run will. `report` takes a line if all have the same one."""
     with as_user_error(f"task_type of {name} failed", f"fix {name}"):
         types = set(map(environment.task_type, train))
     if len(types) == 1:
-        tell(f"warning: learner.task_sampling=contrast does nothing in {name}, whose training games are all of the "
+        report(f"warning: learner.task_sampling=contrast does nothing in {name}, whose training games are all of the "
              f"type {types.pop()!r:.60}")
 
 
@@ -163,13 +165,14 @@ def _try_prompt(config: Config, environment: Environment, task: str) -> None:
         raise UserError(f"{name} renders {text!r:.60}", "return a text from `render`")
 
 
-def _time_steps(config: Config, environment: Environment, task: str, tell: Callable[[str], object]) -> None:
+def _time_steps(config: Config, environment: Environment, task: str, report: Report) -> None:
     """Reports a step so slow that the games of a server, which take turns, may wait longer than an answer may take.
     The first step may load something, so both of two are slow."""
     name, rollout, answer_s = config.env.name, config.rollout, config.env.call_seconds * SHARE
     games = math.ceil(rollout.workers * rollout.slots / config.env.servers)
     step_s = math.inf
-    with as_user_error(f"game {task} is broken", f"fix {name}"), _telling_if_long(task, config.env.call_seconds, tell):
+    broken = as_user_error(f"game {task} is broken", f"fix {name}")
+    with broken, _reports_if_long(task, config.env.call_seconds, report):
         session = environment.open(task)
         now = outcome_of(session.reset(), "reset")
         for _ in range(2):
@@ -180,7 +183,7 @@ def _time_steps(config: Config, environment: Environment, task: str, tell: Calla
             step_s = min(step_s, time.monotonic() - start)
     if answer_s < games * step_s < math.inf:
         inline = not find_spec(name).threaded(config.env)
-        tell(f"a step of {name} takes {rounded(step_s, 2)} s, so the {games} games of a server wait for "
+        report(f"a step of {name} takes {rounded(step_s, 2)} s, so the {games} games of a server wait for "
              f"{rounded(games * step_s)} s, and an answer has {answer_s:g} s; give more env.servers, fewer "
              "rollout.slots or a larger env.call_seconds" + inline * ", and say threaded=True in its spec: without it "
              "a server answers nothing else during a step")

@@ -44,38 +44,38 @@ NEEDS_TORCHVISION = "qwen3_5"
 
 
 def check(config: Config, *, planned: bool = False, before: Config | None = None,
-          tell: reach.Tell = print) -> TaskSets:
+          report: reach.Report = print) -> TaskSets:
     """Returns the run's task sets. Raises UserError with the mistakes that would stop the run, after its warnings.
 
     `planned`: nothing will be started here. If the config also names GPUs in `hardware`, this machine is not
     checked.
-    `before`: the config of the run that continues, whose servers are waited for; `tell` takes a line about that, and
+    `before`: the config of the run that continues, whose servers are waited for; `report` takes a line about that, and
     the warnings.
     """
     task_sets: list[TaskSets] = []
 
     def games() -> None:
-        task_sets.append(check_games(config, tell))
+        task_sets.append(check_games(config, report))
 
     try:
         check_together(
             partial(_places, config, elsewhere=planned and gpu_pool.named(config) is not None),
             *([partial(_choices, config)] if before is None else []), partial(_object_stores, config),
-            partial(check_parts, config, planned=planned, before=before, tell=tell),
+            partial(check_parts, config, planned=planned, before=before, report=report),
             *([] if config.env.urls else [games]))
         if config.env.urls:  # they answer
             games()
     except UserError:
         with suppress(UserError, OSError):  # a model or an environment that cannot be read is among the mistakes
             for line in warnings(config):
-                tell(f"warning: {line}")
+                report(f"warning: {line}")
         raise
     (sets,) = task_sets
-    reach.check_played(config, before, tell, env=sets.env_name, engine=sets.engine)
+    reach.check_played(config, before, report, env=sets.env_name, engine=sets.engine)
     return sets
 
 
-def check_parts(config: Config, *, planned: bool = False, before: Config | None = None, tell: reach.Tell = print,
+def check_parts(config: Config, *, planned: bool = False, before: Config | None = None, report: reach.Report = print,
                 learner: bool = True) -> None:
     """Checks everything except the run's folder, its port and its games. Evaluations check those differently.
 
@@ -91,13 +91,13 @@ def check_parts(config: Config, *, planned: bool = False, before: Config | None 
                    *([partial(_machine, config, plan, learner=learner)] if here else []))
     if not plan.private_ray:
         check_ray(ray_address(config) or "")
-    reach.check_redis(config, before, tell)
-    reach.check_servers(config, before, tell)
+    reach.check_redis(config, before, report)
+    reach.check_servers(config, before, report)
     if not config.env.urls:  # servers that already run reach their data themselves
         for entry in config.env.entries:
             find_spec(entry.name).reachable(entry)
     if config.agent.name is not None:
-        reach.check_agents_tools(config, before, tell)
+        reach.check_agents_tools(config, before, report)
 
 
 def lacks(config: Config) -> list[UserError]:

@@ -21,11 +21,11 @@ SMALL_CACHE_GB = 0.5
 """Smallest KV cache in GB that hardware=cpu sets."""
 
 
-def on_cpu(config: Config, tell: Callable[[str], object], *, learner: bool = True) -> Config:
+def on_cpu(config: Config, report: Callable[[str], object], *, learner: bool = True) -> Config:
     """Returns the config without GPUs if it sets `hardware=cpu`: one learner rank, as many rollout workers as this
     machine has CPUs for, and a KV cache and passes that its memory holds. No key that decides what is learned changes.
 
-    `tell` takes a line with the keys that changed. `learner`: whether there will be one, as in make_plan. On a Ray
+    `report` takes a line with the keys that changed. `learner`: whether there will be one, as in make_plan. On a Ray
     cluster, CPUs and memory are the cluster's own business.
     """
     if config.hardware != CPU:
@@ -39,7 +39,7 @@ def on_cpu(config: Config, tell: Callable[[str], object], *, learner: bool = Tru
     before, after = flatten(config), flatten(fitted)
     changed = [f"{key}={as_yaml(value)}" for key, value in after.items() if value != before[key]]
     if changed:
-        tell(f"hardware=cpu sets {', '.join(changed)}")
+        report(f"hardware=cpu sets {', '.join(changed)}")
     return fitted
 
 
@@ -80,9 +80,9 @@ def _memory_fits(config: Config, *, learner: bool) -> bool:
     return make_plan(config, learner=learner).memory_gib * GIB <= machine.available_memory()
 
 
-def with_gpu(config: Config, tell: Callable[[str], object]) -> Config:
+def with_gpu(config: Config, report: Callable[[str], object]) -> Config:
     """Returns the config with one GPU for all its rollout workers if it uses none and vLLM's build for CUDA is
-    installed: that build would take a GPU anyway, without a reservation. `tell` takes a line about it.
+    installed: that build would take a GPU anyway, without a reservation. `report` takes a line about it.
 
     A config with rollout.exact, or with hardware=cpu, is left alone, and refused: it asks for CPUs.
     """
@@ -91,14 +91,15 @@ def with_gpu(config: Config, tell: Callable[[str], object]) -> Config:
             or not uses_private_ray(config) or installed("vllm") is None or gpu_pool.visible() is None):
         return config
     share = math.floor(100 / rollout.workers) / 100
-    tell(f"rollout.gpus is 0, and vLLM's build for CUDA is installed: sampling on one GPU (rollout.gpus={share:g})")
+    report(f"rollout.gpus is 0, and vLLM's build for CUDA is installed: sampling on one GPU (rollout.gpus={share:g})")
     return config.with_keys({"rollout.gpus": share})
 
 
-def evaluation_config(config: Config, tell: Callable[[str], object]) -> Config:
+def evaluation_config(config: Config, report: Callable[[str], object]) -> Config:
     """Returns the config of an evaluation: no learner, and as many rollout workers as there is room for.
 
-    `tell` takes a line if they are fewer. A worker that shares a GPU with a learner rank in training has it alone here.
+    `report` takes a line if they are fewer. A worker that shares a GPU with a learner rank in training has it alone
+    here.
     """
     asked = config.rollout.workers
     alone = config.with_keys({
@@ -112,7 +113,7 @@ def evaluation_config(config: Config, tell: Callable[[str], object]) -> Config:
     if not uses_private_ray(config) or asked == 1 or _machine_fits(alone):
         return alone
     count = next((count for count in range(asked - 1, 1, -1) if _machine_fits(with_workers(count))), 1)
-    tell(f"playing with rollout.workers={count} instead of {asked}: this machine has no room for more")
+    report(f"playing with rollout.workers={count} instead of {asked}: this machine has no room for more")
     return with_workers(count)
 
 

@@ -29,7 +29,7 @@ from services.config.redis import child_secrets
 from services.config.tree import Config
 from services.errors import GagpoError, UserError
 from services.files import Damaged, lock_alone
-from services.patience import while_folder_away
+from services.outages import retry_files
 
 
 @contextlib.contextmanager
@@ -149,8 +149,8 @@ class Runner:
             config = self._config(run)
             record = records.record_of(config.run_dir, arm=run.arm, config=config, minutes=child.seconds / 60,
                                        common=self.common, code=code)
-            while_folder_away(partial(self._keep, run, record), seconds=config.learner.collective_s,
-                              what=f"{path_of(self.out, run)} could not be written", note=self.progress.note)
+            retry_files(partial(self._keep, run, record), seconds=config.learner.collective_s,
+                        what=f"{path_of(self.out, run)} could not be written", note=self.progress.note)
             self._erase_keys(config)
             shutil.rmtree(config.run_dir)
             self.progress.finished(run.name, child.seconds, _headline(record))

@@ -55,7 +55,7 @@ def test_it_says_where_the_seconds_of_a_step_went():
 
 def test_during_the_cold_start_it_says_how_far_that_is(folder):
     with StageRecord(folder.stage_file) as record:
-        record.tell("cold start", "1.3 of 4.0 min: 812 updates")
+        record.set("cold start", "1.3 of 4.0 min: 812 updates")
         found = summary(read_status(folder, RunHistory(folder)))
     assert found == [f"{folder.path}: cold start for 0 s, learner step 0 of 30", "  1.3 of 4.0 min: 812 updates"]
 
@@ -63,7 +63,7 @@ def test_during_the_cold_start_it_says_how_far_that_is(folder):
 def test_after_an_interruption_it_says_how_where_and_what_goes_on(folder):
     def interrupted() -> None:
         with StageRecord(folder.stage_file) as record:
-            record.tell("cold start", "half way")
+            record.set("cold start", "half way")
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -99,7 +99,7 @@ def test_a_long_line_is_not_folded():
 
 def test_games_that_could_not_be_played_and_a_wait_are_said():
     out, said = console(terminal=False), []
-    progress = ProgressView("run", 4, console=out, clock=Clock(), tell=lambda *told: said.append(told))
+    progress = ProgressView("run", 4, console=out, clock=Clock(), on_stage=lambda *told: said.append(told))
     progress.evaluation({**EVALUATION, "dropped": 3})
     assert "on 8 games of valid; 3 could not be played" in out.file.getvalue()
     for text in ("waiting for environment servers", ""):
@@ -213,7 +213,7 @@ def test_a_warning_is_said_once_until_it_comes_back():
 
 def test_stages_and_what_they_do_are_told_to_the_outside():
     told: list[tuple[str, str]] = []
-    progress = ProgressView("run", 30, console=console(terminal=False), tell=lambda *one: told.append(one))
+    progress = ProgressView("run", 30, console=console(terminal=False), on_stage=lambda *one: told.append(one))
     progress.stage("cold start")
     progress.passing("1 of 4 min")
     assert told == [("cold start", ""), ("cold start", "1 of 4 min")]
@@ -222,7 +222,7 @@ def test_stages_and_what_they_do_are_told_to_the_outside():
 def test_an_activity_that_has_ended_is_told_no_longer():
     """Its last line promised `about 16 s left` in `gagpo status` until the next evaluation began."""
     told: list[tuple[str, str]] = []
-    progress = ProgressView("run", 30, console=console(terminal=False), tell=lambda *one: told.append(one))
+    progress = ProgressView("run", 30, console=console(terminal=False), on_stage=lambda *one: told.append(one))
     for end in (lambda: progress.evaluation(EVALUATION), lambda: progress.step(STEP)):
         progress.passing("evaluation at step 0: 34/48 games")
         end()

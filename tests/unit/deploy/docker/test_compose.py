@@ -19,7 +19,7 @@ from ports import likely_port
 from waiting import wait_until
 
 from deploy.runs.configs import load_config
-from services.patience import until_answered
+from services.outages import retry_server
 from services.store.redis_server import RIGHTS
 from services.store.store import Store
 
@@ -87,7 +87,7 @@ def started_redis(folder: Path, password: str, more: str = "") -> Iterator[int]:
 def test_the_runs_user_has_the_rights_of_our_scripts_and_the_operator_all(tmp_path: Path):
     with started_redis(tmp_path, "secret") as port:
         store = Store(f"redis://gagpo:secret@127.0.0.1:{port}/0", "run")
-        until_answered(store.connection.check, 60.0, print)
+        retry_server(store.connection.check, 60.0, print)
         store.leases.acquire("controller", "first")
         operator = (tmp_path / "operator").read_text()
         with redis.Redis(port=port, username="default", password=operator) as client:

@@ -16,7 +16,7 @@ from deploy.runs.configs import load_config
 from services.config.file import dump_config
 from services.config.tree import Config
 from services.errors import Unanswered, Unavailable, UserError
-from services.patience import until_answered
+from services.outages import retry_server
 from services.store.redis_server import RedisServer, find_redis
 
 
@@ -114,7 +114,7 @@ def test_the_wait_ends_with_the_last_refusal(error: Exception):
 
     told: list[str] = []
     with pytest.raises(type(error), match=str(error)):
-        until_answered(never, 0.01, told.append)
+        retry_server(never, 0.01, told.append)
     assert told == ["no answer; waiting for it for up to 0.01 s"]
 
 

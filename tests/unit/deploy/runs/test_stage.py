@@ -33,7 +33,7 @@ def test_without_a_stage_file_there_is_no_stage(tmp_path: Path):
 def test_a_living_driver_is_seen_in_its_stage(tmp_path: Path):
     path = tmp_path / "stage.json"
     with StageRecord(path) as record:
-        record.tell("cold start", "")
+        record.set("cold start", "")
         found = read_stage(path)
     assert found is not None
     assert (found.name, found.alive) == ("cold start", True)
@@ -46,7 +46,7 @@ def test_the_end_is_written_with_its_reason(tmp_path: Path, error: BaseException
     path = tmp_path / "stage.json"
     record = StageRecord(path)
     record.__enter__()
-    record.tell("cold start", "half done")
+    record.set("cold start", "half done")
     record.__exit__(None, error, None)
     found = read_stage(path)
     assert found is not None
@@ -59,8 +59,8 @@ def test_a_full_disk_costs_the_stage_and_not_the_run(tmp_path: Path):
     with structlog.testing.capture_logs() as told, StageRecord(path) as record:
         draft = tmp_path / f".stage.json.{os.getpid()}.new"
         draft.mkdir()
-        record.tell("cold start", "")
-        record.tell("learning", "")
+        record.set("cold start", "")
+        record.set("learning", "")
         draft.rmdir()
     assert [line["file"] for line in told] == [str(path)], "it is told once"
     found = read_stage(path)

@@ -80,7 +80,7 @@ def test_a_game_that_fails_is_left_out_of_the_demonstrations(shown):
 
 def test_demonstrations_wait_for_a_service_that_is_away(shown, monkeypatch: pytest.MonkeyPatch):
     """A retriever that was restarted meanwhile left its games out."""
-    monkeypatch.setattr("services.patience.SERVER_PAUSE_S", 0.01)
+    monkeypatch.setattr("services.outages.SERVER_PAUSE_S", 0.01)
     away = [Unavailable("no answer"), Unavailable("no answer")]
     found = shown(lambda task: away.pop() if task == shown.tasks[1] and away else None)
     assert (found.games, found.failed, away) == (len(shown.tasks), {}, [])

@@ -160,7 +160,7 @@ async def test_a_first_prompt_that_no_model_reads_is_an_error_and_no_result(tmp_
     file, said = tmp_path / "e.jsonl", []
     with pytest.raises(UserError, match=r"the first prompt of every game is longer than the model reads: 'max_tokens' "
                                         r"is too large: .*, or lower rollout.max_response_tokens"):
-        await play(plan("react"), Short(), "m", file, lambda *_: None, tell=said.append)
+        await play(plan("react"), Short(), "m", file, lambda *_: None, report=said.append)
     assert (len(said), "has too long a first prompt and is left out: 'max_tokens'" in said[0]) == (1, True)
     assert (await play(plan("react"), Player(), "m", file, lambda *_: None))["success_rate"] == 1.0
 
@@ -185,7 +185,7 @@ async def test_a_game_that_breaks_is_left_out_and_tried_again_later(tmp_path: Pa
             return answer if self.calls > 1 else ModelAnswer(text="Action: crash", prompt_tokens=1, answer_tokens=1)
 
     file, said = tmp_path / "e.jsonl", []
-    summary = await play(plan("react"), Breaks(), "m", file, lambda *_: None, tell=said.append)
+    summary = await play(plan("react"), Breaks(), "m", file, lambda *_: None, report=said.append)
     assert (summary["tasks"], summary["dropped"], len(said), "left out: the engine broke" in said[0]) == (2, 1, 1, True)
     again = await play(plan("react"), Player(), "m", file, lambda *_: None)
     assert (again["tasks"], again["dropped"]) == (3, 0)

@@ -57,7 +57,7 @@ def played(monkeypatch, tmp_path):
         told = []
         config = load_config("alfworld-tiny", [f"runs_dir={tmp_path / 'runs'}", "learner.ranks=2"])
         made = imitate(config, tmp_path, tmp_path / "model", LESSON, report=report,
-                       tell=lambda now: told.append(now.seconds))
+                       on_progress=lambda now: told.append(now.seconds))
         return made, told
     return play
 

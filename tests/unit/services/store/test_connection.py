@@ -20,4 +20,4 @@ def test_an_outage_after_a_full_disk_is_waited_for_as_any_other():
             raise errors.pop()
         return "answer"
 
-    assert connection.patiently("acquire", call) == "answer"
+    assert connection.retry("acquire", call) == "answer"

@@ -193,7 +193,7 @@ def test_slow_games_are_not_all_played_before_a_run(monkeypatch: pytest.MonkeyPa
     (tmp_path / "slow_games.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
     told: list[str] = []
-    preflight.check(load_config("parts/tiny-model", (*RUN, "env.name=slow_games:SPEC")), tell=told.append)
+    preflight.check(load_config("parts/tiny-model", (*RUN, "env.name=slow_games:SPEC")), report=told.append)
     (line,) = told
     assert re.fullmatch(r"checked 1 of 25 games in \d+ s; the others are not played before the run", line)
 
@@ -209,7 +209,7 @@ def test_steps_that_a_server_cannot_answer_in_time_are_told(
     told: list[str] = []
     preflight.check(load_config("parts/tiny-model", (
         *RUN, f"env.name={name}:SPEC", "rollout.slots=64", f"env.call_seconds={seconds}")),
-        tell=told.append)
+        report=told.append)
     assert len(told) == lines
     assert all(re.fullmatch(
         rf"a step of {name}:SPEC takes [\d.]+ s, so the 64 games of a server wait for [\d.]+ s, and an answer has 4 s; "
@@ -236,7 +236,7 @@ Game.step = hang
 """)
     monkeypatch.syspath_prepend(tmp_path)
     preflight.check(load_config("parts/tiny-model", (*RUN, "env.name=hanging_games:SPEC", "env.call_seconds=0.5")),
-                    tell=lambda line: named.exists() or named.write_text(line))
+                    report=lambda line: named.exists() or named.write_text(line))
     assert named.read_text() == (
         "game own/train/00000000 has not ended after 0.5 s (env.call_seconds), and the check waits; Ctrl-C ends it")
 
@@ -263,5 +263,6 @@ def test_sampling_by_type_in_games_of_one_type_is_reported(
     (tmp_path / "typed_games.py").write_text(MODULE + "TWO = opens(task_type=lambda self, task: task[-1:])")
     monkeypatch.syspath_prepend(tmp_path)
     told: list[str] = []
-    preflight.check(load_config("parts/tiny-model", (*RUN, "env.name=typed_games:SPEC", *overrides)), tell=told.append)
+    run = load_config("parts/tiny-model", (*RUN, "env.name=typed_games:SPEC", *overrides))
+    preflight.check(run, report=told.append)
     assert told == lines

@@ -45,7 +45,7 @@ def test_all_mistakes_come_together_after_the_warnings():
     lines: list[str] = []
     with pytest.raises(UserError) as error:
         preflight.check(config("runs_dir=/dev/null/runs", "learner.token_budget=400", "rollout.threads=4",
-                               "eval.panel=1000000", "learner.loss.is_cap=3"), tell=lines.append)
+                               "eval.panel=1000000", "learner.loss.is_cap=3"), report=lines.append)
     assert [line.partition(" ")[0] for line in str(error.value).splitlines()] == [
         "runs_dir=/dev/null/runs", "learner.token_budget=400", "rollout.threads=4,", "too"]
     assert lines == ["warning: learner.loss.is_cap=3.0 does nothing at learner.staleness=0"]

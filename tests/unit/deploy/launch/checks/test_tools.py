@@ -40,7 +40,7 @@ def test_a_run_that_goes_on_waits_for_the_server_of_its_tools(two_cpus: None, mo
     run = load_config("alfworld-tiny", (
         *ENVIRONMENT, f"model.path={model}", "agent.name=rollout.agents.conversation:agent"))
     said: list[str] = []
-    preflight.check_parts(run, before=run, tell=said.append)
+    preflight.check_parts(run, before=run, report=said.append)
     assert len(asked) == 3
     (line,) = said
     assert line.startswith(f"the tools of {__name__}:SPEC cannot be listed (ConnectionRefusedError: away")

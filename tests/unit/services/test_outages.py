@@ -7,7 +7,7 @@ import pytest
 import structlog
 
 from services.errors import DeadlineExceeded
-from services.last_value import LastValue
+from services.outages import LastValue
 
 
 @pytest.fixture
