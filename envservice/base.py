@@ -7,7 +7,8 @@ rebuild it: if it is lost, its episode ends by a fault and is played again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import TYPE_CHECKING, Literal, Protocol, SupportsFloat, cast, runtime_checkable
@@ -242,3 +243,20 @@ class PromptTemplate(Protocol):
     def parse(self, text: str) -> ParsedAction:
         """Reads a response, which is decoded without special tokens."""
         ...
+
+
+def digest_of(parts: Iterable[str]) -> str:
+    """Returns blake2b over the texts, in order, as if each were a line."""
+    total = hashlib.blake2b(digest_size=16)
+    for number, part in enumerate(parts):
+        total.update((b"\n" if number else b"") + part.encode())
+    return total.hexdigest()
+
+
+def with_data(version: str, digest: str) -> str:
+    """Returns the version with the beginning of its data's digest, such as `1+data-5f3a9c21`.
+
+    If task ids are rows, other data has the same ids. Such an environment names its data in its version, so that runs,
+    servers and results with other data are told apart.
+    """
+    return f"{version}+data-{digest[:8]}"

@@ -8,7 +8,7 @@ from itertools import combinations
 from typing import Any, cast, get_args
 
 from envservice.base import Environment, Replay, is_utf8
-from envservice.wire.schemas import MAX_TASK
+from envservice.wire import MAX_TASK
 from services.amounts import number_of
 from services.errors import UserError
 

@@ -14,13 +14,25 @@ from typing import Literal, Protocol
 from envservice.base import Environment, Outcome, PromptTemplate, Session
 from envservice.text.response_format import ACTION_END
 from envservice.text.tool_calls import Tool
-from envservice.wire.schemas import MAX_ACTIONS
+from envservice.wire import MAX_ACTIONS
 from services.config.tree import EnvSection, SftSection
 from services.errors import UserError
-from services.findings import Finding
 
 LONGEST = MAX_ACTIONS + 1
 """The most steps of an episode. The API bounds them, since a step carries all actions before it."""
+
+
+Status = Literal["ok", "warning", "error"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """The result of one check of `gagpo doctor`. `fix` is a command or an action; it is empty if nothing is wrong."""
+
+    check: str
+    status: Status
+    detail: str
+    fix: str = ""
 
 
 class Demonstrator(Protocol):

@@ -10,9 +10,8 @@ from envservice.adapters.dataset import dataset_spec
 from envservice.adapters.gymnasium import plays_twice, text_spec
 from envservice.adapters.mcp_client import McpCall, McpEpisode, mcp_spec
 from envservice.adapters.openenv import openenv_spec, openenv_tools_spec
-from envservice.base import Environment, Outcome, ParsedAction, PromptTemplate, Replay, Session, Turn
+from envservice.base import Environment, Outcome, ParsedAction, PromptTemplate, Replay, Session, Turn, with_data
 from envservice.client.client import EnvClient
-from envservice.data_digest import with_data
 from envservice.registry import find_spec, make_template
 from envservice.spec import EnvironmentSpec, Teacher
 from envservice.text.response_format import answer, read_answer, read_lowered

@@ -19,8 +19,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from deploy.cli import build_parser
+from envservice import wire
 from envservice.registry import BUILT_IN
-from envservice.wire import problems
 from lab.contracts import API_FILE
 from learner.credit.registry import ESTIMATORS, OptionTable, option_tables
 from learner.credit.state_keys import KEYS
@@ -250,7 +250,7 @@ def http_api_page() -> str:
 
 
 def _errors() -> str:
-    lines = re.findall(r"^    (\w+) +(\d+) *(.*)$", problems.__doc__ or "", re.MULTILINE)
+    lines = re.findall(r"^    (\w+) +(\d+) *(.*)$", wire.__doc__ or "", re.MULTILINE)
     return table(["type", "status", "meaning"], [[code(kind), status, meaning] for kind, status, meaning in lines])
 
 

@@ -19,8 +19,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from learner.model.memory import SharedDevice
+from services.amounts import GIB
 from services.errors import UserError
-from services.units import GIB
 from services.weights.shared_memory import GROWING
 
 COMMAND_S = 24 * 3600.0

@@ -29,7 +29,7 @@ from services.weights.registry import Participant
 
 if TYPE_CHECKING:
     from envservice.client.client import EnvClient
-    from envservice.wire.schemas import Info
+    from envservice.wire import Info
     from rollout.engine.engine import Engine
     from rollout.episode import EpisodeRunner, Limits
     from rollout.judge import Corrector

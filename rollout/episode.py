@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from envservice.base import RULE, Outcome, ParsedAction, Turn
-from envservice.client.client import EnvClient, EpisodeHandle
-from envservice.client.results import Result
+from envservice.client.client import EnvClient, EpisodeHandle, Result
 from rollout.judge import Judge
 from rollout.prompt_renderer import PromptRenderer
 from services.config.env import EnvSection

@@ -1,6 +1,9 @@
-"""Numbers and amounts in lines that people read."""
+"""Numbers, durations and memory sizes in lines that people read. Light."""
 
 from __future__ import annotations
+
+GIB = 1 << 30
+MIB = 1 << 20
 
 
 def number_of(count: int, noun: str) -> str:
@@ -23,3 +26,8 @@ def span(seconds: float) -> str:
         return f"{seconds:.0f} s"
     hours, minutes = divmod(round(seconds / 60), 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min"
+
+
+def in_gib(size: float) -> str:
+    """Returns a number of bytes as `12.3 GiB`, or as `35 MiB` where that would be 0.0."""
+    return f"{size / GIB:.1f} GiB" if size >= GIB / 20 else f"{size / MIB:.0f} MiB"

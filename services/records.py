@@ -200,10 +200,7 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def extreme_number(self) -> str:
-        """Describes the first reward or score that is not within LARGEST_REWARD; "" if there is none.
-
-        No episode gets one today. A store or an archive of an older version may hold one.
-        """
+        """Describes the first reward or score that is not within LARGEST_REWARD; "" if there is none."""
         for turn, step in enumerate(self.steps):
             if not within_reward_limit(step.reward):
                 return f"the reward {step.reward:g} at turn {turn}"
@@ -222,7 +219,7 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True):
 
     episodes: int = 0
     steps: int = 0
-    """Environment steps. Records of before have this field alone."""
+    """Environment steps."""
     wins: int = 0
     reward: float = 0.0
     """Undiscounted returns."""
@@ -264,29 +261,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Ids in training order."""
     drops: list[Drop]
     """All drops since the previous manifest."""
-
-
-def decode_drop(text: bytes) -> Drop:
-    """Returns the drop in this JSON. Sums are 0 in a drop with null among them, which an older version wrote for a sum
-    that was not finite."""
-    try:
-        return msgspec.json.decode(text, type=Drop)
-    except msgspec.ValidationError:
-        return msgspec.convert(_without_null_sums(msgspec.json.decode(text)), Drop)
-
-
-def decode_manifest(text: bytes) -> Manifest:
-    """Returns the manifest in this JSON, with drops as decode_drop reads them."""
-    try:
-        return msgspec.json.decode(text, type=Manifest)
-    except msgspec.ValidationError:
-        fields = msgspec.json.decode(text)
-        return msgspec.convert({**fields, "drops": [_without_null_sums(drop) for drop in fields["drops"]]}, Manifest)
-
-
-def _without_null_sums(drop: dict[str, Any]) -> dict[str, Any]:
-    """Returns a drop's fields, without any sum if one is null: the sums are over the same episodes."""
-    return drop if None not in drop.values() else {name: drop[name] for name in ("group", "task", "reason")}
 
 
 def choices_digest(actions: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from deploy.launch.checks.doctor import examine
-from services.findings import Finding
+from envservice.spec import Finding
 
 if TYPE_CHECKING:
     from rich.console import Console

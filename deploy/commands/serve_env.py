@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> None:
     from envservice.server.app import Settings
     from envservice.server.capacity import session_limit, sessions_bytes
     from envservice.server.process import serve
-    from services.units import GIB
+    from services.amounts import GIB
 
     if args.openenv or args.mcp:
         _serve_protocol(args, env, token)

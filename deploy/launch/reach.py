@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import httpx
 
 from envservice.registry import check_tools
-from envservice.wire.schemas import Info
+from envservice.wire import Info
 from services.config.redis import redis_url
 from services.config.secrets import ENV_TOKEN_VARIABLE, env_token
 from services.config.tree import Config

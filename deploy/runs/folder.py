@@ -17,7 +17,6 @@ import msgspec
 
 from deploy.runs.configs import light_config, load_config
 from deploy.runs.model_sources import origin
-from envservice.data_digest import agrees
 from learner.checkpoints.checkpoint import MIRROR, Checkpoints, steps_in
 from services.config.file import WEIGHT, as_yaml, dump_config, flatten
 from services.config.keys import LIST
@@ -241,7 +240,7 @@ def standing(config: Config, *, resume: bool, games: str | None = None) -> tuple
     if config.steps < (taken := max(steps_in(config.run_dir / "checkpoints"), default=0)):
         return (f"steps={config.steps} is fewer than the {taken} that {config.run_dir} has taken",
                 f"steps counts from the beginning: give {taken + config.steps} for {config.steps} more")
-    if games is not None and not agrees(identity.games, games):
+    if games is not None and identity.games != games:
         return (f"{config.run_dir} was played on {identity.games}, and now there is {games}",
                 "give this run another name (name=...), or the data and settings that it had")
     return None

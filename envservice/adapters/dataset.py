@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from envservice.adapters.gymnasium import plays_twice
-from envservice.base import Environment, PromptTemplate, Replay, Session
-from envservice.data_digest import digest_of, with_data
+from envservice.base import Environment, PromptTemplate, Replay, Session, digest_of, with_data
 from envservice.spec import LONGEST, EnvironmentSpec, check_declared, opens
 from envservice.text.plain_prompts import PLAIN
 from services.errors import EnvFault, UserError

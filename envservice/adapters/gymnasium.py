@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from operator import index
 from typing import Any, Protocol, SupportsFloat, cast
 
-from envservice.base import Environment, Outcome, PromptTemplate, Replay, Session, outcome_of
-from envservice.data_digest import digest_of
+from envservice.base import Environment, Outcome, PromptTemplate, Replay, Session, digest_of, outcome_of
 from envservice.spec import LONGEST, EnvironmentSpec, check_declared, opens
 from envservice.text.plain_prompts import PLAIN
 from services.errors import EnvFault, UserError

@@ -28,7 +28,7 @@ import msgspec
 
 from envservice.base import Environment, Outcome, Session, outcome_of
 from envservice.server.watchdog import Activity, Watchdog
-from envservice.wire.schemas import MAX_ACTION
+from envservice.wire import MAX_ACTION
 from services.config.secrets import ENV_TOKEN_VARIABLE
 from services.errors import UserError, utf8
 from services.files import NOT_JSON

@@ -20,10 +20,10 @@ from envservice.alfworld.prompts import (
 from envservice.alfworld.tasks import FETCH, VARIABLE
 from envservice.alfworld.teacher import TEACHER
 from envservice.base import Environment
-from envservice.spec import EnvironmentSpec
+from envservice.spec import EnvironmentSpec, Finding
 from services.config.tree import EnvSection
 from services.errors import UserError
-from services.findings import Finding, installed
+from services.process.packages import installed
 
 _PUBLISHED_STEPS = 50
 """The limit of steps of the games themselves."""

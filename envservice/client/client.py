@@ -24,14 +24,16 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
 
 import httpx
 import msgspec
 
+from envservice.base import Outcome
 from envservice.client.request_batching import (
     BACKOFF_S,
     SHARE,
@@ -41,18 +43,42 @@ from envservice.client.request_batching import (
     Replica,
     Unreachable,
 )
-from envservice.client.results import Result, result_of
-from envservice.wire.schemas import MAX_ACTION, Info, TaskList
+from envservice.wire import MAX_ACTION, Info, TaskList
 from services.amounts import number_of, rounded
-from services.errors import EnvFault
+from services.errors import EnvFault, ReplayDiverged, UnknownTask
 from services.http.bounded import PLAIN, UNLIMITED
+from services.rewards import LARGEST_REWARD, within_reward_limit
 
 CONNECT_S = 5.0
 LOOK_S = 1.0
 """Longest pause before the list of servers is looked at again, while none of them may be asked."""
 LATER_S = 1.0
 """Pause after the server had no room for one element of a request, or a service behind it was unavailable."""
+FAULTS: Mapping[str, type[EnvFault]] = {
+    "replay_diverged": ReplayDiverged, "engine_mismatch": ReplayDiverged, "unknown_task": UnknownTask}
+"""Maps the type of a problem to its fault. All others are an EnvFault."""
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result(Outcome):
+    """An outcome with the digest of the game so far."""
+
+    digest: str
+
+
+def result_of(element: dict[str, Any], where: str) -> Result:
+    """Returns the result. Raises the EnvFault of a problem; `where` tells its reader the game, step and server."""
+    if "type" in element:
+        kind = element["type"]
+        raise FAULTS.get(kind, EnvFault)(f"{kind}: {element.get('message')} ({where})")
+    try:
+        result = msgspec.convert(element, Result)
+    except msgspec.ValidationError as error:
+        raise EnvFault(f"the answer is not a result: {error} ({where})") from error
+    if not within_reward_limit(result.reward):
+        raise EnvFault(f"the reward is {result.reward:g}, and at most {LARGEST_REWARD:g} in size is taken ({where})")
+    return result
 
 
 class HeldElsewhere(Unreachable):

@@ -22,7 +22,7 @@ import httpx
 import msgspec
 from pydantic import ValidationError
 
-from envservice.wire.schemas import MAX_BODY, REPLAYS_HEADER, WireModel
+from envservice.wire import MAX_BODY, REPLAYS_HEADER, WireModel
 from services.amounts import rounded
 from services.errors import EnvFault
 from services.http.bounded import TooLarge, read_response

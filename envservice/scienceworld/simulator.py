@@ -26,7 +26,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from services.errors import UserError
-from services.findings import installed
+from services.process.packages import installed
 
 VERSION = "1.2.3"
 """The simulator's version. The table of variations and all measured results belong to it."""

@@ -15,10 +15,9 @@ from envservice.scienceworld.prompts import (
 )
 from envservice.scienceworld.simulator import MEMORY_BYTES
 from envservice.scienceworld.teacher import TEACHER
-from envservice.spec import EnvironmentSpec
+from envservice.spec import EnvironmentSpec, Finding
 from services.config.tree import EnvSection
 from services.errors import UserError
-from services.findings import Finding
 
 
 def open_environment(env: EnvSection) -> Environment:

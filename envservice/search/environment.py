@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import cast
 
-from envservice.base import Outcome, RecordedSession, Replay
-from envservice.data_digest import with_data
+from envservice.base import Outcome, RecordedSession, Replay, with_data
 from envservice.search import prompts
 from envservice.search.questions import SPLITS, Question, Questions, Split
 from envservice.search.retrieval import BackgroundRetriever, Retriever

@@ -15,7 +15,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-from envservice.data_digest import digest_of
+from envservice.base import digest_of
 from services.errors import UserError
 from services.files import NOT_JSON, without_mark
 

@@ -8,8 +8,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from envservice.base import Environment, Outcome
-from envservice.data_digest import digest_of
+from envservice.base import Environment, Outcome, digest_of
 from envservice.search.prompts import SearchCompactTemplate, SearchFullTemplate, result_of
 from envservice.spec import EnvironmentSpec, Teacher
 from services.config.tree import EnvSection, SftSection

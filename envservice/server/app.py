@@ -22,14 +22,14 @@ from envservice.base import Environment
 from envservice.server.batches import Batches, Element, Verb
 from envservice.server.metrics import ServerMetrics
 from envservice.server.sessions import SessionStore
-from envservice.wire.problems import Problem
-from envservice.wire.schemas import (
+from envservice.wire import (
     MAX_BATCH,
     MAX_BODY,
     REPLAYS_HEADER,
     CloseRequest,
     CloseResult,
     Info,
+    Problem,
     ProblemBody,
     ResetRequest,
     SplitInfo,

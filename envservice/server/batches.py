@@ -23,8 +23,7 @@ from pydantic import BaseModel, FailFast, Field, TypeAdapter, ValidationError
 
 from envservice.server.metrics import ServerMetrics
 from envservice.server.sessions import SessionStore
-from envservice.wire.problems import Problem
-from envservice.wire.schemas import MAX_BATCH, CloseRequest, ResetRequest, StepRequest
+from envservice.wire import MAX_BATCH, CloseRequest, Problem, ResetRequest, StepRequest
 from services.files import NOT_JSON
 
 BOUNDS = (Field(max_length=MAX_BATCH), FailFast())

@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from services.amounts import GIB
 from services.config.tree import EnvSection
 from services.errors import UserError
-from services.units import GIB
 
 SHARE = 0.5
 """The share of the memory that sessions may use. The rest is for the server and other processes."""

@@ -10,7 +10,7 @@ import psutil
 from prometheus_client import generate_latest
 
 from envservice.server.sessions import SessionStore
-from envservice.wire.problems import STATUS
+from envservice.wire import STATUS
 from services.telemetry.meters import Meters
 
 VERBS = ("reset", "step", "close")

@@ -36,14 +36,13 @@ from envservice.server.app import Settings, create_app
 from envservice.server.batches import Batches
 from envservice.server.capacity import own_memory_bytes
 from envservice.server.watchdog import Activity, Watchdog
-from services.amounts import number_of
+from services.amounts import GIB, number_of
 from services.config.secrets import ENV_TOKEN_VARIABLE
 from services.errors import UserError
 from services.http.server import Server, listen, reserve, server_config
 from services.process.addresses import check_exposure, host_port
 from services.process.forks import forks_apart
 from services.telemetry.logs import get_logger
-from services.units import GIB
 
 log = get_logger("server")
 DRAIN_S = 8

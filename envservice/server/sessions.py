@@ -33,8 +33,7 @@ import msgspec
 
 from envservice.base import Environment, ForeseeingSession, Outcome, RecordedSession, Session, outcome_of
 from envservice.server.watchdog import Activity
-from envservice.wire.problems import Problem
-from envservice.wire.schemas import StepRequest, StepResult
+from envservice.wire import Problem, StepRequest, StepResult
 from services.errors import Unavailable, utf8
 from services.process.signals import signal_of
 from services.telemetry.logs import get_logger

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from envservice.base import Replay, Session
+from envservice.base import Replay, Session, with_data
 from envservice.bm25.index import IN_MEMORY, Index, build, cache_folder, open_or_build
-from envservice.data_digest import with_data
 from envservice.webshop import catalogue, files
 from envservice.webshop.goals import (
     FAMILY,

@@ -6,14 +6,14 @@ import random
 from collections.abc import Iterator
 
 from envservice.base import Environment, Outcome
-from envservice.spec import EnvironmentSpec, Teacher
+from envservice.spec import EnvironmentSpec, Finding, Teacher
 from envservice.text.response_format import answer
 from envservice.webshop import pages
 from envservice.webshop.prompts import WebshopCompactTemplate, WebshopFullTemplate
 from envservice.webshop.reader import clicks, instruction_of, parse_request, read
 from envservice.webshop.shopper import Shopper, content_words, not_offered
 from services.config.tree import EnvSection, SftSection
-from services.findings import Finding, installed
+from services.process.packages import installed
 
 _AWAY = tuple(name.lower() for name in (pages.DESCRIPTION, pages.FEATURES, pages.REVIEWS, pages.PREVIOUS, pages.BACK))
 _FUTILE = 0.5

@@ -28,8 +28,7 @@ import msgspec
 
 from deploy.launch.ray_cluster import private_ray
 from envservice.base import Outcome
-from envservice.client.client import EnvClient
-from envservice.client.results import Result
+from envservice.client.client import EnvClient, Result
 from envservice.registry import open_holding
 from lab.bench.figures import Figure, Tell, silent
 from lab.bench.served import served

@@ -22,6 +22,7 @@ from deploy.members.env_server import EnvServer
 from envservice.base import PromptTemplate, Turn
 from envservice.registry import make_template, open_environment
 from lab.bench.figures import Figure, Tell, silent
+from services.amounts import GIB
 from services.config.file import dump_config
 from services.config.tree import Config, EnvSection, ModelSection, RolloutSection
 from services.process.addresses import held_port
@@ -29,7 +30,6 @@ from services.records import Episode, Step, Ticket, Version
 from services.seeds import seed_for
 from services.store.redis_server import private_redis
 from services.store.store import Store
-from services.units import GIB
 from services.weights.pack import Packed, pack_folder
 
 CONFIG = Config(

@@ -24,10 +24,10 @@ from learner.checkpoints.background import Background
 from learner.checkpoints.file_facts import META, FileFacts, check_facts, digests, facts_of
 from learner.cold_start.sft import Order, Reached
 from learner.cold_start.sft_data import ROWS
+from services.amounts import GIB
 from services.config.tree import Config
 from services.files import Damaged, read_json, sync, sync_tree
 from services.outages import retry_files
-from services.units import GIB
 
 if TYPE_CHECKING:
     from learner.trainer import Learner

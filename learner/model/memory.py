@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from services.amounts import GIB
 from services.config.sections import LoraSection
 from services.config.tree import Config
-from services.units import GIB
 
 LOGITS_AT_ONCE = 1 << 26
 """Elements of [T, V] logits held at once (256 MB in float32). Larger logits are recomputed in slices backwards."""

@@ -22,8 +22,7 @@ from learner.rows.packing import Pack, Rows, pack_rows
 from learner.selftest.scene import Gauge, Scene, config, groups
 from learner.selftest.table import Line
 from learner.trainer import Learner
-from services.amounts import rounded
-from services.units import GIB
+from services.amounts import GIB, rounded
 from services.weights.pack import unpack
 
 DLOGP = 0.05

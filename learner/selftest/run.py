@@ -26,9 +26,8 @@ from learner.rank_group import RankGroup
 from learner.selftest.checks import Checks, planned_bytes
 from learner.selftest.scene import GPU, TINY, Scene, config, groups, write_model
 from learner.selftest.table import Line, attempt
-from services.amounts import rounded
+from services.amounts import GIB, rounded
 from services.config.sections import SftSection
-from services.units import GIB
 
 TOP_N = 12
 """Number of operations that are shown, the slowest first."""

@@ -25,9 +25,9 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import Field
 from starlette.exceptions import HTTPException
 
-from envservice.client.results import Result
+from envservice.client.client import Result
 from envservice.text.tool_calls import Tool
-from envservice.wire.schemas import WireModel
+from envservice.wire import WireModel
 from rollout.agents import messages, responses
 from rollout.agents.completions import ChatRequest, chunks, reply
 from rollout.agents.messages import CountRequest, MessagesRequest

@@ -6,7 +6,7 @@ the history as they were written, so most calls continue the one before and trai
 
 from __future__ import annotations
 
-from envservice.client.results import Result
+from envservice.client.client import Result
 from envservice.text.response_format import without_thought
 from envservice.text.tool_calls import MISTRAL_CALLS
 from rollout.agents.session import AgentSession, ChatAnswer

@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, SupportsFloat, cast
 
-from envservice.client.client import EnvClient
-from envservice.client.results import Result
+from envservice.client.client import EnvClient, Result
 from envservice.text.tool_calls import Tool
 from rollout.agents.program import AgentProgram
 from rollout.agents.session import AgentSession, EpisodeOver

@@ -31,7 +31,7 @@ from envservice.server.app import Settings
 from envservice.server.app import create_app as environment_app
 from envservice.server.capacity import session_limit, sessions_bytes
 from envservice.text.tool_calls import CALL, Tool, invalid_reason
-from envservice.wire.schemas import WireModel
+from envservice.wire import WireModel
 from rollout.agents.app import OpenEpisode, create_app, request_key
 from rollout.agents.refusals import Refused
 from rollout.agents.runner import episode_of

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from envservice.client.client import EpisodeHandle
-from envservice.client.results import Result
+from envservice.client.client import EpisodeHandle, Result
 from envservice.text.tool_calls import Tool, ToolCall, written_call
 from rollout.agents.session import AgentSession, EpisodeOver, ExtremeReward
 from services.errors import EnvFault, utf8

@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any, Literal
 
+from services.amounts import GIB
 from services.config.sections import RolloutSection
 from services.errors import UserError
 from services.process.environment import wait_politely
-from services.units import GIB
 
 BLOCK_TOKENS = 32
 """Tokens of a KV block on CPUs. vLLM's default is 128, but prompts share only full blocks, and ours are short."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from services.config.env import SERVER_KEYS
 from services.config.keys import (
     LIST,
     OPEN_SECTION,
-    REMOVED,
     check_key,
     check_nested,
     config_keys,
@@ -228,7 +227,6 @@ def _read(file: Path, shipped_in: Path | None, mistakes: list[UserError], above:
         raise UserError(f"{file} is its own base", "remove `base` from one of these files")
     tree = read_tree(file)
     bases = tree.pop("base", [])
-    _drop_unset(tree, REMOVED)
     entries = _take_list(tree, file)
     for one in (tree, *({"env": entry} for entry in entries or ())):
         _take_unknown_keys(one, file, mistakes)
@@ -389,15 +387,6 @@ def _set(tree: Tree, key: str, value: object) -> None:
             raise UserError(f"{section} is {below!r} in the config file", "make it a section with keys of its own")
         tree = below
     tree[leaf] = value
-
-
-def _drop_unset(tree: Tree, keys: Iterable[str]) -> None:
-    """Deletes those of the dotted `keys` whose value is None."""
-    for key in keys:
-        section, _, leaf = key.rpartition(".")
-        below = tree.get(section)
-        if isinstance(below, dict) and leaf in below and below[leaf] is None:
-            del below[leaf]
 
 
 def _take_unknown_keys(tree: Tree, where: Path | str, mistakes: list[UserError], prefix: str = "") -> None:

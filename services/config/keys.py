@@ -16,9 +16,6 @@ from services.errors import UserError
 
 OPEN_SECTION = "learner.credit."
 """The section whose keys depend on the estimator."""
-REMOVED = {"metrics.traces": "traces no longer exist: the log, the ledger and `gagpo audit` follow a ticket"}
-"""Key that earlier versions had -> what takes its place. A file may still give it without a value (null), as the
-configs of their runs do."""
 LIST = "env.more"
 """Where the tree holds the entries of a list of environments after the first. A config file has `env: [...]`."""
 FEW = 8
@@ -90,8 +87,6 @@ def check_key(key: str, where: Path | str) -> None:
     """Raises UserError for a key or section that the config does not have. `where`: who gave it, for the message."""
     if key in config_keys() or is_section(key):
         return
-    if key in REMOVED:
-        raise UserError(f"the key {key} was removed, and {where} sets it", f"delete it; {REMOVED[key]}")
     option = OPEN_SECTION + key.removeprefix(OPEN_SECTION).partition(".")[0]
     if key.startswith(OPEN_SECTION) and option not in config_keys():
         return  # learner/credit/registry.py checks it, by the estimator; keys may lie below an option

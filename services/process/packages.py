@@ -12,6 +12,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from services.errors import UserError
@@ -39,6 +40,14 @@ def naming_extras() -> Iterator[None]:
         also = " (or gagpo[cuda] for GPUs)" if extra == "cpu" else ""
         raise UserError(f"this needs the package {package}, which is not installed",
                         f"pip install 'gagpo[{extra}]'{also}") from error
+
+
+def installed(name: str) -> str | None:
+    """Returns the version of an installed distribution, or None if it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
 
 
 def installation_root() -> Path:

@@ -14,7 +14,7 @@ import msgspec
 
 from services.errors import UserError, in_short
 from services.files import NOT_JSON
-from services.records import Drop, Manifest, decode_drop, decode_manifest
+from services.records import Drop, Manifest
 from services.store.connection import Connection
 from services.store.lease import Lease
 
@@ -34,8 +34,8 @@ def _manifest(step: int, text: bytes) -> Manifest:
     """Returns the manifest of a step. Raises DamagedManifest if `text` is none, or one of another step or of groups
     that no training group's name names."""
     try:
-        manifest = decode_manifest(text)
-    except (*NOT_JSON, KeyError, TypeError, AttributeError) as error:
+        manifest = msgspec.json.decode(text, type=Manifest)
+    except NOT_JSON as error:
         raise DamagedManifest(step, in_short(error)) from None
     if manifest.step != step or not manifest.groups or not all(map(_TRAIN_GROUP.fullmatch, manifest.groups)):
         raise DamagedManifest(step, f"step {manifest.step}, groups {', '.join(manifest.groups) or 'none'}")
@@ -150,7 +150,7 @@ class StepLog:
         return Journal(
             issued=int(issued or 0), manifests={int(step): _manifest(int(step), text) for step, text in
                                                 manifests.items()},
-            drops=[decode_drop(drop) for drop in drops],
+            drops=[msgspec.json.decode(drop, type=Drop) for drop in drops],
             in_flight=[name.decode() for name in (*ready, *unfinished) if name.startswith(b"train/")])
 
     def unclaimed(self) -> list[str]:

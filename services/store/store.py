@@ -63,7 +63,6 @@ from services.records import (
     TicketKind,
     Verdict,
     Version,
-    decode_drop,
     decode_turn,
     encode_turn,
 )
@@ -370,7 +369,7 @@ class Store:
     def drops(self) -> list[Drop]:
         """Returns the drops since the newest manifest, in order. The next manifest takes them."""
         (waiting,) = self.connection.read(("LRANGE", "drops", 0, -1))
-        return [decode_drop(drop) for drop in waiting]
+        return [msgspec.json.decode(drop, type=Drop) for drop in waiting]
 
     # Counts, and what is known of a group
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import msgspec
 
+from services.amounts import GIB
 from services.files import NOT_JSON, read_bounded, write_whole
 from services.outages import retry_files
 from services.telemetry.names import PHASES
 from services.telemetry.task_types import ENV_PREFIX, PREFIX
-from services.units import GIB
 
 _PHASE_TEXTS: Mapping[str, str] = {
     "wait": "waiting for the groups of the step",

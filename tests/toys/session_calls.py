@@ -3,8 +3,7 @@
 import pytest
 
 from envservice.server.sessions import Answer, SessionStore
-from envservice.wire.problems import Problem
-from envservice.wire.schemas import StepRequest
+from envservice.wire import Problem, StepRequest
 
 TASK = "toy/train/00"
 

@@ -20,12 +20,11 @@ from typing import Any
 
 from envservice.registry import make_template
 from learner.cold_start.scratch_model import CHAT_TEMPLATE
-from services.amounts import number_of
+from services.amounts import GIB, in_gib, number_of
 from services.chat import ChatRefused, chat_format, check_chat
 from services.config.tree import Config, ModelSection
 from services.errors import Fault, UserError
 from services.files import read_json
-from services.units import GIB, in_gib
 
 SECONDS = 3
 """Seconds of processor time in which a template has to write the messages of the check."""

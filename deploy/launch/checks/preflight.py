@@ -31,11 +31,11 @@ from learner.cold_start.trajectories import read_trajectories
 from learner.model.family import check_family
 from rollout.agents.runner import find_agent
 from rollout.engine.settings import check_shape
+from services.amounts import GIB
 from services.config.tree import Config
 from services.errors import UserError, check_together
 from services.files import read_json
 from services.object_folder import ObjectFolder
-from services.units import GIB
 
 TAGGED = ("meta", "compact-meta")
 """The prompts of ours whose answers name their kind of reasoning."""

@@ -11,11 +11,11 @@ from deploy.launch.planning import gpu_pool, machine
 from deploy.launch.planning.gpu_plan import gpus_needed
 from deploy.launch.planning.model_memory import check_cache
 from deploy.launch.planning.plan import halves, make_plan, uses_private_ray
+from services.amounts import GIB
 from services.config.file import as_yaml, flatten
 from services.config.tree import CPU, Config
 from services.errors import UserError
-from services.findings import installed
-from services.units import GIB
+from services.process.packages import installed
 
 SMALL_CACHE_GB = 0.5
 """Smallest KV cache in GB that hardware=cpu sets."""

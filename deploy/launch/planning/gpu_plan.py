@@ -17,10 +17,10 @@ from deploy.launch.planning.gpu_pool import GpuPool
 from deploy.launch.planning.model_memory import model_shape, planned_training, received_bytes, sampler_bytes
 from learner.model.memory import HEAD_ROOM, Shape, SharedDevice, Training, memory, offloaded_bytes, saved_per_token
 from rollout.engine.settings import ENGINE_GIB, kv_bytes
+from services.amounts import GIB, in_gib
 from services.config.file import as_yaml
 from services.config.tree import Config
 from services.errors import UserError
-from services.units import GIB, in_gib
 from services.weights.link import BUCKET
 
 CONTEXT_GIB = 1.0

@@ -8,8 +8,8 @@ import subprocess
 from dataclasses import dataclass
 
 from deploy.launch.ray_address import ray_address
+from services.amounts import GIB
 from services.config.tree import CPU, Config
-from services.units import GIB
 
 ASK_S = 20.0
 

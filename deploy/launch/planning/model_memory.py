@@ -10,10 +10,10 @@ from typing import Any
 
 from learner.credit.registry import estimator
 from learner.model.memory import Shape, Training, adapter_parameters, settled, shape_of, training_of
+from services.amounts import GIB
 from services.config.tree import Config, ModelSection
 from services.errors import UserError
 from services.files import read_json
-from services.units import GIB
 from services.weights.headers import folder_parameters
 from services.weights.link import BUCKET
 from services.weights.registry import Way

@@ -26,11 +26,10 @@ from deploy.runs.folder import RunFolder, standing
 from deploy.runs.model_sources import origin
 from envservice.registry import find_spec, largest_session
 from learner.model.memory import checkpoint_copy, host_moments, memory, offloaded_bytes
-from services.amounts import number_of
+from services.amounts import GIB, number_of
 from services.config.tree import Config
 from services.errors import UserError
 from services.process.own_code import as_user_error
-from services.units import GIB
 
 FORMAT = 1
 SMALLEST_PASS = 2048

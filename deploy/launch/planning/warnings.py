@@ -16,13 +16,12 @@ from envservice.base import PromptTemplate
 from envservice.registry import find_spec, make_template
 from learner.cold_start.trajectories import read_trajectories
 from learner.credit.registry import estimator, unread
-from services.amounts import number_of
+from services.amounts import in_gib, number_of
 from services.chat import THINK
 from services.config.env import Section
 from services.config.file import as_yaml
 from services.config.tree import Config
 from services.process.own_code import as_user_error, file_of
-from services.units import in_gib
 from services.weights.headers import read_tokenizer
 
 TOKENIZER = "tokenizer.json"

@@ -24,10 +24,10 @@ from deploy.runs.policies import folder_digest
 from deploy.runs.results import RunResults
 from lab.experiments.credit.design import ARMS
 from lab.experiments.gradient.alignment import Gradients, PolicyGradients, success_credit
+from services.amounts import GIB
 from services.config.tree import Config
 from services.errors import UserError
 from services.records import Episode, Step, Ticket
-from services.units import GIB
 
 if TYPE_CHECKING:
     from learner.model.policy import Policy

@@ -26,8 +26,7 @@ from schemathesis.checks import (
     status_code_conformance,
 )
 
-from envservice.wire.problems import STATUS
-from envservice.wire.schemas import MAX_ACTION, MAX_ACTIONS
+from envservice.wire import MAX_ACTION, MAX_ACTIONS, STATUS
 from lab.contracts import API_FILE
 
 FAMILIES = ("alfworld", "webshop", "search", "scienceworld")

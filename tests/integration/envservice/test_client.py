@@ -12,9 +12,8 @@ import pytest
 from ports import likely_port
 from toy_environment import ToyEnvironment, solution
 
-from envservice.client.client import EnvClient
+from envservice.client.client import EnvClient, Result
 from envservice.client.request_batching import Unreachable
-from envservice.client.results import Result
 from services.errors import EnvFault, ReplayDiverged
 
 Start = Callable[..., Any]

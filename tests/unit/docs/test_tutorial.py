@@ -16,7 +16,7 @@ from deploy.launch.planning import machine
 from deploy.runs.configs import load_config
 from envservice.registry import find_spec, make_template, open_environment
 from rollout.demonstrations import demonstrate
-from services.units import GIB
+from services.amounts import GIB
 
 ROOT = Path(__file__).parents[3]
 TUTORIAL = (ROOT / "docs/tutorial.md").read_text()

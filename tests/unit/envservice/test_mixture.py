@@ -21,7 +21,7 @@ from envservice.registry import (
     open_holding,
 )
 from envservice.server.sessions import SessionStore
-from envservice.wire.schemas import StepRequest, StepResult
+from envservice.wire import StepRequest, StepResult
 from services.config.env import EnvSection, SearchSection
 from services.errors import UserError
 

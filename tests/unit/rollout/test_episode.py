@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from envservice.base import Outcome, ParsedAction
-from envservice.client.results import Result
+from envservice.client.client import Result
 from learner.credit.state_keys import keys_of_group
 from rollout.engine.engine import Sample
 from rollout.episode import EpisodeRunner, Limits

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from envservice.base import Outcome, Turn
-from envservice.client.results import Result
+from envservice.client.client import Result
 from rollout.engine.engine import Sample
 from rollout.episode import EpisodeRunner, Limits
 from rollout.judge import Judge, chosen, labels

@@ -16,7 +16,7 @@ from deploy.runs.configs import load_config
 from deploy.runs.folder import open_run
 from deploy.training.sweep import ABLATIONS, configs
 from learner.checkpoints.checkpoint import Checkpoints, Position
-from services.units import GIB
+from services.amounts import GIB
 
 TOKENIZER = Path(__file__).parents[3] / "integration/deploy/explorer/walk/model/tokenizer.json"
 RESUMED = pytest.mark.parametrize("given", ["runs/mine", "mine"])

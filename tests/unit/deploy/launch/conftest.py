@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from deploy.launch.planning import gpu_pool, machine
-from services.units import GIB
+from services.amounts import GIB
 
 
 @pytest.fixture

@@ -18,11 +18,11 @@ from deploy.launch.checks import preflight
 from deploy.launch.planning import machine
 from deploy.members.env_server import EnvServer, answers
 from deploy.runs.configs import load_config
-from envservice.wire.schemas import Info
+from envservice.wire import Info
+from services.amounts import GIB
 from services.config.file import dump_config
 from services.config.secrets import ENV_TOKEN_VARIABLE
 from services.errors import UserError
-from services.units import GIB
 
 CONTAINERFILE = Path(preflight.__file__).parents[2] / "docker" / "Containerfile"
 

@@ -11,8 +11,7 @@ from toy_environment import ToyEnvironment, ToySession
 
 from envservice.base import Outcome
 from envservice.client import request_batching
-from envservice.client.client import EnvClient
-from envservice.client.results import Result
+from envservice.client.client import EnvClient, Result
 from envservice.server.app import Settings, create_app
 from services.errors import EnvFault
 from services.http.server import bind, serving_in_thread

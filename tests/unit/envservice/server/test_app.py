@@ -8,7 +8,7 @@ import pytest
 from toy_environment import ToyEnvironment, solution
 
 from envservice.server.app import Settings, create_app
-from envservice.wire.schemas import MAX_ACTION, MAX_ACTIONS, MAX_BATCH, MAX_BODY
+from envservice.wire import MAX_ACTION, MAX_ACTIONS, MAX_BATCH, MAX_BODY
 from services.telemetry.names import CATALOGUE
 
 TASK = "toy/train/00"

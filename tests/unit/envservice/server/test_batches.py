@@ -9,8 +9,7 @@ import pytest
 from pydantic import BeforeValidator, TypeAdapter, model_validator
 
 from envservice.server.batches import Verb
-from envservice.wire.problems import Problem
-from envservice.wire.schemas import MAX_BATCH, WireModel
+from envservice.wire import MAX_BATCH, Problem, WireModel
 
 validated: list[Any] = []
 """Values and elements that came to pydantic."""

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from envservice.server.capacity import memory_bytes, own_memory_bytes, session_limit, sessions_bytes
+from services.amounts import GIB
 from services.config.file import default_config
 from services.config.tree import EnvSection
 from services.errors import UserError
-from services.units import GIB
 
 MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 

@@ -5,8 +5,7 @@ from session_calls import TASK, play, request
 from toy_environment import ToyEnvironment, solution
 
 from envservice.server.sessions import SessionStore
-from envservice.wire.problems import Problem
-from envservice.wire.schemas import MAX_ACTION
+from envservice.wire import MAX_ACTION, Problem
 
 
 class Clock:

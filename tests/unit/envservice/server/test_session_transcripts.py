@@ -10,8 +10,7 @@ from toy_environment import ToyEnvironment
 
 from envservice.base import Outcome
 from envservice.server.sessions import Answer, SessionStore
-from envservice.wire.problems import Problem
-from envservice.wire.schemas import StepRequest
+from envservice.wire import Problem, StepRequest
 from services.config.tree import AgentSection
 
 

@@ -13,8 +13,7 @@ from toy_environment import ToyEnvironment, solution
 
 from envservice.base import Replay
 from envservice.server.sessions import SessionStore
-from envservice.wire.problems import Problem
-from envservice.wire.schemas import StepResult
+from envservice.wire import Problem, StepResult
 from services.errors import EnvFault, Unavailable
 
 

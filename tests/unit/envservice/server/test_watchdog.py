@@ -8,7 +8,7 @@ from toy_environment import ToyEnvironment, solution
 
 from envservice.server.sessions import SessionStore
 from envservice.server.watchdog import LOOKS, Activity, Watchdog
-from envservice.wire.schemas import StepRequest
+from envservice.wire import StepRequest
 
 TASK = "toy/train/00"
 

@@ -15,7 +15,7 @@ from ports import likely_port
 
 from envservice.client.client import EnvClient, EpisodeHandle
 from envservice.server.app import Settings, create_app
-from envservice.wire.schemas import MAX_ACTION
+from envservice.wire import MAX_ACTION
 from rollout.agents import runner as runners
 from rollout.agents.session import EpisodeOver
 from services.config.env import EnvSection

@@ -13,9 +13,9 @@ import pytest
 from pydantic import ValidationError
 
 from rollout.engine.settings import engine_arguments, engine_environment, environment, kv_bytes
+from services.amounts import GIB
 from services.config.sections import COLDEST, RolloutSection
 from services.errors import UserError
-from services.units import GIB
 
 
 def arguments(**keys: Any) -> dict[str, Any]:

@@ -26,8 +26,6 @@ def file(tmp_path: Path) -> Path:
     ("learner: {lr:0.1}", "unknown key learner.lr:0.1 in FILE; write a space after the colon: lr: 0.1"),
     ("base:", "FILE: base has no value; name a config file, or remove `base`"),
     ("base: [3]", "FILE: base cannot be 3; name a config file, or remove `base`"),
-    ("metrics: {traces: http://127.0.0.1:4318}", "the key metrics.traces was removed, and FILE sets it; delete it; "
-     "traces no longer exist: the log, the ledger and `gagpo audit` follow a ticket"),
     ("name: 2026", "name is a text and cannot be 2026; write it in quotes in FILE"),
     ("name: 2026-11-24", "name is a text and cannot be 2026-11-24; write it in quotes in FILE"),
     ("name:", "name has no value; it should be a valid string"),
@@ -37,11 +35,6 @@ def test_a_wrong_key_of_a_file_is_told_the_form(file: Path, text: str, line: str
     with pytest.raises(UserError) as error:
         load_config(file)
     assert str(error.value) == line.replace("FILE", str(file))
-
-
-def test_the_config_of_an_earlier_run_may_name_a_removed_key_without_a_value(file: Path):
-    file.write_text("name: mine\nsteps: 3\nmetrics: {port: 7, traces: null}\n")
-    assert load_config(file).metrics.port == 7
 
 
 @pytest.mark.parametrize(("key", "advice"), [

@@ -11,8 +11,8 @@ from deploy import cli
 from deploy.launch.checks import doctor, gpu_checks
 from deploy.launch.planning import machine
 from deploy.runs.configs import load_config
+from envservice.spec import Finding
 from services.errors import UserError
-from services.findings import Finding
 
 
 def find(check: str, findings: list[Finding]) -> Finding:

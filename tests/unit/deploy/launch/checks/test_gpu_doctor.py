@@ -11,8 +11,8 @@ import pytest
 from deploy.launch.checks import doctor, gpu_checks
 from deploy.launch.planning import gpu_pool
 from deploy.runs.configs import load_config
+from envservice.spec import Finding
 from services.errors import UserError
-from services.findings import Finding
 
 ROOT = Path(__file__).parents[5]
 SMI = """#!/bin/sh

@@ -14,9 +14,9 @@ from ports import likely_port
 from deploy.launch.checks import preflight
 from deploy.launch.planning import machine
 from deploy.runs.configs import load_config
+from services.amounts import GIB
 from services.config.tree import Config, PlacementSection
 from services.errors import UserError
-from services.units import GIB
 
 
 @pytest.fixture(autouse=True)

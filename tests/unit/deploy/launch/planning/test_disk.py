@@ -10,8 +10,8 @@ from deploy.launch.planning import plan
 from deploy.launch.planning.model_memory import checkpoint_bytes, kept_bytes
 from deploy.launch.planning.warnings import short_of_disk
 from deploy.runs.configs import load_config
+from services.amounts import in_gib
 from services.config.tree import Config
-from services.units import in_gib
 
 Usage = namedtuple("Usage", ("total", "used", "free"))
 PARAMETERS = 1_543_714_304

@@ -9,7 +9,7 @@ from deploy.launch.planning import machine
 from deploy.launch.planning.fit import on_cpu
 from deploy.runs.configs import load_config
 from deploy.runs.folder import differences
-from services.units import GIB
+from services.amounts import GIB
 
 PRESETS = ("alfworld-1.5b", "alfworld-7b", "alfworld-7b-one-gpu", "alfworld-32b", "alfworld-best")
 

@@ -7,9 +7,9 @@ import pytest
 from deploy.launch.planning import plan
 from deploy.launch.planning.model_memory import SCRATCH_VOCABULARY, STORED, check_object_store, model_shape
 from deploy.runs.configs import load_config
+from services.amounts import GIB
 from services.config.tree import Config, ModelSection
 from services.errors import UserError
-from services.units import GIB
 from services.weights.actor import KEEP
 
 

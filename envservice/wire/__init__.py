@@ -1,1 +1,0 @@
-"""The data that client and server exchange: schemas, session digests, typed problems."""
