@@ -1,7 +1,4 @@
-"""One group, read from its rows in the archive, with its shared states and its costliest step.
-
-Columns that an older archive lacks are None in every step and named in `Group.missing`.
-"""
+"""One group, read from its rows in the archive, with its shared states and its costliest step."""
 
 from __future__ import annotations
 
@@ -19,13 +16,11 @@ from services.records import CUT
 
 CREDIT = ("return", "value", "baseline", "delta", "raw_advantage", "advantage", "state_key")
 """Columns that only turns which were trained on have."""
-NEWER = ("raw_advantage", "baseline", "prompt_ids", "learner_logprobs", "final_observation")
-"""Columns that archives of format 1 lack."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepView:
-    """One turn. Values that the archive lacks are None."""
+    """One turn."""
 
     t: int
     observation: str
@@ -38,7 +33,7 @@ class StepView:
     reward: float
     version: str
     num_prompt: int
-    prompt_ids: list[int] | None
+    prompt_ids: list[int]
     tokens: list[int]
     logprobs: list[float]
     """Logprobs of the sampler."""
@@ -150,8 +145,6 @@ class Group:
 
     entry: GroupEntry
     episodes: list[ShownEpisode]
-    missing: tuple[str, ...]
-    """Columns of NEWER that its file lacks."""
     visits: dict[str, list[Visit]] = field(default_factory=dict)
     """State key -> its visits, in order of k and t."""
 
@@ -194,8 +187,7 @@ def mean_value(visits: Sequence[Visit]) -> float | None:
 
 
 def with_same_choices(visits: Sequence[Visit], step: StepView) -> list[Visit]:
-    """Returns the visits in which the same actions were admissible as before `step`. All of them, if it had no list or
-    the archive does not have it."""
+    """Returns the visits in which the same actions were admissible as before `step`. All of them, if it had no list."""
     return [visit for visit in visits if not step.choices or visit.step.choices == step.choices]
 
 
@@ -229,29 +221,27 @@ def read_group(folder: Path, entry: GroupEntry) -> Group | None:
     members: dict[int, list[dict[str, Any]]] = {}
     for row in sorted(rows, key=lambda row: (row["k"], row["step"])):
         members.setdefault(row["k"], []).append(row)
-    missing = tuple(name for name in NEWER if name not in table.column_names)
-    return Group(entry=entry, episodes=[_episode(member) for member in members.values()], missing=missing)
+    return Group(entry=entry, episodes=[_episode(member) for member in members.values()])
 
 
 def _episode(rows: list[dict[str, Any]]) -> ShownEpisode:
     last = rows[-1]
-    after = [row["observation"] for row in rows[1:]] + [last.get("final_observation") or None]
+    after = [row["observation"] for row in rows[1:]] + [last["final_observation"] or None]
     return ShownEpisode(
         k=last["k"], won=last["won"], end=last["end"], worker=last["worker"], attempt=last["attempt"],
         steps=[_step(row, result) for row, result in zip(rows, after, strict=True)], final_observation=after[-1])
 
 
 def _step(row: dict[str, Any], result: str | None) -> StepView:
-    baseline = row.get("baseline")
+    baseline = row["baseline"]
     return StepView(
         t=row["step"], observation=row["observation"], result=result, action=row["action"], valid=row["valid"],
         admissible=row["admissible"], reward=row["reward"], version=row["version"], num_prompt=row["prompt_tokens"],
-        prompt_ids=row.get("prompt_ids"), tokens=row["tokens"], logprobs=row["logprobs"],
-        learner_logprobs=row.get("learner_logprobs"), ret=row["return"],
-        value=row["value"] if baseline is None else baseline, delta=row["delta"], raw=row.get("raw_advantage"),
-        advantage=row["advantage"], state=row["state_key"], tag=row.get("tag"),
-        judged=row.get("judged"), verdicts=row.get("verdicts"), cut=row.get("cut"),
-        choices=row.get("choices"))
+        prompt_ids=row["prompt_ids"], tokens=row["tokens"], logprobs=row["logprobs"],
+        learner_logprobs=row["learner_logprobs"], ret=row["return"],
+        value=row["value"] if baseline is None else baseline, delta=row["delta"], raw=row["raw_advantage"],
+        advantage=row["advantage"], state=row["state_key"], tag=row["tag"],
+        judged=row["judged"], verdicts=row["verdicts"], cut=row["cut"], choices=row["choices"])
 
 
 NONE = "<none>"

@@ -34,11 +34,12 @@ ROUNDING = 1e-9
 """Returns that differ by less are equal: the same rewards in another order have another sum."""
 _OF_GROUPS = ("group", "task", "outcome", "reason", "temperature")
 _TYPE = "task_type"
-"""Column that archives of formats 1 and 2 lack."""
+"""Column without a value where an episode's ticket had no type."""
 _OF_STEPS = ("k", "step", "won", "valid", "reward", "state_key")
-_READ = ("end", "worker", "attempt", "observation", "action", "admissible", "version", "prompt_tokens", "tokens",
-         "logprobs", "return", "value", "delta", "advantage")
-"""Further columns that archives of all formats have, and that groups.py reads."""
+_READ = ("end", "worker", "attempt", "observation", "action", "admissible", "version", "prompt_tokens", "prompt_ids",
+         "tokens", "logprobs", "learner_logprobs", "return", "value", "baseline", "delta", "raw_advantage", "advantage",
+         "final_observation", "tag", "judged", "verdicts", "cut", "choices")
+"""Further columns that groups.py reads."""
 
 
 class GroupEntry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -51,7 +52,7 @@ class GroupEntry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     group: str
     task: str
     kind: str
-    """The task type by its environment. In archives without it, the type in its id: see kind_of."""
+    """The task type by its environment. Without one, the type in its id: see kind_of."""
     outcome: str
     """trained, evaluated or dropped."""
     reason: str
@@ -163,11 +164,11 @@ def kind_of(task: str) -> str:
 def index_file(path: Path) -> list[GroupEntry]:
     """Returns the groups of one archive file. Raises FileNotFoundError, OSError if it is not a parquet file, and
     ValueError if it is not one of ours."""
+    of_groups = (*_OF_GROUPS, _TYPE)
     with open_parquet(path, rows=ARCHIVE_ROWS) as file:
-        for name in (*_OF_GROUPS, *_OF_STEPS, *_READ):
+        for name in (*of_groups, *_OF_STEPS, *_READ):
             if name not in file.schema_arrow.names:
                 raise ValueError(f"it has no column {name}")
-        of_groups = [name for name in (*_OF_GROUPS, _TYPE) if name in file.schema_arrow.names]
         sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
         table = read_table(file, path, [*of_groups, *_OF_STEPS])
         for name in (*_OF_GROUPS, *_OF_STEPS):
@@ -194,7 +195,7 @@ def _entry(file: str, step: int, group: dict[str, Any], rows: dict[str, list[Any
     earned = [*returns.values()]
     keys, steps = rows["state_key"], len(at)
     return GroupEntry(
-        **{name: group[name] for name in _OF_GROUPS}, kind=group.get(_TYPE) or kind_of(group["task"]), file=file,
+        **{name: group[name] for name in _OF_GROUPS}, kind=group[_TYPE] or kind_of(group["task"]), file=file,
         step=step, episodes=len(returns),
         won=len({k for k, won in zip(rows["k"], rows["won"], strict=True) if won}), steps=steps,
         length=steps / len(returns), mean_return=float(np.mean(earned)),

@@ -223,7 +223,7 @@ def _row(run: ExploredRun, group: Group, step: StepView, lines: list[str]) -> St
               for i, (token, logprob) in enumerate(zip(step.tokens, step.logprobs, strict=True))]
     return StepRow(
         step=step, pieces=pieces, response=run.text(step.tokens) or "".join(piece.text for piece in pieces),
-        prompt=None if step.prompt_ids is None else run.text(step.prompt_ids),
+        prompt=run.text(step.prompt_ids),
         alternatives=alternatives(visits, step), visits=len(visits), episodes=len({visit.k for visit in visits}),
         calculation=lines)
 

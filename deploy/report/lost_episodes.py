@@ -40,8 +40,8 @@ class LostEpisodeCounts:
     """Turns with the observation and the action of an earlier turn of the episode."""
     looped: int = 0
     """Episodes of which half of the turns or more repeat one and the same turn."""
-    unchanged: int | None = 0
-    """Turns in which the environment said that nothing changed. None: the archive does not record it."""
+    unchanged: int = 0
+    """Turns in which the environment said that nothing changed."""
     ends: Counter[str] = field(default_factory=Counter[str])
     """Episodes by their end: out of turns, out of context, lost."""
     stages: Counter[str] = field(default_factory=Counter[str])
@@ -85,7 +85,7 @@ def count_lost_episodes(
         for _, rows in groupby(table.to_pylist(), lambda row: (row["group"], row["k"])):
             episode = list(rows)
             why = _explanation(episode, explain)
-            for kind in (episode[0].get("task_type") or "unknown", ALL):
+            for kind in (episode[0]["task_type"] or "unknown", ALL):
                 _count(counts.setdefault(kind, LostEpisodeCounts()), episode, why)
     order = {name: counts[name] for name in sorted(counts, key=lambda name: (name == ALL, name))}
     report = LostEpisodesReport(label=last["label"], temperature=last["temperature"], by_type=order,
@@ -113,7 +113,7 @@ def _explanation(episode: Sequence[dict[str, Any]], explain: Explain | None) -> 
     turns = [LostTurn(observation=row["observation"], action=row["action"], admissible=row["admissible"])
              for row in episode]
     try:
-        return explain(turns, episode[-1].get("final_observation") or "")
+        return explain(turns, episode[-1]["final_observation"] or "")
     except ValueError:
         return LostEpisode(stage="texts of another version", mistakes={})
 
@@ -128,8 +128,7 @@ def _count(into: LostEpisodeCounts, episode: Sequence[dict[str, Any]], why: Lost
     turns = Counter((row["observation"], row["action"]) for row in episode)
     into.repeated += len(episode) - len(turns)
     into.looped += 2 * (max(turns.values()) - 1) >= len(episode)
-    flags = [row.get("unchanged") for row in episode]
-    into.unchanged = None if None in flags or into.unchanged is None else into.unchanged + sum(map(bool, flags))
+    into.unchanged += sum(row["unchanged"] for row in episode)
     into.ends[_ENDS.get(episode[0]["end"], "lost")] += 1
     if why is not None:
         into.stages[why.stage] += 1
@@ -162,8 +161,8 @@ def grids(report: LostEpisodesReport) -> dict[str, Grid]:
     return made
 
 
-def _share(count: int | None, turns: int) -> str:
-    return "" if count is None else f"{count / turns:.0%}"
+def _share(count: int, turns: int) -> str:
+    return f"{count / turns:.0%}"
 
 
 def _counts(counter: Counter[str]) -> str:

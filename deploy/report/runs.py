@@ -45,7 +45,7 @@ class ReportedRun:
 
     folder: RunFolder
     config: dict[str, Any]
-    """Dotted key -> value, from its config.yaml. A run of an older version may have other keys."""
+    """Dotted key -> value, from its config.yaml. A run of another version may have other keys."""
     games: str
     metrics: list[MetricsRow]
     evaluations: list[MetricsRow]
@@ -59,8 +59,8 @@ class ReportedRun:
 
     @property
     def seed(self) -> int:
-        """Returns the seed of its config, 0 where an older version wrote none."""
-        return int(self.config.get("seed", 0))
+        """Returns the seed of its config."""
+        return int(self.config["seed"])
 
     @property
     def credit(self) -> CreditSection | None:

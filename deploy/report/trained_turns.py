@@ -132,7 +132,7 @@ def draw_advantages(path: Path, advantages: Mapping[str, Sequence[Parts]], arms:
 def state_sizes_grid(runs: Mapping[str, Sequence[Path]]) -> Grid:
     """Returns a row per arm and state key, over the last LAST_STEPS learner steps of all runs of the arm.
 
-    A key whose columns an archive lacks (no admissible actions, no state, a format before 4) has no row.
+    A key without a value in some turn (no admissible actions, no state) has no row.
     """
     rows: list[list[str]] = []
     for arm, folders in runs.items():
@@ -148,7 +148,7 @@ def state_sizes_grid(runs: Mapping[str, Sequence[Path]]) -> Grid:
 
 
 def _sizes(folders: Sequence[Path], key: str) -> list[int]:
-    """Returns the number of turns in each state of each group; [] if any turn lacks one of the columns."""
+    """Returns the number of turns in each state of each group; [] if any turn has no value in one of the columns."""
     from learner.credit.state_keys import fold
 
     sizes: list[int] = []
@@ -165,9 +165,7 @@ def _sizes(folders: Sequence[Path], key: str) -> list[int]:
 
 
 def _states(table: pa.Table, columns: Sequence[str]) -> list[tuple[Hashable, ...]] | None:
-    """Returns what stands for the state of each turn, or None if some turn lacks a column."""
-    if not set(columns) <= set(table.column_names):
-        return None
+    """Returns what stands for the state of each turn, or None if some turn has no value in a column."""
     values = [[str(value) if isinstance(value, list) else value for value in table.column(name).to_pylist()]
               for name in columns]
     if any(value in (None, "") for column in values for value in column):

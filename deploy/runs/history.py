@@ -143,13 +143,13 @@ def archive_files(run: Path) -> list[tuple[Path, int, str | None]]:
 
 
 def read_columns(files: Iterable[Path], columns: Sequence[str]) -> tuple[list[pa.Table], list[str]]:
-    """Returns the readable archive files with those of the columns that each has, and a warning for each other file."""
+    """Returns these columns of the archive files that can be read, and a warning for each other file."""
     tables: list[pa.Table] = []
     warnings: list[str] = []
     for path in files:
         try:
             with open_parquet(path, rows=ARCHIVE_ROWS) as file:
-                tables.append(read_table(file, path, [name for name in columns if name in file.schema_arrow.names]))
+                tables.append(read_table(file, path, columns))
         except (OSError, ValueError, Damaged) as error:  # pyarrow's errors are among these
             warnings.append(unreadable(path, error))
     return tables, warnings

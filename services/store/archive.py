@@ -23,10 +23,7 @@ from services.records import Drop, Episode, Step, verdict_of
 from services.telemetry.logs import get_logger
 
 FORMAT = 7
-"""Version of the columns, in the metadata of each file under `format`. Files of format 1 lack prompt_ids,
-raw_advantage, baseline, learner_logprobs and final_observation, those of formats 1 and 2 task_type, those of formats 1
-to 3 choices, state and unchanged, those of formats 1 to 4 tag, those of formats 1 to 5 judged and
-verdicts, those of formats 1 to 6 cut. Readers treat missing columns as unknown."""
+"""Version of the columns, in the metadata of each file under `format`."""
 FILE_NAME = re.compile(r"step-(\d{8,})(?:-(.+))?\.parquet")
 """Matches the name of an archive file: the learner step, and the part, which episodes that were trained on lack."""
 Outcome = Literal["trained", "dropped", "evaluated"]

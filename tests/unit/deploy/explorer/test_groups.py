@@ -3,12 +3,10 @@
 import dataclasses
 import json
 import shlex
-import shutil
 from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean
 
-import pyarrow.parquet as pq
 import pytest
 from explorer_run import ACTIONS, make_run
 from msgspec import structs
@@ -19,7 +17,7 @@ from deploy.explorer import pages
 from deploy.explorer.app import Pages
 from deploy.explorer.drawings import LAYER, LETTER, NARROWEST, SHADES, draw
 from deploy.explorer.filters import number
-from deploy.explorer.groups import NEWER, credit_input
+from deploy.explorer.groups import credit_input
 from deploy.explorer.runs import open_runs
 from learner.credit.state_keys import Keys, fold, state_key
 
@@ -132,25 +130,10 @@ def test_ratios_are_of_the_learners_logprobs_and_the_last_row_shows_what_came_of
     run, = open_runs([run_folder])
     group = run.group("step-00000001", "train/00000100")
     rows = pages.episode(run, group, group.episodes[0])["rows"]
-    assert group.missing == ()
     assert all(piece.ratio == pytest.approx(1.01005, abs=1e-4) for row in rows for piece in row.pieces)
     assert [row.step.result for row in rows][-1] == "It is over."
     assert rows[0].step.result == rows[1].step.observation
     assert len(rows[0].step.prompt_ids) == rows[0].step.num_prompt
-
-
-def test_an_archive_of_the_first_format_is_read_and_says_what_it_lacks(run_folder, tmp_path):
-    shutil.copytree(run_folder, tmp_path / "old")
-    for path in (tmp_path / "old/episodes").iterdir():
-        table = pq.read_table(path)
-        pq.write_table(table.drop_columns([*NEWER, "task_type"]), path)
-    run, = open_runs([tmp_path / "old"])
-    group = run.group("step-00000001", "train/00000100")
-    assert group.missing == NEWER
-    row = pages.episode(run, group, group.episodes[0])["rows"][0]
-    assert (row.step.raw, row.prompt, row.pieces[0].ratio) == (None, None, None)
-    assert row.step.advantage is not None
-    assert [line[:2] for line in row.calculation] == ["V̄", "δ "]
 
 
 def test_the_failed_episode_shown_first_is_the_one_whose_choice_cost_most_and_a_cut_is_no_choice(run_folder):

@@ -34,7 +34,7 @@ def said(*members):
         file="step-00000001", step=1, group="train/1", task="toy/a", kind="a", outcome="trained", reason="",
         temperature=1.0, episodes=len(members), won=0, steps=1, length=1.0, mean_return=0.0, spread=0.0, invalid=0.0,
         singletons=None, row_groups=(0,))
-    found = judge(Group(entry=entry, episodes=list(members), missing=()), members[0])
+    found = judge(Group(entry=entry, episodes=list(members)), members[0])
     lines = [heading(found, members[0]), *sentences(found, members[0])]
     links = [(part.text, part.k, part.t) for line in lines for part in line if part.t is not None]
     return ["".join(part.text for part in line) for line in lines], links
