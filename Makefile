@@ -7,7 +7,7 @@ RUNS ?= runs
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-train: setup  ## set up and run the main job, or go on with it (CONFIG=..., more in ARGS=...)
+train: setup  ## set up and run the main job, or continue it (CONFIG=..., more in ARGS=...)
 	@exec .venv/bin/gagpo train --resume --config $(CONFIG) $(ARGS)
 
 monitor: setup  ## watch runs in Prometheus and Grafana (RUNS=..., more in ARGS=...)

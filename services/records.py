@@ -129,7 +129,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlayedTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """A finished turn of an episode that goes on: all that another worker needs to take the turn without a sampler."""
+    """A finished turn of an unfinished episode: all that another worker needs to take the turn without a sampler."""
 
     ids: np.ndarray
     """int32 [R] response tokens."""

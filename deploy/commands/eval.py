@@ -87,7 +87,7 @@ def _sort_words(args: argparse.Namespace) -> None:
     args.overrides = words
 
 
-def _laid(args: argparse.Namespace) -> dict[str, object | None]:
+def _given(args: argparse.Namespace) -> dict[str, object | None]:
     return {"eval.panel": args.episodes, "eval.temperature": args.temperature, "env.max_steps": args.max_steps}
 
 
@@ -95,7 +95,7 @@ def _evaluated(args: argparse.Namespace) -> tuple[dict[str, Any], Path]:
     from deploy.training.evaluation import evaluate, results_file
 
     path = run_path(args.model)
-    config, policy = resolve(path, args.config, _laid(args), args.overrides, which=args.which)
+    config, policy = resolve(path, args.config, _given(args), args.overrides, which=args.which)
     done = evaluate(config, policy, split=args.split, file=args.out or results_file(path))
     return done.summary, done.file
 
@@ -111,10 +111,10 @@ def _asked(args: argparse.Namespace) -> tuple[dict[str, Any], Path]:
 
     if args.endpoint is None:
         path = run_path(args.model)
-        config, policy = resolve(path, args.config, _laid(args), args.overrides, which=args.which)
+        config, policy = resolve(path, args.config, _given(args), args.overrides, which=args.which)
         default = (results := results_file(path)).with_name(f"{args.policy}.{results.name}")
     else:
-        settings = {key: value for key, value in _laid(args).items() if value is not None}
+        settings = {key: value for key, value in _given(args).items() if value is not None}
         config, policy, default = lay_over(optional_config_from(args), settings), None, None
     chosen = None if (place := args.out or default) is None else _place(place)
     plan = make_plan(config, args.policy, args.split, weights=policy.weights() if policy else None)

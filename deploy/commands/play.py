@@ -288,7 +288,7 @@ def _prompts(config: Config, session: TaskSession, renderer: PromptRenderer | No
 
 
 def _stops(config: Config, renderer: PromptRenderer | None) -> list[str]:
-    """Returns the texts that end an answer. Without a tokenizer, those that one made here would have as tokens."""
+    """Returns the texts that end an answer. Without a tokenizer, they are the environment's tags."""
     if renderer is None:
         return list(find_spec(config.env.name).stops)
     decode: Any = renderer.tokenizer.decode

@@ -53,7 +53,7 @@ from services.telemetry.task_types import ENV_PREFIX, LAST_STEPS, recent_results
 
 WATCH_S = 2.0
 APART_S = BEAT_S + 0.5
-"""Between the first two looks: every process has had another heartbeat."""
+"""Seconds between the first two readings: in them every process sends another heartbeat."""
 WORDS = {"unplaced": "waiting for room on the cluster", "draining": "finishing their work"}
 LAST = 5
 """Number of the curve's last evaluations that are shown."""
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
             time.sleep(APART_S)
             seen.take(look(folder.path))
         while True:
-            status = read_status(find_run(args.run_folder), history)  # between two looks it may have been moved
+            status = read_status(find_run(args.run_folder), history)  # it may have been moved meanwhile
             _show(status, seen, folder.path, args)
             if not args.watch:
                 return int(bool(status["damaged"]))
@@ -220,8 +220,8 @@ def processes(seen: Seen) -> list[dict[str, Any]]:
 
 
 def table(seen: Seen, *, ranks: int = 1) -> list[str]:
-    """Returns one line per process; [] if none answers. The learner's first rank speaks for all `ranks`, because they
-    work in step or end together."""
+    """Returns one line per process; [] if none answers. The line of the learner's first rank stands for all `ranks`,
+    which work and end together."""
     if not seen.now:
         return []
     names = {name: f"learner-0..{ranks - 1}" if name == "learner-0" and ranks > 1 else name for name in seen.now}

@@ -157,7 +157,7 @@ def _config(args: argparse.Namespace) -> Config:
     if not isinstance(args.resume, str):
         if args.config is None:
             named = next((word for word in args.overrides if "=" not in word), "FILE")
-            raise UserError("neither --config nor a run is given", f"say --config {named}, or --resume RUN")
+            raise UserError("neither --config nor a run is given", f"give --config {named}, or --resume RUN")
         return config_from(args)
     if args.config is not None or args.sweep:
         raise UserError(f"--resume {args.resume} has its config in its folder",
@@ -219,7 +219,7 @@ def _sweep(config: Config, args: argparse.Namespace) -> int:
     planned = {name: one.model_copy(update={"model": config.model}) for name, one in made.items()}
     _check_variants(planned, task_sets.train)
     if args.dry_run:
-        texts = [f"variant {v.title}{_laid(v)}\n" + plan.describe(
+        texts = [f"variant {v.title}{_overrides(v)}\n" + plan.describe(
             planned[v.name], resume=bool(args.resume), games=task_sets.games, kept=made[v.name]) for v in variants]
         plans = {name: plan.as_dict(one) for name, one in planned.items()}
         print(json.dumps({"format": 1, "variants": plans}) if args.json else "\n\n".join(texts))
@@ -251,5 +251,5 @@ def _check_variants(planned: Mapping[str, Config], train: Sequence[str]) -> None
                     for (what, fix), names in variants.items()])
 
 
-def _laid(variant: Variant) -> str:
+def _overrides(variant: Variant) -> str:
     return "".join(f", {key}={value}" for key, value in variant.overrides.items())

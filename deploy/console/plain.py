@@ -1,4 +1,4 @@
-"""Shows how far work is, its rate and the time left. Commands with one result use StatusLines."""
+"""Prints the progress of work, its rate and the time left. Commands with one result use StatusLines."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ EVERY_S = 10.0
 
 @contextmanager
 def ignoring_lost_output() -> Iterator[None]:
-    """Lets a run continue if its lines cannot be printed: its log has the lines too. Not for a pipe without a reader,
-    which ends a command."""
+    """Lets a run continue if its lines cannot be printed: its log has the lines too. A pipe without a reader
+    still ends the command."""
     try:
         yield
     except OSError as error:

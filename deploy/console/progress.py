@@ -102,8 +102,8 @@ class ProgressView:
         self._say(self._of_all() + text)
 
     def expect(self, stages: int, *, games: int = 0, control: bool = False) -> None:
-        """Takes the number of stages that are still to come, and the work after RL: the number of games that are
-        played, and whether the cold start is trained for as long as RL took."""
+        """Sets the number of stages still to come, and the work after RL: how many games are played, and whether the
+        cold start is trained for as long as RL took (`control`)."""
         self._stages[1] = self._stages[0] + stages
         self._final_games, self._control = games, control
 
@@ -141,7 +141,7 @@ class ProgressView:
         self._on_stage(self._stage, "")
 
     def waits(self, text: str) -> None:
-        """Shows what the run waits for outside of itself; an empty text when it continues."""
+        """Shows which service or folder the run waits for. An empty text: it continues."""
         self._passing = text
         self._on_stage(self._stage, text)
         self._say(text or "continues")
@@ -153,7 +153,7 @@ class ProgressView:
             self.passing(f"{text}  {span(waited)} so far")
 
     def playing(self, label: str, done: int, total: int) -> None:
-        """Shows how far an evaluation is, without a terminal every ten seconds. The result replaces the last line."""
+        """Shows the progress of an evaluation, without a terminal every ten seconds. `evaluation` shows its result."""
         if self._playing[0] != label:
             self._playing = (label, self._clock())
         text, now = self._pace.at(title_of(label) + ":", done, total, "games"), self._clock()

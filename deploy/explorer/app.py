@@ -1,4 +1,4 @@
-"""The explorer over HTTP: pages and nothing else. What they show comes from runs.py, lists.py, curves.py, graph.py."""
+"""The explorer over HTTP: routes, tokens and errors. The content of its pages comes from pages.py."""
 
 from __future__ import annotations
 
@@ -32,10 +32,6 @@ from services.errors import UserError
 from services.http.server import Server, bind, server_config
 from services.process.addresses import host_port, is_local
 
-# Lets in whoever has the token, by header or cookie, and sends headers that let no page run foreign code.
-#
-# Without a token services/http/server.py answers only a Host of this machine.
-
 COOKIE = "gagpo_explore"
 YEAR_S = 365 * 24 * 3600
 HEADERS = {
@@ -49,7 +45,11 @@ HEADERS = {
 
 
 class Guard:
-    """Wraps the entire application. If there is a token, every path asks for it."""
+    """Wraps the entire application. If there is a token, every request needs it, in a header or a cookie. All answers
+    have HEADERS.
+
+    Without a token, services/http/server.py answers only requests for a host name of this machine.
+    """
 
     def __init__(self, app: ASGIApp, token: str | None) -> None:
         self._app, self._token = app, token
@@ -100,7 +100,7 @@ HERE = Path(__file__).parent
 
 
 class Pages:
-    """The templates, and what every page needs: the runs, which of them is meant, the address asked for."""
+    """The templates, and the runs and groups that addresses name."""
 
     def __init__(self, runs: Sequence[ExploredRun]) -> None:
         self.runs = list(runs)
@@ -109,7 +109,7 @@ class Pages:
         self._templates.filters.update(filters.FILTERS)
 
     def run(self, name: str) -> ExploredRun:
-        """Raises HTTPException 404."""
+        """Returns the run of this name. Raises HTTPException 404."""
         for run in self.runs:
             if run.name == name:
                 return run
@@ -117,7 +117,7 @@ class Pages:
                                  f"{' and '.join(run.name for run in self.runs)}.")
 
     def group(self, name: str, file: str, group: str) -> tuple[ExploredRun, Group]:
-        """Raises HTTPException 404."""
+        """Returns a run and one of its groups. Raises HTTPException 404."""
         run = self.run(name)
         if (chosen := run.group(file, group)) is None:
             raise HTTPException(404, f"{file}.parquet of {name} holds no group {group}. A step that was taken again "
@@ -126,13 +126,13 @@ class Pages:
 
     def show(self, template: str, context: dict[str, Any], *, run: ExploredRun | None = None,
              status: int = 200) -> Response:
-        """The page; `run`: whose lists its keys lead to, the first without one."""
+        """Returns a page. `run`: the run whose lists its keys open, by default the first."""
         context = {"run": run or self.runs[0], "runs": self.runs, **context}
         return HTMLResponse(self._templates.get_template(template).render(context), status)
 
 
 def create_app(runs: Sequence[ExploredRun], token: str | None) -> FastAPI:
-    """The application over one or two runs. `token`: what every path asks for; None: only this machine is answered."""
+    """Returns the application over these runs. `token`: needed by every request; None: only this machine is served."""
     app = FastAPI(title="gagpo explore", docs_url=None, redoc_url=None, openapi_url=None)
     shown = Pages(runs)
     _overview(app, shown)
@@ -195,7 +195,7 @@ def _lists(app: FastAPI, shown: Pages) -> None:
 
 
 def _lost(app: FastAPI, shown: Pages) -> None:
-    """Short ways to an episode that was lost."""
+    """Adds addresses that lead to an episode that was lost."""
     @app.get("/{name}/lost")
     def any_lost(name: str) -> Response:
         if (entry := pages.instructive(shown.run(name).groups())) is None:

@@ -174,7 +174,7 @@ def _range(values: Sequence[float], *, from_zero: bool) -> tuple[float, float]:
 
 LAYER, GAP, MARGIN = 52, 116, 60
 WIDEST_GAP = 180
-"""States of a layer stand GAP apart, or farther, up to this, if the column has space: labels need it."""
+"""States of a layer are GAP apart. If the column has space, they are up to WIDEST_GAP apart, for longer labels."""
 LETTER = 5.6
 """Width of a label's letter. The page sets labels in 9.5 pixels."""
 END_GAP = 116
@@ -279,7 +279,7 @@ def _rooms(places: dict[str, tuple[float, float]], width: int) -> dict[str, int]
     rooms: dict[str, int] = {}
     for row in rows.values():
         row.sort()
-        ends = [-row[0][0], *(x for x, _ in row), 2 * width - row[-1][0]]  # an edge is a neighbour's half way
+        ends = [-row[0][0], *(x for x, _ in row), 2 * width - row[-1][0]]  # the drawing ends half way to a neighbour
         for before, (x, key), after in zip(ends, row, ends[2:], strict=False):
             rooms[key] = int(min(x - before, after - x) / LETTER)
     return rooms

@@ -11,7 +11,7 @@ from services.amounts import number_of
 SHADES = 5
 """Shades of each colour of the diverging scale. The sequential scale of values has 8."""
 EMPTY = "(empty)"
-"""In the place of an answer, action or observation without a letter."""
+"""Stands in place of an answer, action or observation without a visible character."""
 SURPRISE = (0.1, 0.5, 1.5, 3.0)
 """Bounds of -logprob between the five shades of a token."""
 
@@ -24,7 +24,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def decimals(value: float, digits: int) -> str:
-    """Returns a number with so many decimals, also a small one, as in a column of logprobs."""
+    """Returns a number with exactly `digits` decimals, as a column of logprobs needs."""
     from learner.credit.explanation import decimals as with_decimals
 
     return with_decimals(value, digits)
@@ -68,7 +68,7 @@ def segment(text: str) -> str:
 
 
 def visible(text: str) -> str:
-    """Returns a text, or EMPTY in place of one without a letter: a link without any text could not be seen."""
+    """Returns a text, or EMPTY if it has no visible character: nobody could click a link without text."""
     return text if text.strip() else EMPTY
 
 

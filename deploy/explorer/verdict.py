@@ -14,7 +14,7 @@ from deploy.explorer.groups import Alternative, Group, ShownEpisode, StepView, a
 from services.amounts import number_of
 
 MOSTLY_WASTED = 0.4
-"""Share of an episode's turns from which on illegal and repeated ones are what lost it."""
+"""An episode counts as lost by wasted turns if illegal and repeated turns make up at least this share."""
 SEEN = 3
 """Most links to turns that took the better action."""
 
@@ -53,8 +53,8 @@ class EpisodeVerdict:
     repeated: Sequence[StepView] = ()
     """Its other turns with the observation and the action of an earlier one, if wasted turns lost the episode."""
     pooled: tuple[int, int] | None = None
-    """Number of turns in the state of `worst`, and how many of them had its admissible actions, if most others had
-    other ones."""
+    """Number of turns in the state of `worst`, and how many of them had the same admissible actions. Set only if most
+    had others."""
     flat: bool = False
     """Whether no turn lost value, since all advantages of the group are 0."""
 
@@ -90,15 +90,15 @@ def _wasted(episode: ShownEpisode) -> tuple[list[StepView], list[StepView]]:
 
 
 def _pooled(group: Group, step: StepView) -> tuple[int, int] | None:
-    """Returns the sizes for `pooled`; None without a list, or if most other turns of the state had the same one."""
+    """Returns the value of `pooled`. None: no admissible actions are listed, or most other turns had the same ones."""
     visits = [] if step.state is None else group.visits[step.state]
     alike = len(with_same_choices(visits, step))
     return (len(visits), alike) if 2 * (len(visits) - alike) > len(visits) - 1 else None
 
 
 def _better(group: Group, step: StepView) -> Alternative | None:
-    """Returns the best action that was surely admissible before the step: one that the group took where the same
-    actions were."""
+    """Returns the best action that the group took where the same actions were admissible, so that it was admissible
+    before this step too."""
     if step.state is None:
         return None
     visits = [visit for visit in with_same_choices(group.visits[step.state], step)
@@ -196,7 +196,7 @@ def _choice(verdict: EpisodeVerdict, worst: StepView) -> Sentence:
         return _plain(f"{illegal}No other action from that state{alike} did better in this group.")
     count = len(better.visits)
     start = [Part(text=f"{illegal}From the same state "), Part(text=one_line(better.action), action=True), Part(
-        text=f" went on to earn {number(better.mean_return, 2)} on average ({number_of(count, 'step')}, "
+        text=f" earned {number(better.mean_return, 2)} on average ({number_of(count, 'step')}, "
              f"here {number(worst.ret, 2)}): see ")]
     links = [Part(text=f"episode {visit.k}, step {visit.step.t}", k=visit.k, t=visit.step.t)
              for visit in better.visits[:SEEN]]

@@ -12,10 +12,11 @@ from services.config.tree import Config
 from services.errors import UserError
 
 LOOPBACK = "127.0.0.1"
-"""Address of a private Ray. Ray knows no IPv6 alone: it would try to start for ray.start_seconds."""
+"""Address of a private Ray. Ray cannot use IPv6 alone: it would try to start for ray.start_seconds."""
 CONNECT_S = 5.0
 HEALTH_S = 60.0
-"""Importing Ray takes most of this time on a busy machine. The connection before mostly finds a wrong address."""
+"""Importing Ray takes most of this time on a busy machine. The connection test
+before it finds most wrong addresses."""
 
 
 def ray_address(config: Config) -> str | None:

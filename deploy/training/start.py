@@ -36,7 +36,7 @@ def start(config: Config, *, resume: bool, skip_step: int | None = None, quiet: 
     task_sets = preflight.check(config, before=earlier(config), report=report)
     with locked(config):
         claim(config, resume=resume)
-        check_skip(config, skip_step)  # before stage.json shows the run as going on
+        check_skip(config, skip_step)  # before stage.json shows the run as active
         forget_older(config)
         return _run(config, task_sets, resume=resume, skip_step=skip_step, quiet=quiet)
 

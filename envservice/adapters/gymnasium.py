@@ -49,7 +49,7 @@ class TextGame(Protocol):
 
 
 class TextSession:
-    """One play of a game. Truncation ends it, and the outcome says so: credit may go on from the state of a cut."""
+    """One play of a game. Truncation ends it, and the outcome says so: credit may continue from the state of a cut."""
 
     def __init__(self, game: TextGame, seed: int) -> None:
         self._game = game

@@ -86,7 +86,7 @@ class OpenEnvPlay:
         return self._told(self.last)
 
     def step(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Takes an action. Raises OpenEnvError if there is none or the episode is not going on."""
+        """Takes an action. Raises OpenEnvError if there is none or the episode is over."""
         action = asked.get("action")
         if not isinstance(action, str) or len(action) > MAX_ACTION:
             raise OpenEnvError("VALIDATION_ERROR", f'an action is {{"action": "text"}}, up to {MAX_ACTION} characters')

@@ -4,7 +4,7 @@ It listens only once it has loaded. Until then clients are refused, so they ask 
 take it for ready.
 
     SIGTERM, SIGINT     refuse connections, finish the requests in flight, end: in DRAIN_S and one call of the engine
-    too old, too large  the same, but start again instead of ending, on the socket, which goes on listening
+    too old, too large  the same, but start again instead of ending, on the socket, which keeps listening
     a call hangs        end at once (watchdog.py)
 
 Sessions are dropped in all cases. That costs each client one replay and loses nothing. To wait for the ends of
@@ -164,7 +164,7 @@ async def _maintain(server: _Server, listener: socket.socket, batches: Batches, 
             server.restart_socket = listener.dup()
             return
     finally:
-        server.should_exit = True  # also if this fails: sessions without an end must not go on
+        server.should_exit = True  # also if this fails: sessions without an end must not continue
 
 
 def _start_again(listener: socket.socket) -> NoReturn:

@@ -161,7 +161,7 @@ class SessionStore:
         return len(self._live)
 
     def reset(self, episode_id: str, task: str, client: str = "") -> Answer:
-        """Starts the episode anew, unless no action has been taken. If the task is unknown, the old session goes on."""
+        """Restarts the episode, unless it has no action yet. If the task is unknown, the old session continues."""
         content = self._content(task)
         live = self._take_new(episode_id, task) or self._open(task, content, client)
         live.client = client

@@ -1,6 +1,6 @@
 """Ends the process if one call of the environment or the event loop hangs, so that a supervisor starts it again.
 
-A server that hangs is not dead: it keeps its port, and clients go on asking it. A call that takes `env.call_seconds`
+A server that hangs is not dead: it keeps its port, and clients keep asking it. A call that takes `env.call_seconds`
 has lost its client, because no client waits longer. To rebuild a session takes many calls, and each has this time.
 
 Loading does not count: the watch begins when the environment is made and the server listens. Not covered: a call into C

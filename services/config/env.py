@@ -212,7 +212,7 @@ class EnvSection(Section):
     """CPUs that Ray reserves for a server that the run starts on a cluster."""
     urls: tuple[HttpAddress, ...] = ()
     """URLs of servers that run already. Each address to which a name leads is a server; names are resolved again while
-    the run goes on. https:// names are kept as they are. Empty: the run starts its own."""
+    the run continues. https:// names are kept as they are. Empty: the run starts its own."""
     outage_seconds: float = Field(default=1800, ge=1)
     """How long all environment servers may be away or full while episodes wait. Longer fails these episodes: each has
     three attempts."""

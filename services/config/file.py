@@ -113,7 +113,7 @@ def find_config(path: Path | str, shipped_in: Path | None = None) -> Path:
     if Path(path).is_file():
         return Path(path)
     if (inside := Path(path) / "config.yaml").is_file():
-        raise UserError(f"{path} is a folder, not a config file", f"give {inside}, or go on with a run by --resume")
+        raise UserError(f"{path} is a folder, not a config file", f"give {inside}, or continue a run by --resume")
     if shipped_in is None:
         raise UserError(f"there is no config file {path}", "give the path of a YAML file")
     wanted = str(path).removesuffix(".yaml")

@@ -19,11 +19,11 @@ OPEN_SECTION = "learner.credit."
 LIST = "env.more"
 """Where the tree holds the entries of a list of environments after the first. A config file has `env: [...]`."""
 FEW = 8
-"""Number of names up to which all are told."""
+"""All names are listed if they are at most so many."""
 NEAREST = 3
-"""Number of names that are told of more."""
+"""Number of names that are listed if there are more."""
 LONGEST = 100
-"""Characters of an unknown key in a message, by which the nearest are looked for."""
+"""Characters of an unknown key that are printed, and compared with the names of keys."""
 ALIKE = 0.6
 """Similarity (difflib's ratio) from which a key is taken for a misspelt one."""
 ALIKE_ELSEWHERE = 0.8

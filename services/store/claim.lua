@@ -5,7 +5,7 @@
 -- A call of the same name is the same call after a lost reply. It gets the same tickets, and no new delivery is counted.
 -- Tickets that another worker has taken since are left out.
 -- A death takes all tickets of its worker along, and at most one of them is its cause. So three deaths fail no ticket:
--- those that are not the cause go on after their last turn, and end before there are MAX_DELIVERIES.
+-- those that are not the cause continue after their last turn, and end before there are MAX_DELIVERIES.
 --
 -- A training ticket is handed out only to weights that may sample it now. Tickets that cannot be played yet stay in the
 -- stream: in a worker's hands they would take the room of those that can, and its death would cost them an attempt.

@@ -269,7 +269,7 @@ def fault(what: str, error: redis.RedisError, outage_s: float) -> StoreFault:
     kind = {"LEASELOST": LeaseLost, "NOTREADY": NotReady}.get(text.split(" ", 1)[0], StoreFault)
     why = ""
     if UNABLE.search(text):
-        why = "; give Redis the memory, the disk or the replicas that it lacks, and go on with --resume"
+        why = "; give Redis the memory, the disk or the replicas that it lacks, and continue with --resume"
     elif _is_unavailable(error):
-        why = f"; Redis was away for {outage_s:g} s (redis.outage_seconds)"
+        why = f"; Redis was unavailable for {outage_s:g} s (redis.outage_seconds)"
     return kind(f"{what}: {text}{why}")

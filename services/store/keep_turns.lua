@@ -1,4 +1,4 @@
--- Keeps the finished turns of episodes that go on. ARGV: worker, then ticket id, entry, attempt, index and body of each
+-- Keeps the finished turns of unfinished episodes. ARGV: worker, then ticket id, entry, attempt, index and body of each
 -- turn.
 -- A turn is kept only after the one before it, and later ones that are there belong to another way to play: they go.
 -- Turns of a claim that is not the worker's any more are left out, so that no two workers mix their turns.

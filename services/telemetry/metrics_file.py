@@ -106,9 +106,9 @@ MetricsRow = dict[str, Any]
 
 
 class _Row(MetricsRow):
-    """One line. A key that it lacks reads as null, because other versions have other keys and files get damaged.
+    """One row. A missing key reads as null, because other versions have other keys and files get damaged.
 
-    Where readers need a value it is one that claims nothing: an unknown interval is [0, 1].
+    Keys that readers compute with have a neutral value instead: an unknown interval is [0, 1].
     """
 
     def __missing__(self, key: str) -> Any:
@@ -123,7 +123,7 @@ FILE_BYTES = GIB
 EVALUATED = ("label", "temperature", "success_rate")
 """Values that each line of evaluations.jsonl has."""
 GIVEN = "given"
-"""Key of an evaluation that another run of the same cold start has made, and whose episodes are in its archive."""
+"""Key that marks an evaluation copied from a run with the same cold start. Its episodes are in that run's archive."""
 LARGEST = 1e150
 """Largest absolute value of a number. Nothing measures more, and the square or sum of larger ones is not finite."""
 _FIGURE = (int, float, str, type(None))

@@ -37,7 +37,7 @@ class WeightStore(TransferRegistry):
         self._wanted: Version | None = None
 
     def publish(self, version: Version, manifest: Manifest, buffer: np.ndarray) -> None:
-        """Keeps a copy of the buffer. Frees the versions beyond KEEP before. Publishing a version twice is harmless."""
+        """Keeps a copy of the buffer, and first frees versions beyond KEEP. Publishing a version twice is harmless."""
         self._held.pop(version, None)
         while len(self._held) >= KEEP:
             del self._held[next(iter(self._held))]
@@ -54,13 +54,13 @@ class WeightStore(TransferRegistry):
         return max((version for version in (next(reversed(self._held), None), self.sent) if version), default=None)
 
     def fetch(self, version: Version) -> Published | None:
-        """Returns a version, or None if it is not held. Then it is wanted."""
+        """Returns a version. If it is not held, returns None, and `wanted` returns the version from then on."""
         if version not in self._held:
             self._wanted = version
         return self._held.get(version)
 
     def wanted(self) -> Version | None:
-        """Returns the version that was last fetched in vain, and not published since; None if there is none."""
+        """Returns the last version that a fetch missed and that was not published since; None if there is none."""
         return self._wanted
 
 

@@ -5,9 +5,9 @@ computes them with the engine, and both must agree as far as rounding explains. 
 the transfer, vLLM's loading, and its kernels, both those that read a prompt and those that write an answer.
 
 The first difference of a sampler is bound by what rounding may cost (FIRST), later ones by GROWTH times the first. A
-version that changed the learner's logprobs must also change the sampler's, in some bit: that finds an update without
-any effect even where one learner step moves logprobs by less than bfloat16 rounds. A part of the model that stays old
-is found in bfloat16 only once that has moved the logprobs beyond the bound.
+version that changed the learner's logprobs must also change the sampler's, in some bit. This detects an update
+without any effect, even where one learner step moves logprobs by less than bfloat16 rounds. In bfloat16, a part of the
+model that stays old is detected only once it moves logprobs beyond the bound.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class CanaryCheck:
         bound = (max(FIRST * sent.rounding, FIRST_NATS) if self._first is None else
                  max(GROWTH * self._first, LATER * sent.rounding, LATER_NATS))
         for gap, whose in zip(gaps, ("the learner's", "those of its own answers"), strict=True):
-            if not gap <= bound:  # nor if it is no number
+            if not gap <= bound:  # also if the gap is NaN
                 return f"its logprobs differ from {whose} by {gap:.2g} nats a token, and rounding explains {bound:.2g}"
         if self._unchanged(version, sent, played):
             return "its logprobs are in every bit those of the version before"

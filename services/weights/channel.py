@@ -13,10 +13,10 @@ Host memory: the ranks write their rows into one buffer, BLAKE3 names it, the we
 when it follows the pointer in the store; the workers of a machine check it once and share one file of it.
 
 GPU to GPU: each rank copies its rows into a stream of its own and sums them; the sums name the version. The workers
-that call the registry then take part in a *round*: a thread in vLLM's process receives the streams while requests go
-on, and sums its part of the memory that it will load from. The streams stay until the next snapshot. Host memory gets a
-copy from them if it is needed, while training goes on: for an evaluation, for a checkpoint, for a worker that has asked
-for the version in vain because it started late, and at once if the round failed.
+that call the registry then take part in a *round*: a thread in vLLM's process receives the streams while requests
+continue, and sums its part of the memory that it will load from. The streams stay until the next snapshot. Host memory
+gets a copy from them while training continues, if it is needed: for an evaluation, for a checkpoint, for a worker that
+started late and missed the version, and at once if the round failed.
 
 Order
     1. snapshot ends before the weights change. send and copies end before the next snapshot.
@@ -41,8 +41,8 @@ checkpoint that the pointer names.
 
 vLLM's own transfer engines (0.32: nccl, ipc, sharded_rdt, nccl_m2n) are not used. They lack: a deadline and an end when
 a member dies (the broadcast waits for ever), members that come and go (the group is made once), a digest, several
-senders without a gather (nccl), handles that need no pickle (ipc), any way on CPUs, and requests that go on meanwhile:
-they receive into the model in the pause. What they share with us is used: the layerwise reload.
+senders without a gather (nccl), handles that need no pickle (ipc), any way on CPUs, and requests that continue
+meanwhile: they receive into the model while it pauses. What they share with us is used: the layerwise reload.
 """
 
 from __future__ import annotations

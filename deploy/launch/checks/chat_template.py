@@ -1,7 +1,7 @@
 """Checks a model's chat template before anything starts: from the files alone, without the tokenizer's packages.
 
 The rollout worker makes the same check with the tokenizer itself, after minutes of a cold start. A template is a
-program of others, so it runs in a process of its own, with limits of time and memory.
+program that others wrote, so it runs in a process of its own with limits of time and memory.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 def check_template(config: Config, *, folder: Path | None = None, conversations: bool = False) -> None:
-    """Raises UserError for a chat template that prompts need and that is not there, that fails, or that takes too much
-    time or memory, be it for one message or for the longest conversation that fits a prompt.
+    """Raises UserError for a chat template that is needed and missing, fails, or takes too much time or memory.
 
-    `folder`: the model, by default the config's. `conversations`: whether others than the config's own player read by
-    the template. A template that no prompt needs is still written for the end of answers, so its time counts.
+    It has to write one message, and the longest conversation that fits a prompt. `folder`: the model, by default the
+    config's. `conversations`: whether clients send conversations of their own. A template that no prompt needs still
+    writes the end of answers, so its time is checked too.
     """
     chats = any(make_template(entry).chat for entry in config.env.entries)
     needed = conversations or chats or config.agent.name is not None
@@ -73,8 +73,8 @@ def check_template(config: Config, *, folder: Path | None = None, conversations:
 
 
 def _longest(config: Config) -> int:
-    """Returns the messages of the longest conversation: one for a prompt, a question and an answer for each call of an
-    agent."""
+    """Returns the number of messages of the longest conversation: one without an agent, else a question and an answer
+    for each of its calls."""
     if config.agent.name is None:
         return 1
     return max(1, min(2 * config.agent.max_calls - 1, config.rollout.max_prompt_tokens // MESSAGE_TOKENS))
@@ -103,7 +103,7 @@ def main() -> None:
         except UserError as error:
             print(json.dumps([error.what, error.fix] if asked["needed"] else None))
             return
-        print("null", flush=True)  # a kill in the next check leaves the line
+        print("null", flush=True)  # at once: the next check may be killed
 
 
 def _conversation(count: int, tokens: int) -> str:
@@ -119,7 +119,7 @@ def _write_longest(template: str | None, settings: Mapping[str, Any], model: Mod
     conversation = [{"role": ("user", "assistant")[place % 2], "content": text} for place in range(count)]
     try:
         chat.text(conversation)
-    except ChatRefused as error:  # other reasons are of this conversation alone, and calls are refused by them
+    except ChatRefused as error:  # other reasons concern this conversation alone: such calls are refused when they come
         if isinstance(error.__cause__, MemoryError):
             raise UserError(f"the chat template of {folder} takes more than {in_gib(BYTES)} for "
                             f"{_conversation(count, tokens)}", LOOPS) from None

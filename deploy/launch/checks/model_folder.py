@@ -61,7 +61,7 @@ def described_sizes(path: Path) -> dict[str, int]:
 
 def check_weights(path: Path) -> None:
     """Checks that the weights have the shapes and the layers that config.json names, and that the tokenizer can be
-    read. Of the weights it reads the headers."""
+    read. It reads only the headers of the weights."""
     sizes, names = described_sizes(path), set[str]()
     for file in weight_files(path):
         shapes = tensor_shapes(file)
@@ -79,7 +79,7 @@ def check_weights(path: Path) -> None:
 def _check_layers(path: Path, names: Iterable[str], sizes: Mapping[str, int]) -> None:
     """Raises UserError if the layers that the names of the weights give are not those of config.json.
 
-    Layers that predict further tokens may follow the last one: nobody loads them.
+    Layers for multi-token prediction may follow the last one. They are never loaded.
     """
     there = {int(match[1]) for name in names if "mtp" not in name and (match := _LAYER.search(name))}
     layers = sizes.get("num_hidden_layers")

@@ -25,15 +25,15 @@ def on_cpu(config: Config, report: Callable[[str], object], *, learner: bool = T
     """Returns the config without GPUs if it sets `hardware=cpu`: one learner rank, as many rollout workers as this
     machine has CPUs for, and a KV cache and passes that its memory holds. No key that decides what is learned changes.
 
-    `report` takes a line with the keys that changed. `learner`: whether there will be one, as in make_plan. On a Ray
-    cluster, CPUs and memory are the cluster's own business.
+    `report` takes a line with the keys that changed. `learner`: whether there will be one, as in make_plan. CPUs and
+    memory of a Ray cluster are not looked at: only its scheduler knows them.
     """
     if config.hardware != CPU:
         return config
     fitted = largest = _without_gpus(config)
     if uses_private_ray(config):
         with suppress(UserError, OSError):  # the checks say what is wrong with the model
-            for fitted in _smaller(largest):  # the smallest, if none fits: the checks refuse it
+            for fitted in _smaller(largest):  # if none fits, the smallest is left for the checks to refuse
                 if _memory_fits(fitted, learner=learner):
                     break
     before, after = flatten(config), flatten(fitted)
@@ -84,7 +84,7 @@ def with_gpu(config: Config, report: Callable[[str], object]) -> Config:
     """Returns the config with one GPU for all its rollout workers if it uses none and vLLM's build for CUDA is
     installed: that build would take a GPU anyway, without a reservation. `report` takes a line about it.
 
-    A config with rollout.exact, or with hardware=cpu, is left alone, and refused: it asks for CPUs.
+    A config with rollout.exact or hardware=cpu asks for CPUs. It stays unchanged, and the checks refuse it.
     """
     rollout = config.rollout
     if (rollout.gpus or config.learner.gpus or rollout.exact or config.hardware == CPU

@@ -19,15 +19,15 @@ from services.weights.link import BUCKET
 from services.weights.registry import Way
 
 STORED = 3
-"""Most versions of the weights in Ray's object store: an old one, and a new one twice while it is handed over
-(services/weights/actor.py). An evaluation hands over a file, which is there once."""
+"""Most copies of the weights in Ray's object store: the old version, and two copies of the new one while it is
+published (services/weights/actor.py). An evaluation publishes a file and needs one copy less."""
 SCRATCH_VOCABULARY = 1024
 """Upper bound of the vocabulary of the tokenizer that the cold start trains."""
 TYPICAL_ROW = 0.25
 """Length of a typical row over that of the longest: ALFWorld's full prompts have about 650 of 2,560 tokens."""
 SPEED = {"kept": 306e12, "checkpointed": 269e12, "adapters": 227e12}
-"""Model FLOPs per second of 1.5B on one H100, layers not compiled, with activations that are kept, that are computed
-twice, and with adapters: docs/gpu-status.md, packs of 12,288 tokens."""
+"""Model FLOPs per second of a 1.5B model on one H100 without compiled layers: with activations kept, with activations
+computed twice, and with adapters (docs/gpu-status.md, packs of 12,288 tokens)."""
 
 
 def model_shape(model: ModelSection) -> Shape:
@@ -54,9 +54,9 @@ def planned_training(config: Config, shape: Shape, device_bytes: int | None) -> 
 
 
 def pack_tokens(config: Config, rows: int) -> int:
-    """Returns the tokens in each pack of one rank in a pass with gradients, which takes the rows of one update alone.
+    """Returns the number of tokens in each pack of one rank, in a pass with gradients.
 
-    `rows`: those of an update, all of TYPICAL_ROW.
+    `rows`: the number of rows in an update. Each is taken to have the length TYPICAL_ROW.
     """
     tokens = rows * TYPICAL_ROW * config.rollout.row_tokens / config.learner.ranks
     return round(tokens / math.ceil(tokens / config.learner.token_budget))
@@ -77,7 +77,8 @@ def training_seconds(config: Config, rows: int, *, checkpointing: bool) -> float
 
 
 def check_cache(config: Config) -> None:
-    """Raises UserError if the KV cache cannot hold one row. Some families take less than this asks: windows, states."""
+    """Raises UserError if the KV cache cannot hold one row. Families with sliding windows or recurrent states need
+    less than this check asks."""
     rollout, row, shape = config.rollout, config.rollout.row_tokens, model_shape(config.model)
     size = 2 if config.model.dtype == "bfloat16" else 4
     needed = 2 * shape.layers * shape.keys * size * row / rollout.tensor_parallel / GIB
@@ -110,8 +111,9 @@ def check_object_store(config: Config, stores: Sequence[float]) -> None:
 def received_bytes(config: Config, shape: Shape, way: Way) -> float:
     """Returns the bytes on each GPU of an engine for a version that arrives during requests (rollout/weights/inbox.py).
 
-    Each GPU keeps its part. By NCCL the version comes in buckets. An engine over several GPUs gathers in the swap, and
-    then also holds the largest complete tensors of vLLM's layerwise reload: a matrix of embeddings, or a layer's.
+    Each GPU keeps its part. By NCCL the version comes in buckets. An engine over several GPUs gathers tensors
+    while it swaps versions. It then also holds the largest complete tensors of vLLM's layerwise reload: the embeddings,
+    or the matrices of one layer.
     """
     version, parts = sampler_bytes(config, shape), config.rollout.tensor_parallel
     rows = max(shape.vocabulary, 2 * shape.intermediate, 2 * (shape.queries + shape.keys)) if parts > 1 else 0

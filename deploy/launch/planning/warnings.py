@@ -26,11 +26,11 @@ from services.weights.headers import read_tokenizer
 
 TOKENIZER = "tokenizer.json"
 LARGE_MODEL = 50_000_000
-"""Parameters from which on a model counts as a published one, and not as one of the tiny configs."""
+"""A model with at least so many parameters counts as a published one, and not as one of the tiny configs."""
 HIGHEST_RATE = 1e-4
 """Highest learning rate at which all weights of such a model are usually trained."""
 FULL_ENOUGH = 0.6
-"""Share of the token budget from which on a pack of one of several ranks counts as full."""
+"""A pack of one of several ranks counts as full if it fills at least this share of the token budget."""
 BILLION = 1_000_000_000
 REASONING_TOKENS = 100
 """Tokens of a short thought of an instruct model. An estimate: the paper gives thought and action 512."""
@@ -39,9 +39,9 @@ EXAMPLES = ("<think></think><action>go to countertop 1</action>", "<planning>go<
 TAG = re.compile("<.*?>")
 """A tag of an answer's form."""
 LARGE_CHECKPOINT = 1_000_000_000
-"""Bytes of a checkpoint from which on its interval matters."""
+"""The interval of checkpoints matters if each has at least so many bytes."""
 OFTEN = 5
-"""Learner steps between checkpoints below which large ones are written often."""
+"""Fewer learner steps than this between large checkpoints are a reason for a warning."""
 
 
 SMALL_MODEL = {"learner.lr": 5e-6, "learner.critic.lr": 5e-5, "sft.lr": 3e-5}
@@ -89,8 +89,8 @@ def _slow_imitation(config: Config) -> list[str]:
 
 
 def _large_rates(config: Config) -> list[str]:
-    """Returns a line for each learning rate of a tiny model that would train a large one. Adapters take high rates, but
-    a critic has none: all its weights are trained, at ten times their rate unless it has its own."""
+    """Returns a line for each learning rate that suits a tiny model, if the model is large. Adapters take high rates. A
+    critic has no adapters: all its weights are trained, by default at ten times the policy's rate."""
     learner, sft = config.learner, config.sft
     if not (parameters := _large(config)):
         return []

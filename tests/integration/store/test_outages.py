@@ -85,7 +85,7 @@ def test_a_redis_that_is_away_is_one_line_for_the_user_and_a_fault_for_the_rest(
     away = Store(free_url, "run", timeout_s=0.5)
     with pytest.raises(UserError, match=r"cannot be reached .*; start it or correct redis\.url"):
         away.connection.check()
-    with pytest.raises(StoreFault, match=r"^claim: .*; Redis was away for 3 s \(redis\.outage_seconds\)$"):
+    with pytest.raises(StoreFault, match=r"^claim: .*; Redis was unavailable for 3 s \(redis\.outage_seconds\)$"):
         away.claim("w", 1)
 
 

@@ -42,7 +42,7 @@ DRY = ["train", "--config", "alfworld-tiny", "--dry-run"]
 
 
 @pytest.mark.parametrize(("arguments", "line"), [
-    (["train", "alfworld-tiny"], "neither --config nor a run is given; say --config alfworld-tiny, or --resume RUN"),
+    (["train", "alfworld-tiny"], "neither --config nor a run is given; give --config alfworld-tiny, or --resume RUN"),
     (["train", "--config", "runs/mine"], "runs/mine is a folder, not a config file; give runs/mine/config.yaml, or go "
      "on with a run by --resume"),
     (["train", "--resume", "s3://"], "--resume: 's3://' is no folder of an object store, such as s3://bucket/runs; "

@@ -168,7 +168,7 @@ def test_a_supervisor_starts_a_run_again_after_a_full_disk_and_not_after_a_refus
 
 
 @pytest.mark.parametrize(("arguments", "line"), [
-    ([], "neither --config nor a run is given; say --config FILE, or --resume RUN"),
+    ([], "neither --config nor a run is given; give --config FILE, or --resume RUN"),
     (["--resume", "min"], "min is not the folder of a run; did you mean runs/mine?"),
     (["--resume", "mine", "--config", "alfworld-tiny"],
      "--resume mine has its config in its folder; leave --config and --sweep out, or leave the run's name out"),

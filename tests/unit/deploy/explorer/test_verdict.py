@@ -51,7 +51,7 @@ def test_the_step_that_lost_the_most_and_what_was_better_there():
     assert text == [
         "Where it was lost: step 1, drop it",
         "— its state was worth V̄ = 4.50, the next one 1.50: δ = −3.00, A = −1.00.",
-        "From the same state keep it went on to earn 8.50 on average (2 steps, here 0.00): see episode 1, step 0, "
+        "From the same state keep it earned 8.50 on average (2 steps, here 0.00): see episode 1, step 0, "
         "episode 1, step 1.",
         "The lowest advantage is that of step 2, A = −2.00: it also answers for what came after it."]
     assert links == [("step 1", None, 1), ("episode 1, step 0", 1, 0), ("episode 1, step 1", 1, 1), ("step 2", None, 2)]
@@ -64,7 +64,7 @@ def test_only_an_action_that_was_admissible_there_is_better():
     other = episode(2, [replace(step(0, "b", "drop it", ret=9.0, value=3.0), choices="y")], won=True)
     illegal = episode(3, [replace(step(0, "b", "fly", ret=8.0, value=3.0), choices="x", admissible=False)], won=True)
     text, _ = said(episode(0, [worst], end="lost"), same, other, illegal)
-    assert text[2].startswith("From the same state keep it went on to earn 2.00 on average")
+    assert text[2].startswith("From the same state keep it earned 2.00 on average")
     text, _ = said(episode(0, [worst], end="lost"), other, illegal)
     assert text[2] == NO_OTHER
 
@@ -185,7 +185,7 @@ def test_an_action_of_any_length_leaves_the_sentences_readable():
     steps = [step(0, "a", "I think\n" * 500, value=4.0, delta=-3.0, advantage=-1.0)]
     text, _ = said(episode(0, steps, end="lost"), episode(1, [step(0, "a", "", ret=9.0, value=4.0)], won=True))
     assert text[0] == f"Where it was lost: step 0, {'I think ' * 17}I t…"
-    assert text[2].startswith("From the same state (empty) went on to earn 9.00")
+    assert text[2].startswith("From the same state (empty) earned 9.00")
 
 
 def test_where_nothing_was_lost_the_step_with_the_lowest_advantage_is_named_with_the_reason():

@@ -255,8 +255,8 @@ def test_an_override_in_two_words_is_told_how_to_write_it(file: Path):
 
 def test_the_folder_of_a_run_is_not_a_config_and_the_message_names_the_file_in_it(tmp_path: Path):
     (tmp_path / "config.yaml").write_text("name: a\nsteps: 1\n")
-    assert message(tmp_path) == (f"{tmp_path} is a folder, not a config file; give {tmp_path}/config.yaml, or go on "
-                                 "with a run by --resume")
+    assert message(tmp_path) == (f"{tmp_path} is a folder, not a config file; give {tmp_path}/config.yaml, or continue "
+                                 "a run by --resume")
 
 
 def test_a_path_may_begin_with_the_home_folder(file: Path, monkeypatch: pytest.MonkeyPatch):
