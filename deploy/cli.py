@@ -45,7 +45,7 @@ from deploy.console.plain import printable
 from services.config.keys import config_keys
 from services.errors import Fault, UserError
 from services.files import FULL
-from services.process.environment import wait_politely
+from services.process.env_variables import limit_openmp_spin
 from services.process.own_code import OWN_CODE, Judge, allow, announcing, judging_imports, refuse
 from services.process.packages import check_one_installation, naming_extras
 from services.process.signals import signals_unwind
@@ -194,7 +194,7 @@ def run_guarded(command: Callable[[], int | None]) -> int:
 
 
 def _run(command: Callable[[], int | None]) -> int:
-    wait_politely()
+    limit_openmp_spin()
     if isinstance(sys.stdout, io.TextIOWrapper):  # a locale without UTF-8 has no characters for some of our text
         sys.stdout.reconfigure(errors="backslashreplace")
     try:

@@ -257,6 +257,6 @@ def with_data(version: str, digest: str) -> str:
     """Returns the version with the beginning of its data's digest, such as `1+data-5f3a9c21`.
 
     If task ids are rows, other data has the same ids. Such an environment names its data in its version, so that runs,
-    servers and results with other data are told apart.
+    servers and results with other data have other names.
     """
     return f"{version}+data-{digest[:8]}"

@@ -83,7 +83,7 @@ class Mixture:
             own = tasks_of(part, own_split)
             if other := next((task for task in own if not task.startswith(f"{part.name}/")), None):
                 raise UserError(f"the environment {part.name} has the task {other!r:.60}, and the tasks of several "
-                                "environments are told apart by their ids", f"let its ids begin with {part.name}/")
+                                "environments are distinguished by their ids", f"let its ids begin with {part.name}/")
             tasks += own
         return sorted(tasks)
 

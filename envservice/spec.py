@@ -135,14 +135,15 @@ class EnvironmentSpec:
     """Tags that end an answer. Text after the first one is ignored. A model made here has each as one token."""
     tools: Callable[[], Sequence[Tool]] = tuple
     """Returns the tools that it offers to agents (docs/tasks/own-agent.md), of which its sessions receive calls as JSON
-    text. Only an agent's worker asks, so nobody else needs a server that lists them. Raises EnvFault if it is away."""
+    text. Only an agent's worker asks, so nobody else needs a server that lists them. Raises EnvFault if it is
+    unavailable."""
     says_unchanged: bool = True
     """Whether its outcomes may say that the action changed nothing. If not, `learner.credit.stay` does nothing."""
     teacher: Teacher | None = None
     """None: no cold start."""
     explain: Explain | None = None
     """Explains a lost episode from its turns and its last observation, for reports. Raises ValueError for texts that
-    are not of this environment. None: reports show only what every environment tells."""
+    are not of this environment. None: reports have only the counts of every environment."""
     findings: Callable[[], Iterable[Finding]] = tuple
     """Finds data and optional packages on this machine, for `gagpo doctor`. It must be light."""
 

@@ -82,7 +82,7 @@ def evaluate(model: Path | str, overrides: Mapping[str, object] | None = None, *
     """Plays each task of a set once, as `gagpo eval` does. Returns a row in the form of evaluations.jsonl: success_rate
     with success_low and success_high (95%, over tasks), success_by_type, success_by_task and more.
 
-    `model`: a Hugging Face folder or a run's folder. `config`: how to play; by default the one beside the model.
+    `model`: a Hugging Face folder or a run's folder. `config`: how to play; by default the one next to the model.
     `which`: latest, best or a step, for a run. `split`: by default the held-out tasks. `overrides`: values by dotted
     key, such as {"eval.panel": 64}. Raises UserError as `gagpo eval` does. The row is also kept, in RUN/eval.jsonl or
     MODEL.eval.jsonl. Call it from the main thread.

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from learner.selftest.table import Line, attempt
-from services.process.environment import wait_politely
+from services.process.env_variables import limit_openmp_spin
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -267,7 +267,7 @@ def record(results: Path, stage: str, line: Line, seconds: float) -> None:
 def main(name: str, results: Path, folder: Path) -> None:
     """Runs a stage. SIGTERM ends it as an error would, so that what it has started ends too."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    wait_politely()
+    limit_openmp_spin()
     started = time.monotonic()
     for line in lines_of(name, folder):
         record(results, name, line, time.monotonic() - started)

@@ -25,7 +25,7 @@ from services.config.tree import Config
 from services.errors import DeadlineExceeded
 from services.files import check_seen, write_whole
 from services.outages import retry_files
-from services.process.environment import wait_politely
+from services.process.env_variables import limit_openmp_spin
 from services.process.packages import check_one_installation
 from services.process.rendezvous import Rendezvous
 from services.records import Version
@@ -62,7 +62,7 @@ class _Rank:
     @contextmanager
     def _life(self, folder: Path) -> Iterator[None]:
         """Prepares this process, and logs its life into `folder`."""
-        wait_politely()
+        limit_openmp_spin()
         check_one_installation()
         with life_of(f"learner-{self._rank}", folder, node=self._node):
             yield

@@ -6,7 +6,7 @@
     └── Fault                our code or the machine failed
         ├── EnvFault         an environment server or its engine
         │   ├── ReplayDiverged   a rebuilt session differs from the recorded one
-        │   └── Unavailable      a service behind the environment is away, and nothing has happened in the game
+        │   └── Unavailable      a service behind the environment does not answer; nothing has happened in the game
         ├── AgentFault       an agent of the user's own
         ├── EngineFault      vLLM: sampling or a weight update
         │   └── WrongWeights     an engine plays other weights than it was sent
@@ -53,7 +53,7 @@ class UserError(GagpoError):
 
 
 class Unanswered(UserError):
-    """A server that the config names does not answer: its address is wrong, or it is away for a while."""
+    """A server that the config names does not answer: its address is wrong, or it is unavailable for a while."""
 
 
 Check = Callable[[], Iterable[UserError] | None]
@@ -107,7 +107,7 @@ class ReplayDiverged(EnvFault):
 
 
 class Unavailable(EnvFault):
-    """A service that the environment asks, such as a retriever, is away for now. Nothing has happened in the game, so
+    """A service that the environment asks, such as a retriever, is unavailable. Nothing has happened in the game, so
     the same call may be made again."""
 
 
@@ -161,7 +161,7 @@ def in_short(error: BaseException) -> str:
 
 def first_of(error: BaseException) -> BaseException:
     """Returns the first exception of a group, as task groups raise them, and any other exception as it is. Those of a
-    group mostly share a cause, and the text of the group tells only how many they are."""
+    group mostly share a cause, and the text of the group only counts them."""
     if not isinstance(error, BaseExceptionGroup):
         return error
     return first_of(cast("BaseExceptionGroup[BaseException]", error).exceptions[0])

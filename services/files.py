@@ -109,7 +109,7 @@ def is_draft(name: str) -> bool:
 def replacing(path: Path, draft: Path, *, mode: int = 0o666) -> Generator[BinaryIO]:
     """Replaces the file by what the block writes, which is durable when the block ends.
 
-    The old file stays until the new one is whole, also if the block raises or the machine ends. `draft`: a file beside
+    The old file stays until the new one is whole, also if the block raises or the machine ends. `draft`: a file next to
     it that nobody else writes; a process that is killed leaves it behind. `mode`: of the new file, less the umask.
     """
     draft.unlink(missing_ok=True)

@@ -26,7 +26,7 @@ def load_tokenizer(folder: str | Path) -> Any:
 
     transformers builds some tokenizers anew from the class that tokenizer_config.json names. That of DeepSeek V3 names
     Llama's: its rules know no byte-level BPE, and drop every space. The model was trained with the file, so the file
-    decides where the two differ. Mistral's own file beside it (tekken.json) is not read: its tokenizer has no chat
+    decides where the two differ. Mistral's own file next to it (tekken.json) is not read: its tokenizer has no chat
     template. Raises the errors of transformers.
     """
     from tokenizers import Tokenizer

@@ -123,7 +123,7 @@ class ProgressView:
         self._say(text)
 
     def warn(self, warnings: Mapping[str, str]) -> None:
-        """Shows the warnings that hold now, by rule. Each is shown once, and again if it went away and came back."""
+        """Shows the warnings that hold now, by rule. Each is shown once, and again after it was gone."""
         new = [text for rule, text in warnings.items() if rule not in self._warnings]
         self._warnings = dict(warnings)
         for text in new:

@@ -25,7 +25,7 @@ from deploy.launch.ray_address import check_ray, no_cluster, ray_address
 from deploy.members.private_ray import dead_part, unwatch, watch
 from services.config.tree import Config
 from services.errors import DeadlineExceeded, UserError, described
-from services.process.environment import variable
+from services.process.env_variables import env_variable
 from services.process.guard import HeldFolder, end_all, processes_in, short_root
 from services.telemetry.logs import get_logger
 
@@ -78,7 +78,7 @@ def _existing(address: str, options: dict[str, Any], note: Callable[[str], objec
     try:
         # The cluster's processes may have a locale whose file names and texts are ASCII. The override lets Ray add the
         # variable to the environment of a submitted job, which may have it already.
-        with _uninterrupted(), variable("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1"):
+        with _uninterrupted(), env_variable("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1"):
             ray.init(address=address, runtime_env={"env_vars": {"PYTHONUTF8": "1"}}, **options)
     except (ConnectionError, TimeoutError) as error:
         raise no_cluster(address, described(error)) from error
@@ -106,7 +106,7 @@ def private_ray(*, start_s: float = 300.0, note: Callable[[str], object] = lambd
 
         try:
             # Ray's processes inherit this variable, so the temporary files of Ray and vLLM vanish with this folder.
-            with variable("TMPDIR", str(folder / "tmp")):
+            with env_variable("TMPDIR", str(folder / "tmp")):
                 _start(lambda: ray.init(**{
                     "address": "local", "num_cpus": max(2, os.cpu_count() or 1), "include_dashboard": False,
                     "_temp_dir": str(folder / "ray"), **options}), folder / "tmp", start_s, note)

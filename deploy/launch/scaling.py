@@ -56,7 +56,7 @@ class LoadMeter:
                 now |= _histogram(name, metrics, QUEUE)
         sessions = limit = 0.0
         for url, metrics in self._servers().items():
-            if not metrics:  # away for a moment, or too busy to answer; its counters have not begun again
+            if not metrics:  # unavailable or too busy for a moment: its counters did not start again
                 continue
             sessions += _sum(metrics, "gagpo_env_sessions")
             limit += _sum(metrics, "gagpo_env_sessions_limit")

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import httpx
 
-from deploy.members import endings
+from deploy.members import exit_reasons
 from deploy.members.placement import ClusterPlace
 from deploy.members.ray_actor import Options, end_of, kill
 from services.config.secrets import ENV_TOKEN_VARIABLE
@@ -58,7 +58,7 @@ class EnvServer:
         self.url = f"http://{host_port(host, port)}"
         self._address = host, port
         self._ends_at: float | None = None
-        self._told = False
+        self._terminated = False
         self._command = [
             sys.executable, "-m", "deploy.cli", "serve-env", "--config", str(config_file),
             "--host", host, "--port", str(port), "--exit-with-parent", str(os.getpid()),
@@ -105,14 +105,14 @@ class EnvServer:
         code = self._process.poll() if self._process else 0
         leaves = self._ends_at is not None and time.monotonic() > self._ends_at
         if code is None:
-            if leaves and self._process is not None and not self._told:
-                self._told = True
+            if leaves and self._process is not None and not self._terminated:
+                self._terminated = True
                 self._process.terminate()  # and a later poll finds its end: the controller does not wait for it
             return None
         if leaves:
             return End("")
         last_words = self._stderr.last_words() if self._stderr else "it was not started"
-        return endings.describe_exit(code, last_words, self.role)
+        return exit_reasons.describe_exit(code, last_words, self.role)
 
     def drain(self) -> None:
         """Ends the server once every worker has a list of servers without it."""

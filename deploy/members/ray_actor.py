@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from deploy.members import endings, private_ray
+from deploy.members import exit_reasons, private_ray
 from deploy.members.placement import (
     ClusterPlace,
     GpuShare,
@@ -171,7 +171,7 @@ def end_of(calls: list[Any], role: str) -> End | None:
         try:
             ray.get(call, timeout=ANSWER_S)
         except (RayError, GagpoError) as error:
-            return endings.describe_actor_exit(error, role)
+            return exit_reasons.describe_actor_exit(error, role)
     return None if running else End("")
 
 

@@ -94,7 +94,7 @@ class Mirror:
         files that mark them as complete. `kept`: the names of those that were sent. A folder that is gone has none."""
         run = RunFolder(self._folder)
         gone = {one.name for one in (run.trained_model, run.more_model, run.summary) if not one.exists()}
-        gone = gone if run.config_file.exists() else set[str]()  # the folder itself is away
+        gone = gone if run.config_file.exists() else set[str]()  # the folder itself is unavailable
         with attributed():
             old = [name for name in self._remote.sizes("checkpoints")
                    if name not in POINTERS and name.split("/")[1] not in kept]
@@ -394,7 +394,7 @@ class Mirroring:
 
 
 def _marks_or_none(path: Path) -> tuple[int, int] | None:
-    """Returns None only for a file that is missing: of a folder that is away, OSError has to reach the caller."""
+    """Returns None only for a file that is missing: if the folder is unavailable, OSError has to reach the caller."""
     try:
         return marks_of(path)
     except FileNotFoundError:

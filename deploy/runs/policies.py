@@ -40,8 +40,8 @@ class PlayablePolicy:
     """Keeps the checkpoint of a run that still trains from being deleted, as long as this object lives."""
 
     def weights(self) -> str:
-        """Returns the digest of the model's files, or "" for a learner step, whose name tells its weights. Any other
-        folder may have been made again. Reads all of the files."""
+        """Returns the digest of the model's files, or "" for a learner step, whose name identifies its weights.
+        Any other folder may have been made again. Reads all of the files."""
         return folder_digest(self.folder) if self.step is None else ""
 
 

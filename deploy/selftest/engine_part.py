@@ -24,7 +24,7 @@ from learner.model.probe import folder_canary
 from learner.selftest.table import Line, attempt
 from rollout.engine.engine import Engine, Sample
 from services.errors import WrongWeights
-from services.process.environment import variable
+from services.process.env_variables import env_variable
 from services.records import Version
 from services.weights.headers import folder_parameters
 from services.weights.pack import ITEM_SIZES, pack_folder
@@ -161,7 +161,7 @@ class _Trial:
 
     async def start(self, engine: TrialEngine) -> list[Line]:
         started = time.monotonic()
-        with variable("VLLM_LOGGING_LEVEL", "INFO"):
+        with env_variable("VLLM_LOGGING_LEVEL", "INFO"):
             await engine.start()
         figure = f"{time.monotonic() - started:.0f} s next to {self.size.held_gib:g} GiB of another process"
         return [Line(name="engine starts on a shared GPU", value=figure, passed=True),

@@ -47,7 +47,7 @@ class Child:
         self._arguments = arguments
         self._secrets = dict(secrets or {})
         self._process: subprocess.Popen[bytes] | None = None
-        self._told = False
+        self._asked_to_stop = False
         self._started = time.monotonic()
 
     def start(self) -> None:
@@ -94,8 +94,8 @@ class Child:
 
     def tell_to_stop(self) -> None:
         """Sends SIGTERM, at most once, and does not wait. A second signal would interrupt the child's clean-up."""
-        if self._process is not None and self._process.poll() is None and not self._told:
-            self._told = True
+        if self._process is not None and self._process.poll() is None and not self._asked_to_stop:
+            self._asked_to_stop = True
             self._process.terminate()
 
     def stop(self) -> None:

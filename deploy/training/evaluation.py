@@ -85,8 +85,8 @@ def evaluate(config: Config, policy: PlayablePolicy, *, split: str | None, file:
 
 def _play(config: Config, model: Path, split: str | None, lines: StatusLines) -> dict[str, Any]:
     from deploy.launch.checks.games import check_ends
+    from deploy.launch.checks.servers import check_versions
     from deploy.launch.planning.task_sets import asked_for, engine_name, task_stream
-    from deploy.launch.reach import check_versions
     from deploy.launch.scaling import Scaling
     from deploy.launch.topology import publish_folder, topology
     from deploy.training.loading import Loading
@@ -185,7 +185,7 @@ def _hooks(lines: StatusLines, task_type: Callable[[str], str], loading: Loading
 
     def tick() -> None:
         loading.tick()
-        scaling.tick()  # tells the workers where the environment servers are, which may change
+        scaling.tick()  # publishes the list of environment servers, which may change
 
     return Hooks(note=lines.note, evaluated=lambda *_: None, task_type=task_type, tick=tick,
                  playing=loading.after(lambda label, done, total: lines.at(label, done, total, "games")),

@@ -156,7 +156,7 @@ def _watched(config: Config, rank_group: LearnerRanks, progress: LastValue[dict[
              report: Report) -> Iterator[Supervisor]:
     """Starts the ranks under a supervisor, and stops them when the block ends.
 
-    Heartbeats go through the folder, so ranks may be silent for as long as a folder may be away.
+    Heartbeats go through the folder, so ranks may be silent for as long as a folder may be unavailable.
     """
     patient = config.supervision.model_copy(update={
         "silence_seconds": max(config.supervision.silence_seconds, config.learner.collective_s)})

@@ -287,7 +287,7 @@ def _column(name: str, values: list[Any]) -> pa.Array:
 
 
 def _mixed(values: Sequence[Any]) -> str:
-    """Says what a column has beside fractions at the same place of its values, or ""."""
+    """Says what a column has besides fractions at the same place of its values, or ""."""
     found: dict[tuple[str | int, ...], set[type]] = {}
     for place, kind in _kinds(values, ()):
         found.setdefault(place, set()).add(kind)

@@ -82,7 +82,7 @@ class OpenEnvGame:
     def reset(self, *, seed: int) -> tuple[str, dict[str, Any]]:
         """Opens a session of the task with this number."""
         observation, _ = self.ask("reset", self._begin(seed))
-        return self._text(observation), _told(observation)
+        return self._text(observation), _info(observation)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Takes one action. One that `write` refuses by ValueError is answered with its reason."""
@@ -91,7 +91,7 @@ class OpenEnvGame:
         except ValueError as refused:
             return str(refused), 0.0, False, False, {}
         observation, data = self.ask("step", fields)
-        return self._text(observation), self._reward(data), self._done(data), False, _told(observation)
+        return self._text(observation), self._reward(data), self._done(data), False, _info(observation)
 
     def ask(self, verb: str, fields: Fields) -> tuple[Fields, Fields]:
         """Sends one message. Returns the observation, and the data around it with reward and `done`."""
@@ -166,7 +166,7 @@ class OpenEnvGame:
         return done
 
 
-def _told(observation: Fields) -> dict[str, Any]:
+def _info(observation: Fields) -> dict[str, Any]:
     return {name: observation[name] for name in ("admissible_actions", "won") if name in observation}
 
 
@@ -190,8 +190,8 @@ def openenv_spec(  # noqa: PLR0913 - servers differ in all of it
                            "correct `begin` or `read`, or the server"):
             try:
                 game().reset(seed=0)
-            except (NoAnswer, NoConnection) as away:
-                raise UserError(str(away), f"start the OpenEnv server of {name}, or correct its URL") from None
+            except (NoAnswer, NoConnection) as error:
+                raise UserError(str(error), f"start the OpenEnv server of {name}, or correct its URL") from None
 
     spec = text_spec(game, name=name, max_steps=max_steps, sizes=sizes, replayable=replayable, threaded=True)
     return replace(spec, reachable=reachable, describe=lambda _: f"OpenEnv server {url}, numbers as tasks")
@@ -228,12 +228,12 @@ def _text_of(part: Fields) -> str:
 
 
 def server_tools(url: str, seconds: float) -> tuple[Tool, ...]:
-    """Asks a server for its tools. Raises EnvFault if it is away or full, and UserError if it lists none."""
+    """Asks a server for its tools. Raises EnvFault if it is unavailable or full, and UserError if it lists none."""
     observation, _ = OpenEnvGame(url, seconds=seconds).ask("step", {"type": "list_tools"})
     if not observation.get("tools"):
         raise UserError(f"the OpenEnv server {url} offers no tools", "use openenv_spec with `write` and `read`")
     try:
-        return tuple(_tool(told) for told in observation["tools"])
+        return tuple(_tool(listed) for listed in observation["tools"])
     except (KeyError, TypeError):
         raise UserError(f"the OpenEnv server {url} lists its tools as {str(observation['tools'])[:SHOWN]}",
                         "each needs a name, a description and an input_schema") from None
@@ -253,6 +253,6 @@ def openenv_tools_spec(
     return replace(spec, tools=lambda: server_tools(url, seconds))
 
 
-def _tool(told: dict[str, Any]) -> Tool:
-    return {"type": "function", "function": {"name": told["name"], "description": told["description"],
-                                             "parameters": told["input_schema"]}}
+def _tool(listed: dict[str, Any]) -> Tool:
+    return {"type": "function", "function": {"name": listed["name"], "description": listed["description"],
+                                             "parameters": listed["input_schema"]}}

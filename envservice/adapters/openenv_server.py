@@ -83,7 +83,7 @@ class OpenEnvPlay:
             raise OpenEnvError("VALIDATION_ERROR", f"there is no task {self.task!r}") from None
         self.steps, self.episode_id = 0, str(asked.get("episode_id") or uuid.uuid4())
         self.last = outcome_of(self.session.reset(), "reset")
-        return self._told(self.last)
+        return self._reply(self.last)
 
     def step(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Takes an action. Raises OpenEnvError if there is none or the episode is over."""
@@ -94,7 +94,7 @@ class OpenEnvPlay:
             raise OpenEnvError("EXECUTION_ERROR", "the episode is over: reset" if self.last else "reset comes first")
         self.last = outcome_of(self.session.step(action), "step")
         self.steps += 1
-        return self._told(self.last)
+        return self._reply(self.last)
 
     def state(self, _: dict[str, Any]) -> dict[str, Any]:
         """Returns the episode's id, its task and its number of steps."""
@@ -123,7 +123,7 @@ class OpenEnvPlay:
             raise OpenEnvError("VALIDATION_ERROR", str(error)) from None
         return tasks[number % len(tasks)]
 
-    def _told(self, now: Outcome) -> dict[str, Any]:
+    def _reply(self, now: Outcome) -> dict[str, Any]:
         observation = {"text": now.observation, "admissible_actions": now.admissible_actions, "won": now.won,
                        "task": self.task}
         return {"observation": observation, "reward": float(now.reward), "done": now.done, "metadata": now.info}

@@ -28,7 +28,7 @@ _HERE = Path(__file__).parent
 _MADE_BY = (
     *(_HERE / name for name in ("generator.py", "generator_pddl.py", "generator_rooms.py", "domain.pddl",
                                 "grammar.twl2", "rooms.json")), Path(seeds.__file__))
-"""All that decides what is in a game beside its split and index."""
+"""Decides what is in a game, together with its split and index."""
 
 _SEEN_ROOMS = range(1, 25)
 _UNSEEN_ROOMS = range(25, 31)

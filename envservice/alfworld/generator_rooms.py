@@ -172,7 +172,7 @@ def _place(kind: str, homes: dict[str, int], layout: Room, ids: _Ids) -> Item:
 def _decor(layout: Room, ids: _Ids) -> list[Item]:
     items: list[Item] = []
     for index, kind in enumerate(tables().rooms[layout.kind]["decor"].split(), start=len(layout.receptacles) + 1):
-        beside = ids.rng.random() < DECOR_AT_RECEPTACLE
-        location = ids.rng.choice(layout.receptacles).location if beside else _location(index)
+        at_receptacle = ids.rng.random() < DECOR_AT_RECEPTACLE
+        location = ids.rng.choice(layout.receptacles).location if at_receptacle else _location(index)
         items.append(Item(kind, ids.draw(kind), location, None))
     return items

@@ -68,7 +68,7 @@ class Result(Outcome):
 
 
 def result_of(element: dict[str, Any], where: str) -> Result:
-    """Returns the result. Raises the EnvFault of a problem; `where` tells its reader the game, step and server."""
+    """Returns the result. Raises the EnvFault of a problem; `where` names the game, step and server."""
     if "type" in element:
         kind = element["type"]
         raise FAULTS.get(kind, EnvFault)(f"{kind}: {element.get('message')} ({where})")
@@ -255,7 +255,7 @@ class EpisodeHandle:
     async def close(self) -> None:
         """Frees the session, also one that a reset without an answer has opened.
 
-        It asks once: a server that is away or full frees the session when its lease ends.
+        It asks once: a server that is unavailable or full frees the session when its lease ends.
         """
         element = msgspec.json.encode({"episode_id": self.episode_id})
 

@@ -88,7 +88,7 @@ LIST_BYTES = 256 << 20
 """The most bytes of a list of tasks: that of 600,000 tasks whose ids have MAX_TASK characters."""
 SHARE = 1 / 3
 """The share of a call's time that one replica gets for an answer, copies included: the rest is to ask another one."""
-TOLD = 300
+QUOTED = 300
 """Characters of a wrong answer that an error repeats."""
 FOR_NOW = (408, 425, 429)
 """Refusals that a proxy or a load balancer before the server sends: too late, too early, too many requests."""
@@ -185,7 +185,7 @@ class Replica:
             reply = form.model_validate_json(response.content)
         except ValidationError:
             self.failed()
-            raise Unreachable(f"{url} answered with no {form.__name__}: {response.content[:TOLD]!r}") from None
+            raise Unreachable(f"{url} answered with no {form.__name__}: {response.content[:QUOTED]!r}") from None
         self.answered()
         return reply
 
@@ -331,5 +331,5 @@ def refusal(response: httpx.Response) -> Exception:
     status = response.status_code
     if status in (429, 503) and response.headers.get("retry-after", "").isdecimal():
         return Later("the server is full", float(response.headers["retry-after"]))
-    text = f"{response.url} answered {status}: {response.text[:TOLD]}"
+    text = f"{response.url} answered {status}: {response.text[:QUOTED]}"
     return FinalRefusal(text) if status in range(400, 500) and status not in FOR_NOW else Unreachable(text)

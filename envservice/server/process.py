@@ -63,7 +63,7 @@ def serve(
     When it is ready it says its URL in the log, and on stdout unless that is a terminal. If `environment` is a
     function, it is called after the port is bound. If the environment is a context manager, it is left at the end.
     `parent` is the id of the process that started this one, if the server ends with it; it holds the port, too. The id
-    is told and not looked up: a parent that died while this process was starting could no longer be found.
+    is passed and not looked up: a parent that died while this process was starting could no longer be found.
     Raises UserError for a port in use, for a host that others can reach without a token, for an environment that is
     larger than the settings let the process grow, and for a live one in a process that starts again by itself.
     """
@@ -147,7 +147,7 @@ def _say_ready(environment: Environment, settings: Settings, url: str) -> None:
 
 async def _maintain(server: _Server, listener: socket.socket, batches: Batches, settings: Settings) -> None:
     """Ends sessions whose lease is over, also on an idle server. Returns when the process should start again."""
-    # Servers that were started together must not be away together.
+    # Servers that were started together must not restart together.
     age_s = None if settings.recycle_s is None else settings.recycle_s * random.uniform(0.9, 1.1)
     since = time.monotonic()
     try:

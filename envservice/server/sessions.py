@@ -39,7 +39,7 @@ from services.process.signals import signal_of
 from services.telemetry.logs import get_logger
 
 OBJECTS = 400
-"""Bytes that a step records beside its action and answer: objects, digest, places in lists."""
+"""Bytes that a step records besides its action and answer: objects, digest, places in lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,7 @@ class SessionStore:
                 continue
             try:
                 live.session.foresee(request.action)
-            except Exception:  # of a user's session; the step itself tells whether it can be taken
+            except Exception:  # of a user's session; the step itself shows whether it can be taken
                 log.exception("the session cannot foresee its step", task=live.task)
 
     def close(self, episode_id: str) -> bool:

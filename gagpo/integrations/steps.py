@@ -206,7 +206,7 @@ def check_trainer(package: str, tried: str, name: str) -> None:
 def refuse_unsaid(options: CreditSection, source: str, place: str) -> None:
     """Raises UserError for an option that would do nothing, because a trainer does not have what it reads.
 
-    `source`: what the trainer has in place of a run's episodes. `place`: where its user says what tells states apart.
+    `source`: what the trainer has in place of a run's episodes. `place`: where its user names the state.
     """
     if getattr(estimator(options.estimator), "rewards_tags", False):
         raise UserError(f"option estimator {options.estimator}: {source} do not say which kind of reasoning they are",

@@ -22,7 +22,7 @@ from lab.bench.trl import STEP_S, Taken
 from services.config.file import dump_config
 from services.config.tree import Config
 from services.process.addresses import held_port
-from services.process.environment import wait_politely
+from services.process.env_variables import limit_openmp_spin
 from services.records import Episode, Ticket, Version
 from services.seeds import seed_for
 from services.store.lease import Lease
@@ -35,7 +35,7 @@ POLL_S = 0.05
 
 def take_steps(config: Config, model: Path, end: Connection) -> None:
     """Starts everything, and takes a step for each word from `end`, whose answer is Taken."""
-    wait_politely()
+    limit_openmp_spin()
     with tempfile.TemporaryDirectory(prefix="gagpo-bench-") as folder:
         path = Path(folder)
         dump_config(config, path / "config.yaml")

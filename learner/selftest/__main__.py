@@ -8,12 +8,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from services.process.environment import wait_politely
+from services.process.env_variables import limit_openmp_spin
 
 
 def main() -> int:
     """Runs the named checks, or all, on the first GPU, or at a tiny size on the CPU."""
-    wait_politely()
+    limit_openmp_spin()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from learner.selftest.run import CHECKS, run
 

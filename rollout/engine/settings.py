@@ -12,7 +12,7 @@ from typing import Any, Literal
 from services.amounts import GIB
 from services.config.sections import RolloutSection
 from services.errors import UserError
-from services.process.environment import wait_politely
+from services.process.env_variables import limit_openmp_spin
 
 BLOCK_TOKENS = 32
 """Tokens of a KV block on CPUs. vLLM's default is 128, but prompts share only full blocks, and ours are short."""
@@ -37,7 +37,7 @@ def device_of(config: RolloutSection) -> Device:
 
 def prepare_environment(config: RolloutSection) -> None:
     """Sets vLLM's environment variables for this process and the engine's. Call it before vllm is imported."""
-    wait_politely()
+    limit_openmp_spin()
     os.environ.update(environment(config))
 
 

@@ -1,6 +1,6 @@
 """The `env` section: keys for all environments, and one sub-section for each environment with settings of its own.
 
-To add settings for an environment, write a Section beside AlfworldSection and give EnvSection a field of that name.
+To add settings for an environment, write a Section next to AlfworldSection and give EnvSection a field of that name.
 `env.name` is open: envservice/registry.py knows the names, and which `env.prompt` and `env.max_steps` each one allows.
 """
 
@@ -27,7 +27,7 @@ from services.process.addresses import parts_of
 LARGEST = 2**53
 """Largest whole number in a config. JSON readers that use floats would change a larger one."""
 FARTHEST = 1e9
-"""Largest other number in a config. In seconds it is 31 years, and a longer wait is more than threads can be told."""
+"""Largest other number in a config. In seconds it is 31 years; threads cannot take a longer timeout."""
 
 
 def http_address(url: str) -> str:
@@ -106,7 +106,7 @@ class AlfworldSection(Section):
     never sees it. A real environment would not tell it, so results with it are an upper bound. Needs engine=own."""
 
     @model_validator(mode="after")
-    def _told(self) -> AlfworldSection:
+    def _has_state(self) -> AlfworldSection:
         if self.exact_state and self.engine != "own":
             raise ValueError(f"exact_state needs engine=own, and engine={self.engine} does not tell its state")
         if self.level != "all" and self.training_games == "all":
@@ -214,8 +214,8 @@ class EnvSection(Section):
     """URLs of servers that run already. Each address to which a name leads is a server; names are resolved again while
     the run continues. https:// names are kept as they are. Empty: the run starts its own."""
     outage_seconds: float = Field(default=1800, ge=1)
-    """How long all environment servers may be away or full while episodes wait. Longer fails these episodes: each has
-    three attempts."""
+    """How long all environment servers may be unavailable or full while episodes wait. After that these episodes fail;
+    each has three attempts."""
     call_seconds: float = Field(default=120, gt=0)
     """How long one call to a server may take, with all its retries, while servers answer other calls. A server has a
     third of it for each answer. It counts the wait for other games: a server steps one at a time, so slow
@@ -254,7 +254,7 @@ class EnvSection(Section):
         if twice := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"the list names {twice[0]} twice; give each environment one entry")
         if len(own := [name for name in names if ":" in name]) > 1:
-            raise ValueError(f"the list names {' and '.join(own)}, and tasks are told apart by the names of "
+            raise ValueError(f"the list names {' and '.join(own)}, and tasks are distinguished by the names of "
                              "environments of this package; list at most one environment of your own")
         defaults = EnvSection()
         for number, one in enumerate(self.more, 1):

@@ -123,8 +123,8 @@ def find_config(path: Path | str, shipped_in: Path | None = None) -> Path:
         return config
     if Path(path).is_dir():
         raise UserError(f"{path} is a folder, not a config file", "give the path of a YAML file")
-    beside = [str(file) for file in Path(path).parent.glob("*.y*ml")]
-    near = difflib.get_close_matches(wanted, [*shipped, *(file.stem for file in shipped.values()), *beside], n=1)
+    nearby = [str(file) for file in Path(path).parent.glob("*.y*ml")]
+    near = difflib.get_close_matches(wanted, [*shipped, *(file.stem for file in shipped.values()), *nearby], n=1)
     some = difflib.get_close_matches(Path(wanted).name, [*shipped], n=3, cutoff=0.0)
     names = f"give the path of a YAML file, or a shipped name such as {', '.join(some)}" if some else \
         "give the path of a YAML file"
@@ -297,9 +297,9 @@ def _make_way(below: Tree, above: Tree) -> None:
 
 
 def _find_base(file: Path, base: str, shipped_in: Path | None) -> Path:
-    """Returns the base config: beside `file` if it is there, else a shipped one."""
-    beside = [path for path in (file.parent / base, file.parent / f"{base}.yaml") if path.is_file()]
-    return beside[0] if beside else find_config(base, shipped_in)
+    """Returns the base config: next to `file` if it is there, else a shipped one."""
+    nearby = [path for path in (file.parent / base, file.parent / f"{base}.yaml") if path.is_file()]
+    return nearby[0] if nearby else find_config(base, shipped_in)
 
 
 def _merge(below: Tree, above: Tree) -> Tree:

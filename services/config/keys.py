@@ -111,18 +111,18 @@ def nearest(key: str) -> str:
     """Returns advice: the keys that may be meant, or the keys of the section (else of the config) if there are none.
 
     These are the same name in other case or with other separators, else the keys with exactly this last part or its
-    initials, else the most similar key or section. Keys of another section are told beside those of the given one:
-    they may have nothing to do with it. Of a section with many keys, the few that are most similar are told.
+    initials, else the most similar key or section. Keys of another section are listed next to those of the given one:
+    they may have nothing to do with it. Of a section with many keys, the few that are most similar are listed.
     """
     keys = list(config_keys())
     section = key.rpartition(".")[0]
-    beside = [name.rpartition(".")[2] for name in keys if section and name.rpartition(".")[0] == section]
-    all_of = _some_of(key, beside, f"keys of {section}") if beside else \
+    siblings = [name.rpartition(".")[2] for name in keys if section and name.rpartition(".")[0] == section]
+    all_of = _some_of(key, siblings, f"keys of {section}") if siblings else \
         _some_of(key, list(Config.model_fields), "keys and sections")
-    meant = _meant(key, keys, known_section=bool(beside))
+    meant = _meant(key, keys, known_section=bool(siblings))
     if not meant:
         return all_of
-    near = not beside or any("." not in name or name.startswith(f"{section}.") for name in meant)
+    near = not siblings or any("." not in name or name.startswith(f"{section}.") for name in meant)
     return f"did you mean {' or '.join(meant)}?" + ("" if near else f" If not: {all_of}")
 
 

@@ -65,7 +65,7 @@ class CriticSection(Section):
 
 
 class JudgeSection(Section):
-    """The judge task of GCD, which is trained beside the agent's task (docs/papers.md). Evaluations never judge."""
+    """The judge task of GCD, which is trained alongside the agent's task (docs/papers.md). Evaluations never judge."""
 
     questions: int = Field(default=0, ge=0)
     """Bad actions of one training episode that the policy is asked to judge, at most. A won episode also asks about its
@@ -114,7 +114,7 @@ class DistillSection(Section):
     decay_steps: int | None = Field(default=None, ge=1)
     """Learner steps over which the weight falls linearly to 0. None: it stays."""
     credit: float = Field(default=1.0, ge=0)
-    """Weight of the estimator's advantage beside it. 0: the teacher is the only signal."""
+    """Weight of the estimator's advantage next to the teacher's. 0: the teacher is the only signal."""
 
     def weight_at(self, step: int) -> float:
         """Returns the weight at learner step `step`, counted from 1; 0 without a teacher."""
@@ -277,7 +277,7 @@ class AutoscaleSection(Section):
 
 
 class LoraSection(Section):
-    """Trains adapters of low rank beside frozen weights (LoRA). Checkpoints hold the adapters; samplers and exports
+    """Trains adapters of low rank next to frozen weights (LoRA). Checkpoints hold the adapters; samplers and exports
     get merged weights. The model without its adapters is the reference, so the KL term takes no memory."""
 
     rank: int = Field(default=0, ge=0)

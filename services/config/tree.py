@@ -194,7 +194,7 @@ class AgentSection(Section):
     """Most calls of the model in one episode of an agent. One more call ends the episode."""
     seconds: float = Field(default=3600.0, gt=0)
     """Longest time of one episode of an agent in seconds. After it the episode is tried again. Time in which the agent
-    waits for environment servers that are all away does not count, nor time in which the engine sleeps or loads
+    waits for environment servers that are all unavailable does not count, nor time in which the engine sleeps or loads
     weights. Environment servers hold a session that cannot be rebuilt for as long, if nobody uses it."""
 
 

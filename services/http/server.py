@@ -30,7 +30,7 @@ from services.process.addresses import family_of, host_port, is_local
 
 # Refuses requests beyond a server's capacity, and those that a web page sends to a server on the reader's machine.
 #
-# If a server has too many requests in work, the next one gets 503 and is told by Retry-After when to ask again.
+# If a server has too many requests in work, the next one gets 503, whose Retry-After says when to ask again.
 #
 # A browser lets any page send a request to 127.0.0.1. Three headers tell such a request from a program's:
 #
@@ -241,9 +241,9 @@ def _request_limit() -> int:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, whose end also tells late connections to close.
+    """uvicorn's server, which at its end also asks late connections to close.
 
-    The loop may have accepted a connection when the listener closes. uvicorn does not tell it, so the server would wait
+    The loop may have accepted a connection when the listener closes. uvicorn does not say so, and the server would wait
     for it until timeout_graceful_shutdown.
     """
 

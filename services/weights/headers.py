@@ -17,7 +17,7 @@ HEADER_BYTES = 100 << 20
 """Largest header that the safetensors format allows."""
 INDEX = "model.safetensors.index.json"
 OF_MISTRAL = "consolidated*"
-"""Files that hold the weights once more, in Mistral's own format, beside those in the format of transformers."""
+"""Files that hold the weights once more, in Mistral's own format, next to those in the format of transformers."""
 TOKENIZER_BYTES = 256 << 20
 BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U64": 64, "U32": 32,
         "U16": 16, "U8": 8, "BOOL": 8, "F8_E4M3": 8, "F8_E5M2": 8}

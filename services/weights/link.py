@@ -19,7 +19,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from services.process.environment import variable
+from services.process.env_variables import env_variable
 from services.process.threads import started
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def connected_group(store: Any, rank: int, world: int, device: torch.device, lim
         torch.cuda.set_device(device)  # of this thread
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = 2 * limit  # `wait` raises after it
-        with variable(BLOCKING_WAIT, "1"):
+        with env_variable(BLOCKING_WAIT, "1"):
             group = dist.ProcessGroupNCCL(store, rank, world, options)
     group.broadcast(torch.zeros(1, dtype=torch.uint8, device=device), 0).wait()
     return group

@@ -16,8 +16,8 @@ from typing import Any, cast
 
 import numpy as np
 
+from deploy.launch.checks.servers import Report
 from deploy.launch.planning.task_sets import TaskSets, open_task_sets, views
-from deploy.launch.reach import Report
 from envservice.base import Environment, ParsedAction, outcome_of
 from envservice.client.request_batching import SHARE
 from envservice.registry import BUILT_IN, find_spec, find_teacher, make_template

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from deploy.launch import reach
+from deploy.launch.checks import servers
 from deploy.launch.checks.chat_template import check_template
 from deploy.launch.checks.games import check_games
 from deploy.launch.checks.gpu_checks import check_builds, check_gpus
@@ -44,7 +44,7 @@ NEEDS_TORCHVISION = "qwen3_5"
 
 
 def check(config: Config, *, planned: bool = False, before: Config | None = None,
-          report: reach.Report = print) -> TaskSets:
+          report: servers.Report = print) -> TaskSets:
     """Returns the run's task sets. Raises UserError with the mistakes that would stop the run, after its warnings.
 
     `planned`: nothing will be started here. If the config also names GPUs in `hardware`, this machine is not
@@ -71,11 +71,11 @@ def check(config: Config, *, planned: bool = False, before: Config | None = None
                 report(f"warning: {line}")
         raise
     (sets,) = task_sets
-    reach.check_played(config, before, report, env=sets.env_name, engine=sets.engine)
+    servers.check_played(config, before, report, env=sets.env_name, engine=sets.engine)
     return sets
 
 
-def check_parts(config: Config, *, planned: bool = False, before: Config | None = None, report: reach.Report = print,
+def check_parts(config: Config, *, planned: bool = False, before: Config | None = None, report: servers.Report = print,
                 learner: bool = True) -> None:
     """Checks everything except the run's folder, its port and its games. Evaluations check those differently.
 
@@ -91,13 +91,13 @@ def check_parts(config: Config, *, planned: bool = False, before: Config | None 
                    *([partial(_machine, config, plan, learner=learner)] if here else []))
     if not plan.private_ray:
         check_ray(ray_address(config) or "")
-    reach.check_redis(config, before, report)
-    reach.check_servers(config, before, report)
+    servers.check_redis(config, before, report)
+    servers.check_servers(config, before, report)
     if not config.env.urls:  # servers that already run reach their data themselves
         for entry in config.env.entries:
             find_spec(entry.name).reachable(entry)
     if config.agent.name is not None:
-        reach.check_agents_tools(config, before, report)
+        servers.check_agents_tools(config, before, report)
 
 
 def lacks(config: Config) -> list[UserError]:

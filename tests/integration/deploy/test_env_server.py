@@ -17,7 +17,7 @@ import psutil
 import pytest
 from waiting import wait_until
 
-from deploy.launch import reach
+from deploy.launch.checks import servers
 from deploy.members.env_server import EnvServer
 from deploy.runs.configs import load_config
 from services.config.file import dump_config
@@ -68,9 +68,9 @@ def test_a_server_answers_once_started_and_is_gone_once_stopped(server: EnvServe
     assert server.poll() is None
     info = httpx.get(f"{server.url}/v1/info", timeout=60).json()
     assert (info["name"], info["replay"]) == ("alfworld-gen", "pure")
-    reach.check_versions([server.url], env="alfworld-gen", engine="own 1")
+    servers.check_versions([server.url], env="alfworld-gen", engine="own 1")
     with pytest.raises(UserError, match="plays alfworld-gen by own 1, and this config alfworld-gen by textworld"):
-        reach.check_versions([server.url], env="alfworld-gen", engine="textworld 1.6")
+        servers.check_versions([server.url], env="alfworld-gen", engine="textworld 1.6")
     pid = pid_of(server)
     server.stop()
     assert not psutil.pid_exists(pid)

@@ -8,7 +8,7 @@ from threading import Thread
 
 import pytest
 
-from deploy.launch import reach
+from deploy.launch.checks import servers
 from deploy.members.env_server import answers
 from deploy.runs import live_status
 from deploy.runs.configs import load_config
@@ -55,13 +55,13 @@ def server(request: pytest.FixtureRequest) -> Iterator[ThreadingHTTPServer]:
 
 def versions(url: str) -> object:
     with pytest.raises(Unanswered, match=r"does not say what it plays \((Unbounded|TooLarge): its answer "):
-        reach.check_versions([url], env="toy", engine="corridor 1")
+        servers.check_versions([url], env="toy", engine="corridor 1")
 
 
 def health(url: str) -> object:
     config = load_config("alfworld-tiny", [f"env.urls=[{url}]", "supervision.reach_seconds=0"])
     with pytest.raises(Unanswered, match=r"no environment server answers at .* \((Unbounded|TooLarge): its answer "):
-        reach.check_servers(config, None, str)
+        servers.check_servers(config, None, str)
 
 
 @pytest.mark.attack

@@ -13,8 +13,7 @@ from threading import Thread
 import pytest
 from ports import likely_port, needs_ipv6
 
-from deploy.launch import reach
-from deploy.launch.checks import preflight
+from deploy.launch.checks import preflight, servers
 from deploy.launch.planning import machine
 from deploy.members.env_server import EnvServer, answers
 from deploy.runs.configs import load_config
@@ -99,12 +98,12 @@ def test_servers_that_play_another_version_than_results_would_name_are_refused(p
 
     def refusal(where: str = url, *, engine: str = "corridor 1", token: str | None = "secret") -> str:
         with pytest.raises(UserError) as error:
-            reach.check_versions([where], env="toy", engine=engine, token=token)
+            servers.check_versions([where], env="toy", engine=engine, token=token)
         return str(error.value)
 
     assert refusal(token=None) == (
         f"{url} asks for another token; set {ENV_TOKEN_VARIABLE} or env.token_file to the server's token")
-    reach.check_versions([url], env="toy", engine="corridor 1", token="secret")
+    servers.check_versions([url], env="toy", engine="corridor 1", token="secret")
     assert refusal(engine="corridor 2") == (
         f"{url} plays toy by corridor 1, and this config toy by corridor 2; "
         "give both the same data, settings and packages")

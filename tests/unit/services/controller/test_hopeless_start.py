@@ -8,7 +8,7 @@ import pytest
 from scripted_member import Scripted
 from supervised_world import World
 
-from deploy.members.endings import describe_actor_exit
+from deploy.members.exit_reasons import describe_actor_exit
 from services.controller.member import End
 from services.errors import Fault, GagpoError
 from services.files import check_seen

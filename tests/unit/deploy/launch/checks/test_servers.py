@@ -9,7 +9,7 @@ from threading import Thread
 import pytest
 from ports import likely_port
 
-from deploy.launch import reach
+from deploy.launch.checks import servers
 from deploy.launch.planning.task_sets import open_task_sets
 from deploy.members.env_server import EnvServer
 from deploy.runs.configs import load_config
@@ -46,7 +46,7 @@ def test_a_run_that_goes_on_waits_until_its_redis_answers(server: RedisServer, t
         server.start()
 
     now = config(f"redis.url={server.url}")
-    reach.check_redis(now, written(tmp_path, f"redis.url={server.url}"), start)
+    servers.check_redis(now, written(tmp_path, f"redis.url={server.url}"), start)
     assert len(told) == 1
     assert "Redis cannot be reached" in told[0]
     assert told[0].endswith("; waiting for it for up to 300 s")
@@ -59,7 +59,7 @@ def test_a_new_run_waits_for_a_redis_that_restarts(server: RedisServer):
         told.append(line)
         server.start()
 
-    reach.check_redis(config(f"redis.url={server.url}", "supervision.reach_seconds=290"), None, start)
+    servers.check_redis(config(f"redis.url={server.url}", "supervision.reach_seconds=290"), None, start)
     assert len(told) == 1
     assert told[0].endswith("; waiting for it for up to 290 s")
 
@@ -68,14 +68,14 @@ def test_a_new_address_of_redis_is_refused_in_the_end(server: RedisServer, tmp_p
     before = written(tmp_path, "redis.url=redis://127.0.0.1:6379/0")
     for run in (None, before):
         with pytest.raises(Unanswered, match=r"start it or correct redis\.url"):
-            reach.check_redis(config(f"redis.url={server.url}", "supervision.reach_seconds=0"), run, pytest.fail)
+            servers.check_redis(config(f"redis.url={server.url}", "supervision.reach_seconds=0"), run, pytest.fail)
 
 
 def test_a_wrong_password_is_refused_at_once(server: RedisServer, tmp_path: Path):
     server.start()
     wrong = f"redis.url={server.url.replace('@', 'x@')}"
     with pytest.raises(UserError, match="refused the password"):
-        reach.check_redis(config(wrong), written(tmp_path, wrong), pytest.fail)
+        servers.check_redis(config(wrong), written(tmp_path, wrong), pytest.fail)
 
 
 class Healthy(BaseHTTPRequestHandler):
@@ -99,10 +99,10 @@ def test_a_run_that_goes_on_waits_until_its_environment_servers_answer():
 
     now = config(f"env.urls=[http://127.0.0.1:{port}]", "supervision.reach_seconds=0")
     with pytest.raises(Unanswered, match="no environment server answers"):
-        reach.check_servers(now, None, str)
+        servers.check_servers(now, None, str)
     with pytest.raises(Unanswered, match="no environment server answers"):
-        reach.check_servers(now, config("env.urls=[http://127.0.0.1:1]"), str)
-    reach.check_servers(now, now, start)
+        servers.check_servers(now, config("env.urls=[http://127.0.0.1:1]"), str)
+    servers.check_servers(now, now, start)
     started[0].shutdown()
     started[0].server_close()
 
@@ -142,6 +142,6 @@ def test_a_server_with_other_rows_of_as_many_tasks_is_refused(tmp_path: Path, mo
         try:
             server.wait()
             with pytest.raises(UserError, match="give both the same data") if refused else nullcontext():
-                reach.check_versions([server.url], env=sets.env_name, engine=sets.engine)
+                servers.check_versions([server.url], env=sets.env_name, engine=sets.engine)
         finally:
             server.stop()

@@ -1,7 +1,7 @@
 """Checks that the servers which a config names answer, and that they are the right ones.
 
-A run that continues with its old addresses waits for servers that do not answer now, as long as it would wait for them
-in its middle. A new address may be wrong, so a run waits for it for `supervision.reach_seconds` only.
+A run that continues with its old addresses waits for servers that do not answer, as long as an active run would. A new
+address may be wrong, so a run waits only `supervision.reach_seconds` for it.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 from ray.exceptions import ActorDiedError, OutOfMemoryError
 
-from deploy.members.endings import describe_actor_exit, describe_exit
+from deploy.members.exit_reasons import describe_actor_exit, describe_exit
 from services.errors import EngineFault, UserError
 
 FULL = """\

@@ -11,7 +11,7 @@ SPINS = "2000"
 
 
 @contextmanager
-def variable(name: str, value: str) -> Iterator[None]:
+def env_variable(name: str, value: str) -> Iterator[None]:
     """Sets a variable until the block ends, for all threads. Then it is as it was before."""
     before = os.environ.get(name)
     os.environ[name] = value
@@ -23,7 +23,7 @@ def variable(name: str, value: str) -> Iterator[None]:
             os.environ[name] = before
 
 
-def wait_politely() -> None:
+def limit_openmp_spin() -> None:
     """Makes OpenMP's threads at a barrier spin briefly and then sleep, unless the environment sets how they wait.
 
     A thread that spins longer takes the core from the thread that it waits for. With two threads on two busy cores,
