@@ -47,7 +47,7 @@ class Outcome:
     """Whether `done` is a limit of the environment's own, such as its time, and not an end of the task."""
 
     def ended(self, cut: EpisodeEnd) -> EpisodeEnd:
-        """Returns how an episode with this last outcome ended. `cut`: how, if the environment would have gone on."""
+        """Returns how an episode with this last outcome ended. `cut`: how, if the environment would have continued."""
         if not self.done:
             return cut
         if self.won:
@@ -70,7 +70,7 @@ def admits(listed: Sequence[str], action: str) -> bool:
 
 
 _KINDS = {"observation": str, "state": str, **dict.fromkeys(("done", "won", "unchanged", "truncated"), bool)}
-"""Fields of an Outcome that are of exactly this type. numpy's texts and booleans are of others, which JSON has not."""
+"""Fields of an Outcome that are of exactly this type. numpy's texts and booleans have other types, which JSON lacks."""
 
 
 def outcome_of(returned: object, verb: str) -> Outcome:
@@ -97,7 +97,7 @@ def outcome_of(returned: object, verb: str) -> Outcome:
 
 
 def is_utf8(text: str) -> bool:
-    """Returns whether UTF-8 can write the text: a half of a surrogate pair comes from a file read as another coding."""
+    """Returns whether UTF-8 can encode the text. A file that was decoded wrongly may have half of a surrogate pair."""
     if text.isascii():  # costs nothing
         return True
     try:

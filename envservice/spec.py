@@ -153,8 +153,8 @@ class EnvironmentSpec:
 
 
 def check_declared(name: object, max_steps: object) -> None:
-    """Raises UserError for a name that is no word, with which ids of tasks begin, and for a `max_steps` of another type
-    than a whole number. The functions that make a spec of a user's own game or data call it."""
+    """Raises UserError for a name that is no word, because task ids begin with it, and for a `max_steps` that is no
+    whole number. The functions that make a spec of a user's own game or data call it."""
     if not (isinstance(name, str) and re.fullmatch(r"\w[\w.-]*", name)):
         raise UserError(f"name={name!r:.60} names no environment",
                         "use a word of letters, digits, dots, dashes and underscores, such as my-game")

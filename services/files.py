@@ -24,7 +24,7 @@ import msgspec
 from services.errors import Fault, UserError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-"""Errors of a full disk. That of a write names no file."""
+"""errno values of a full disk. An OSError from write() has no filename."""
 JSON_BYTES = 64 << 20
 """Largest JSON document that is read. The largest that we write, the index of an archive, is far smaller."""
 
@@ -64,7 +64,7 @@ def read_bounded(path: Path, most: int = JSON_BYTES) -> bytes:
 
 
 NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""Errors of what is no JSON, or nests deeper than can be read, as a model that repeats itself writes it."""
+"""Exceptions for invalid JSON, and for JSON nested too deeply, as a model that repeats itself may write it."""
 
 
 def without_mark(data: bytes, name: Path | str) -> bytes:
@@ -75,9 +75,9 @@ def without_mark(data: bytes, name: Path | str) -> bytes:
     return data.removeprefix(codecs.BOM_UTF8)
 
 
-def read_json(path: Path, kind: type[Kind], most: int = JSON_BYTES) -> Kind:
+def read_json(path: Path, kind: type[Kind]) -> Kind:
     """Returns the JSON document of a file as `kind`. Raises Damaged if it is none, or FileNotFoundError."""
-    data = read_bounded(path, most)
+    data = read_bounded(path)
     try:
         return msgspec.json.decode(data, type=kind)
     except NOT_JSON as error:
@@ -96,7 +96,7 @@ def write_whole(path: Path, data: str | bytes, *, mode: int | None = None) -> No
         with replacing(path, draft, mode=_mode(path.parent) if mode is None else mode) as file:
             file.write(data.encode() if isinstance(data, str) else data)
     except OSError as error:
-        error.filename = error.filename or str(path)  # that of a write names none
+        error.filename = error.filename or str(path)  # an OSError from write() has no filename
         raise
 
 

@@ -1,6 +1,6 @@
 """A folder of an object store, by the clients that come with pyarrow. An object is visible only when it is whole.
 
-Credentials and the address of a store of one's own come from the environment, as the store's own tools read them:
+Credentials and the address of a self-hosted store come from the variables that the store's own tools read:
 AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_ENDPOINT_URL, or GOOGLE_APPLICATION_CREDENTIALS.
 """
 
@@ -98,7 +98,7 @@ class ObjectFolder:
                 for piece in chain(head, rest()):
                     stream.write(piece)
         finally:
-            if torn and self._opened[0].type_name != "local":  # a store takes what has come for the whole
+            if torn and self._opened[0].type_name != "local":  # else the store keeps the pieces so far as the object
                 self.delete([name])
 
     def pieces(self, name: str) -> Iterator[bytes]:

@@ -163,7 +163,8 @@ def paired_test(differences: Sequence[float]) -> tuple[float, float, float, floa
 
 
 def _without_spread(differences: Sequence[float]) -> bool:
-    """Returns whether all differences are equal and not 0. Those of arms that never differ are no such accident."""
+    """Returns whether all differences are equal and not 0. All-zero differences mean identical
+    arms, so their spread is known."""
     return max(differences) - min(differences) < ROUNDING <= max(map(abs, differences))
 
 

@@ -17,12 +17,13 @@ from services.amounts import number_of, rounded, span
 from services.telemetry.evaluations import env_scores, title_of
 
 BARS = "▁▂▃▄▅▆▇█"
+MOST_BARS = 40
 KEEP_NOTES = 6
 
 
-def sparkline(values: list[float], width: int = 40) -> str:
-    """Draws rates in [0, 1] as a row of bars, the last `width` of them."""
-    return "".join(BARS[min(7, max(0, int(v * 8)))] for v in values[-width:])
+def sparkline(values: list[float]) -> str:
+    """Draws the last rates in [0, 1] as a row of at most MOST_BARS bars."""
+    return "".join(BARS[min(7, max(0, int(v * 8)))] for v in values[-MOST_BARS:])
 
 
 def shown(value: float | None, form: str) -> str:

@@ -59,7 +59,7 @@ class Seen:
 def look(path: Path) -> dict[str, Beat]:
     """Returns the present processes by name, environment servers last; {} if the run's driver does not answer.
 
-    If the driver answers that it cannot read the heartbeats, it stands for all who send them, and says why.
+    If the driver answers that it cannot read the heartbeats, its own entry stands for all of them and says why.
     A driver that was killed leaves its address behind, and another run may answer there.
     """
     groups = _targets(path)

@@ -129,8 +129,8 @@ def _logged_in() -> bool:
 
 
 class Sinks:
-    """All sinks of a run. A sink that cannot be opened or written costs the run nothing but this sink's rows, and the
-    log says so. `check` has refused what is set up wrong."""
+    """All sinks of a run. If a sink cannot be opened or written, the run continues without it, and the log
+    says so. `check` has refused what is set up wrong."""
 
     def __init__(self, sinks: Mapping[str, Callable[[], Sink]]) -> None:
         self._failed: set[str] = set()

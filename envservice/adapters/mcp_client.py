@@ -87,7 +87,7 @@ class McpConnection:
                     opened.set_result(await _listed(self._client))
                 await self._ended.wait()
         except BaseException as error:
-            if opened.done():  # what a server does while it is closed concerns nobody
+            if opened.done():  # errors of a server that is being closed do not matter
                 return
             opened.set_exception(error)
 

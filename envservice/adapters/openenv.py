@@ -66,7 +66,7 @@ class NoConnection(Unavailable):
 
 
 class OpenEnvGame:
-    """One session of an OpenEnv server, as a game of gymnasium_text.py. Every failure of the server is an EnvFault,
+    """One session of an OpenEnv server, as a game of gymnasium.py. Every failure of the server is an EnvFault,
     Unavailable if it cannot be reached.
 
     If an observation has `admissible_actions` or `won`, they are taken as they are. `begin` returns the fields of a
@@ -138,7 +138,7 @@ class OpenEnvGame:
         self._socket = held.enter_context(connect(  # a server that steps in its event loop answers no ping meanwhile
             url, open_timeout=self._seconds, ping_timeout=self._seconds, close_timeout=1, max_size=MAX_MESSAGE,
             proxy=None))
-        # A session ends when its server forgets it, and with the process, which bids no hung server farewell.
+        # A session ends when its server forgets it, and with the process, which waits for no hung server.
         weakref.finalize(self, held.close).atexit = False
         return self._socket
 

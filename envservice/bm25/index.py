@@ -218,13 +218,13 @@ def encode(lengths: NDArray[np.int64]) -> NDArray[np.uint8]:
     return (np.searchsorted(LENGTHS, lengths, side="right") - 1).astype(np.uint8)
 
 
-def inverse_norms(average: float, k1: float = K1, b: float = B) -> NDArray[np.float32]:
-    """Returns 1 / (k1 (1 - b + b length / average)) of each code: (256,).
+def inverse_norms(average: float) -> NDArray[np.float32]:
+    """Returns 1 / (K1 (1 - B + B length / average)) of each code: (256,).
 
     Every operation is in single precision, as in Lucene.
     """
-    one, k1_, b_ = np.float32(1), np.float32(k1), np.float32(b)
-    return one / (k1_ * ((one - b_) + b_ * LENGTHS.astype(np.float32) / np.float32(average)))
+    one, k1, b = np.float32(1), np.float32(K1), np.float32(B)
+    return one / (k1 * ((one - b) + b * LENGTHS.astype(np.float32) / np.float32(average)))
 
 
 BLOCK = 4_000_000

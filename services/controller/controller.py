@@ -167,7 +167,7 @@ class Controller:
         self.store.drop(self.lease, *drops)
 
     def _demand_of(self, counts: Counts) -> Demand:
-        """Returns the present demand, which the store is asked for once a step has begun or a group was dropped."""
+        """Returns the present demand. The store is read again after a step has begun or a group was dropped."""
         now = (counts.trained, counts.dropped)
         if self._demand is None or self._demand[0] != now:
             self._demand = now, demand_of(self.store, self.config, counts)
@@ -205,9 +205,9 @@ class Controller:
         return self.request(pointer[0]) if pointer[0].step > self._eval_done else None
 
     def _follow_back(self, step: int) -> None:
-        """Forgets the evaluations after `step` if the learner has gone back to it: it takes those steps again.
+        """Forgets the evaluations after `step` if the learner has gone back to it, to take the later steps again.
 
-        It has met a damaged checkpoint, or Redis has lost the groups of these steps, and its new weights are others.
+        A checkpoint was damaged, or Redis lost the groups of these steps. The new weights differ.
         """
         if step >= self._eval_done or self.store.counts().last_step >= self._eval_done:
             return
@@ -241,7 +241,7 @@ class Controller:
         self._evaluation = None
 
     def _lost_weights(self, evaluation: Evaluation) -> str:
-        """Returns why the evaluation's weights are none of the run's any more; "" if they are."""
+        """Returns the reason why the run no longer has the evaluation's weights; "" if it has them."""
         version = evaluation.request.version
         if self.store.counts().last_step < version.step:
             return f"the learner went back to a step before {version.step}, and takes it again"

@@ -52,7 +52,7 @@ class Supervisor:
     def __init__(self, report: Callable[[str], object], settings: SupervisionSection, *, beats: Beats = dict,
                  ground: Callable[[], None] = lambda: None, milestone: Callable[[], object] = lambda: None,
                  clock: Callable[[], float] = time.monotonic) -> None:
-        """`ground` raises when that on which all members stand is gone, so that no member can be started again.
+        """`ground` raises once what all members need, such as a private Ray, is gone, so that none can be restarted.
         `milestone` returns how far the run is: a value that a replay does not change."""
         self._report = report
         self._check_ground = ground
@@ -128,7 +128,7 @@ class Supervisor:
                 watched.finished = True
 
     def _start_those_due(self, now: float) -> None:
-        # Those that have not failed come first: where few may ask, a broken node shall not keep others from trying.
+        # Members that have not failed come first, so that one on a broken node does not keep others from trying.
         for watched in sorted(self._watched, key=lambda one: len(one.deaths)):
             if watched.paused and now >= watched.changed_at and not gives_way(watched, self._watched):
                 self._start(watched)

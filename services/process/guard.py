@@ -61,7 +61,7 @@ def processes_in(folder: str) -> list[int]:
 
 
 def processes_with(wanted: Callable[[bytes], bool]) -> list[int]:
-    """Returns the ids of the processes that were started with a variable, as `NAME=value`, that is `wanted`. Linux."""
+    """Returns the ids of the processes with an environment variable, as `NAME=value`, that is `wanted`. Linux."""
     processes: list[int] = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
