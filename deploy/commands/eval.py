@@ -17,7 +17,9 @@ import argparse
 import asyncio
 import json
 import re
+import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +106,7 @@ def _asked(args: argparse.Namespace) -> tuple[dict[str, Any], Path]:
     from rich.console import Console
 
     from deploy.console.plain import StatusLines
+    from deploy.launch.planning.fit import evaluation_config
     from deploy.training.evaluation import results_file
     from deploy.training.prompting import asked_endpoint, asked_sampler, episodes_file, make_plan, play
     from services.process.signals import until_sigterm
@@ -112,6 +115,7 @@ def _asked(args: argparse.Namespace) -> tuple[dict[str, Any], Path]:
     if args.endpoint is None:
         path = run_path(args.model)
         config, policy = resolve(path, args.config, _given(args), args.overrides, which=args.which)
+        config = evaluation_config(config, partial(print, file=sys.stderr, flush=True))
         default = (results := results_file(path)).with_name(f"{args.policy}.{results.name}")
     else:
         settings = {key: value for key, value in _given(args).items() if value is not None}
@@ -122,6 +126,8 @@ def _asked(args: argparse.Namespace) -> tuple[dict[str, Any], Path]:
     async def played(lines: StatusLines) -> tuple[dict[str, Any], Path]:
         asking = asked_endpoint(config, args.endpoint, args.served, lines.passing) if policy is None else \
             asked_sampler(config, policy)
+        if policy is not None:
+            lines.note(f"starting a sampler with {policy.title}")
         async with asking as (asked, name):
             file = chosen or _place(ASKED / f"{args.policy}-{re.sub('[^A-Za-z0-9._-]+', '-', name)}.eval.jsonl")
             lines.note(f"playing {number_of(len(plan.tasks), 'game')} of {plan.split} by {args.policy} with {name}")

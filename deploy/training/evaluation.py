@@ -68,11 +68,11 @@ def evaluate(config: Config, policy: PlayablePolicy, *, split: str | None, file:
 
     from deploy.console.plain import StatusLines
     from deploy.launch.checks import preflight
-    from deploy.launch.planning.fit import evaluation_config, on_cpu, with_gpu
+    from deploy.launch.planning.fit import evaluation_config
     from services.telemetry.metrics_file import keep_row
 
     report = partial(print, file=sys.stderr, flush=True)
-    config = with_gpu(evaluation_config(on_cpu(config, report, learner=False), report), report)
+    config = evaluation_config(config, report)
     preflight.check_parts(config, learner=False)
     check_results(file)
     with StatusLines(Console(stderr=True)) as lines:

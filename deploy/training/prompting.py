@@ -280,16 +280,21 @@ async def asked_endpoint(config: Config, url: str, name: str | None,
 async def asked_sampler(config: Config, policy: PlayablePolicy) -> AsyncIterator[tuple[AskedModel, str]]:
     """Yields a policy's model in an engine of this process, and the name of its weights.
 
-    Raises UserError if it has no chat template, or cannot be loaded.
+    `config`: that of an evaluation (deploy/launch/planning/fit.py). Raises UserError if the model has no chat template
+    or cannot be loaded, and for GPUs that this machine lacks.
     """
     from deploy.launch.checks.chat_template import check_template
+    from deploy.launch.checks.gpu_checks import check_builds, check_gpus
     from deploy.launch.checks.preflight import check_policy
+    from deploy.launch.planning import gpu_pool
     from rollout.engine.engine import Engine
     from rollout.prompt_renderer import load_text
     from rollout.prompting.model import SampledModel
     from services.chat import check_chat
     from services.records import Version
 
+    check_gpus(config, gpu_pool.visible(), private=True)
+    check_builds(config)
     check_policy(config)
     check_template(config, folder=policy.folder, conversations=True)
     folder, text = policy.folder, load_text(str(policy.folder), config.env, config.model)

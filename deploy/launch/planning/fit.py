@@ -96,11 +96,15 @@ def with_gpu(config: Config, report: Callable[[str], object]) -> Config:
 
 
 def evaluation_config(config: Config, report: Callable[[str], object]) -> Config:
-    """Returns the config of an evaluation: no learner, and as many rollout workers as there is room for.
+    """Returns the config of an evaluation: no learner, as many rollout workers as there is room for, and the devices
+    that on_cpu and with_gpu choose.
 
-    `report` takes a line if they are fewer. A worker that shares a GPU with a learner rank in training has it alone
-    here.
+    `report` takes a line for each change. A worker that shares a GPU with a learner rank in training has it alone here.
     """
+    return with_gpu(_without_learner(on_cpu(config, report, learner=False), report), report)
+
+
+def _without_learner(config: Config, report: Callable[[str], object]) -> Config:
     asked = config.rollout.workers
     alone = config.with_keys({
         "rollout.gpus": 1.0 if config.shares_gpus else config.rollout.gpus, "rollout.sleep": False,

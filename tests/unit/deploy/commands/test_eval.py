@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from large_models import sparse_model
 
 from deploy.cli import main
 from deploy.commands.eval import show
@@ -37,6 +38,20 @@ def test_an_evaluation_that_a_signal_ends_says_how_to_go_on(
     assert imported.startswith("imports env.name=toy_environment:SPEC")
     assert playing.startswith("playing 1 game")
     assert (process.returncode, rest) == (status, said)
+
+
+def test_a_prompting_baseline_starts_no_sampler_for_a_gpu_that_is_not_there(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """vLLM's CPU build took the settings of a GPU and compiled for minutes, also with hardware=cpu."""
+    model = str(sparse_model(tmp_path / "model", "1.5b"))
+    command = ["eval", model, "--policy", "direct", "--config", "alfworld-1.5b", "--out", str(tmp_path / "e.jsonl")]
+    assert main(command) == 2
+    assert "the plan asks for 1 GPU, and there is none on this machine" in capsys.readouterr().err
+    main([*command, "hardware=cpu"])
+    told, *errors = capsys.readouterr().err.splitlines()
+    assert told.startswith("hardware=cpu sets ")
+    assert "rollout.gpus=0" in told
+    assert "gpus" not in "".join(errors)
 
 
 class Mumbles(BaseHTTPRequestHandler):
