@@ -59,8 +59,8 @@ class ReportedRun:
 
     @property
     def seed(self) -> int:
-        """Returns the seed of its config."""
-        return int(self.config["seed"])
+        """Returns the seed of its config, 0 if it has none."""
+        return int(self.config.get("seed", 0))
 
     @property
     def credit(self) -> CreditSection | None:

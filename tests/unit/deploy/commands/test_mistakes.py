@@ -43,8 +43,8 @@ DRY = ["train", "--config", "alfworld-tiny", "--dry-run"]
 
 @pytest.mark.parametrize(("arguments", "line"), [
     (["train", "alfworld-tiny"], "neither --config nor a run is given; give --config alfworld-tiny, or --resume RUN"),
-    (["train", "--config", "runs/mine"], "runs/mine is a folder, not a config file; give runs/mine/config.yaml, or go "
-     "on with a run by --resume"),
+    (["train", "--config", "runs/mine"], "runs/mine is a folder, not a config file; give runs/mine/config.yaml, or "
+     "continue a run by --resume"),
     (["train", "--resume", "s3://"], "--resume: 's3://' is no folder of an object store, such as s3://bucket/runs; "
      "give storage.url and the run's name: s3://BUCKET/PATH/NAME"),
     (["train", "--resume", "mine", "--skip-step", "0"],
