@@ -71,32 +71,32 @@ class EpisodeRunner:
                    keep: Keep = lambda *_: None) -> Episode:
         """Plays one episode from reset to its end. Raises EnvFault or EngineFault.
 
-        `played` are turns that another worker finished: they are taken again without the sampler, and must lead to the
-        same game. `keep` gets each turn that is finished here.
+        `played`: turns that another worker finished. They are repeated without the sampler, and must lead to the same
+        game. `keep` gets each turn that is finished here.
         """
         if not self.replayable:
             played, keep = (), lambda *_: None
         started = time.monotonic()
         game = self.env.episode(attempt_id(ticket, attempt), ticket.task)
+        steps: list[Step] = []  # rows of training data
+        turns: list[Turn] = []  # the history that later prompts show
+        seen: list[Outcome] = []  # the outcome before each turn, for the judge
+        end: EpisodeEnd = "turns"
         async with closing(game):
-            steps: list[Step] = []
-            turns: list[Turn] = []
-            seen: list[Outcome] = []
             first = now = await game.reset()
-            end: EpisodeEnd = "turns"
             while not now.done and (turn := len(steps)) < ticket.max_steps:
                 prompt = self._prompt(ticket, first, turns, now)
                 if len(prompt) > self.limits.prompt_tokens:
                     end = "context"
                     break
-                before = played[turn] if turn < len(played) else None
-                sample = before or await self._sample(prompt, ticket, turn=turn)
+                earlier = played[turn] if turn < len(played) else None
+                sample = earlier or await self._sample(prompt, ticket, turn=turn)
                 answer = self.text.parse(sample.ids)
                 after = await game.step(answer.action)
-                if before is None:
+                if earlier is None:
                     keep(turn, PlayedTurn(ids=sample.ids, logprobs=sample.logprobs, spans=sample.spans,
                                           action=answer.action, digest=after.digest))
-                elif (answer.action, after.digest) != (before.action, before.digest):
+                elif (answer.action, after.digest) != (earlier.action, earlier.digest):
                     raise ReplayDiverged(f"turn {turn} of another worker leads to another game here ({ticket.task})")
                 steps.append(self._row(prompt, sample, answer, now, after))
                 turns.append(Turn(observation=now.observation, action=answer.action, admissible=steps[-1].admissible,
@@ -104,13 +104,11 @@ class EpisodeRunner:
                 seen.append(now)
                 now = after
         return Episode(
-            ticket=ticket, steps=steps, won=now.won, end=now.ended(end),
-            worker=self.worker, attempt=attempt, seconds=time.monotonic() - started, engine=self.env_engine,
-            replays=game.replays, final_observation=now.observation, task_score=score_of(now),
-            rule_scores=rule_scores_of(now),
-            final_choices=choices_digest(now.admissible_actions), final_state=now.state,
-            judged=await self.judge.ask(ticket, steps, seen, turns, won=now.won) if self.judge else [],
-        )  # fmt: skip
+            ticket=ticket, steps=steps, won=now.won, end=now.ended(end), worker=self.worker, attempt=attempt,
+            seconds=time.monotonic() - started, engine=self.env_engine, replays=game.replays, task_score=score_of(now),
+            rule_scores=rule_scores_of(now), final_observation=now.observation, final_state=now.state,
+            final_choices=choices_digest(now.admissible_actions),
+            judged=await self.judge.ask(ticket, steps, seen, turns, won=now.won) if self.judge else [])
 
     def _prompt(self, ticket: Ticket, first: Outcome, turns: Sequence[Turn], now: Outcome) -> list[int]:
         """Returns the prompt of a turn, without the ticket's correction if it has no room for that."""
@@ -159,7 +157,7 @@ class MixedRunner:
 
 
 def attempt_id(ticket: Ticket, attempt: int) -> str:
-    """Returns the id under which servers know this try of an episode. A repeated attempt gets another one."""
+    """Returns the id of this attempt at an episode for the servers. A repeated attempt gets another one."""
     return f"{ticket.id}~{attempt}~{uuid.uuid4().hex[:8]}"
 
 

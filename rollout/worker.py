@@ -96,11 +96,11 @@ class Meter:
         self._heartbeat.progressed()
 
     def sleeps(self) -> None:
-        """Tells that the engine sleeps while the learner trains on the same GPU."""
+        """Reports that the engine sleeps while the learner trains on the same GPU."""
         self._heartbeat.doing("asleep while the learner trains")
 
     def fetches(self, version: Version) -> None:
-        """Tells that the worker is about to fetch and load `version`."""
+        """Reports that the worker is about to fetch and load `version`."""
         self._heartbeat.doing(f"fetching weights {version.short}")
 
     def beat(self, *, playing: int, held: int, pointer: Version | None) -> dict[str, Any]:
@@ -120,7 +120,7 @@ class Meter:
         return self._heartbeat.beat()
 
     def waits(self, *, playing: int, held: int, missing: Version | None, no_servers: bool = False) -> None:
-        """Tells what the worker waits for. `missing`: the current version, if nobody has it."""
+        """Reports what the worker waits for. `missing`: the current version, if nobody has it."""
         if playing and no_servers:
             self._heartbeat.doing(NO_SERVERS)
         elif playing:
@@ -213,13 +213,13 @@ class RolloutWorker:
         """Works until it is drained or cancelled. Raises the Fault that ended it, or the UserError."""
         try:
             async with asyncio.TaskGroup() as group:
-                beside = [group.create_task(self._turns.run(), name="turns"),
+                others = [group.create_task(self._turns.run(), name="turns"),
                           group.create_task(self._every(RENEW_S, self._renew), name="renew"),
                           group.create_task(self._every(BEAT_S, self._beat), name="beat"),
                           group.create_task(self._weights.run(), name="weights")]
                 await self._drive(group)
-                for one in beside:
-                    one.cancel()
+                for other in others:
+                    other.cancel()
         except BaseExceptionGroup as failures:
             errors, others = failures.split(GagpoError)
             if others is None and errors is not None:
@@ -257,7 +257,7 @@ class RolloutWorker:
         held = [claim.ticket for claim in self._held.values()]
         room = self._slots - len(self._playing) - sum(ticket.kind == "eval" for ticket in held)
         if room > 0 and not self._draining:
-            # Training episodes must end before the worker goes back, so it begins no more of them.
+            # Training episodes must end before the worker loads an older version, so it begins no more of them.
             train = not (self._at_pointer() and wanted_elsewhere(self._engine.version, held))
             claims = await self._calls.for_loop(
                 self._store.claim, self._name, room, own=self._engine.version, train=train)
@@ -327,7 +327,7 @@ class RolloutWorker:
         except GagpoError:
             raise
         except Exception as error:
-            # The parser, the template or the environment's client could not handle this episode: others can go on.
+            # The parser, the template or the environment's client failed on this episode. Others can continue.
             log.exception("episode broke", task=claim.ticket.task, attempt=claim.attempt)
             await self._fail(claim, f"episode: {described(error)}", claim.pause_s(self._retry_s))
             self._meter.failed()
@@ -343,7 +343,7 @@ class RolloutWorker:
         kept = await self._calls.for_episode(self._store.turns, claim.ticket.id)
         turns = usable(kept, claim.ticket, self._engine.version)
         if turns:
-            log.info("episode goes on", turns=len(turns), attempt=claim.attempt)
+            log.info("episode continues", turns=len(turns), attempt=claim.attempt)
         return turns
 
     async def _renew(self) -> None:
@@ -372,11 +372,11 @@ class RolloutWorker:
             await act()
             await asyncio.sleep(seconds)
 
-    async def _end(self, tell: Callable[..., T], claim: Claim, *how: Any) -> T:
-        """Tells the store how a claim ended: with an episode, or with the reason of a failure."""
+    async def _end(self, report: Callable[..., T], claim: Claim, *result: Any) -> T:
+        """Reports to the store how a claim ended: with an episode, or with the reason of a failure."""
         self._ending.add(claim)
         try:
-            return await self._calls.for_episode(tell, claim, *how)
+            return await self._calls.for_episode(report, claim, *result)
         finally:
             self._ending.discard(claim)
 

@@ -1,7 +1,7 @@
-"""A model's folder as transformers and vLLM load it: weights, config and tokenizer; or the adapters in peft's format.
+"""Writes a model's folder for transformers and vLLM (weights, config, tokenizer), or its adapters in peft's format.
 
-A merged export in bfloat16 rounds W + s B A: where B A is below half a last place of W, the sum is W again. Exported
-adapters are float32, as they were trained.
+A merged export in bfloat16 rounds W + s B A: where s B A is less than half a unit in the last place of W, the sum is W.
+Exported adapters are float32, as they were trained.
 """
 
 from __future__ import annotations

@@ -12,11 +12,14 @@ from dataclasses import dataclass
 from itertools import chain
 
 from learner.credit.group_operations import average, center, rewards, scores
-from learner.credit.options import CreditOptions, ScaleOptions, StatisticsOptions
+from learner.credit.options import CreditOptions, RecursionOptions, ScaleOptions, StatisticsOptions
 from learner.credit.types import Credit, CreditStep, Group
 from services.amounts import number_of
 
 VALUE, DELTA, RAW, ADVANTAGE = "V̄", "δ", "Â", "A"
+SCALED = {"group": "Â on the scale of its group", "state": "Â on the scale of its state's steps",
+          "batch": "Â on the scale of all groups of the learner step", "none": "Â, not rescaled"}
+"""Value of `normalize` -> legend of A."""
 NEARLY_ZERO, SMALL = 1e-4, 0.1
 """A number between them is shown with significant digits, because it has too few decimals. A smaller one would need an
 exponent."""
@@ -159,6 +162,41 @@ def scaled_line(raw: float, scale: Scale | None, *, penalty: float = 0.0,
         formula=f"A = (Â − μ) / σ{names}, μ and σ over {scale.sample} = "
                 f"({plain(raw)}{less(scale.mean)}) / {plain(scale.spread)}{numbers}",
         result=(raw - scale.mean) / scale.spread + added)
+
+
+def family_legend(value: str, options: RecursionOptions, *, elsewhere: str = "") -> dict[str, str]:
+    """Returns the legend of GAGPO and its variants. `value`: the meaning of V̄. `elsewhere`: where the decay differs."""
+    return {VALUE: value, DELTA: "what the action changed, r + γ V̄(next) − V̄: below 0 it led to a state worth less",
+            RAW: f"advantage: δ, and what followed, fading by γλ = {options.gamma * options.lam:g} a step{elsewhere}",
+            ADVANTAGE: SCALED[options.normalize]}
+
+
+def family_deltas(group: Group, credit: Credit, options: RecursionOptions, episode: int) -> list[CalculationLine]:
+    """Returns the line of δ at each step, for GAGPO and its variants."""
+    steps, r = group[episode], rewards(group, options)[episode]
+    v = [value_at(credit, episode, t) for t in range(len(steps))]
+    cut = steps[-1].cut_in if options.bootstrap else None
+    ended = (credit.values or {}).get(cut or "")
+    after = [*v[1:], None if ended is None else ended[0]]
+    return [delta_line(*numbers, options) for numbers in zip(r, v, after, strict=True)]
+
+
+def explain_without_contrast(group: Group, credit: Credit, options: RecursionOptions, episode: int,
+                             terms: Sequence[tuple[float, float]] | None = None) -> Explanation:
+    """Explains a group in which every return is that of its state: V̄ = R̂, so δ, Â and A are 0 but for a penalty.
+
+    `terms`: for each step the weight and the value that `broadcast` adds.
+    """
+    lines: Explanation = []
+    for t, (step, value, delta) in enumerate(zip(group[episode], credit.returns[episode],
+                                                 family_deltas(group, credit, options, episode), strict=True)):
+        same = CalculationLine(formula=f"V̄ = R̂, the same for every step of the group in this state = {plain(value)}",
+                               result=value)
+        lines.append([same, delta, CalculationLine(formula="Â = 0, as nothing can be compared", result=0.0)])
+        if options.normalize != "batch":
+            lines[-1].append(scaled_line(0.0, None, penalty=penalty_of(step, options),
+                                         term=None if terms is None else terms[t]))
+    return lines
 
 
 def score_of(group: Group, options: CreditOptions, episode: int, step: int) -> tuple[str, float]:

@@ -14,26 +14,18 @@ state in which a budget cut an episode, if the group has that state. broadcast i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import ClassVar
 
 from learner.credit.estimator import WithinGroup
 from learner.credit.explanation import (
-    ADVANTAGE,
-    DELTA,
-    RAW,
-    VALUE,
-    CalculationLine,
     Explanation,
-    delta_line,
+    family_deltas,
+    family_legend,
     mean_line,
     penalty_of,
-    plain,
     recursion_line,
     scaled_line,
     scales,
-    value_at,
 )
 from learner.credit.group_operations import (
     backward,
@@ -49,22 +41,6 @@ from learner.credit.group_operations import (
 from learner.credit.grpo import broadcast_keys, episode_term, with_broadcast
 from learner.credit.options import BroadcastOptions, RecursionOptions, ScaleOptions
 from learner.credit.types import Credit, CreditStep, Group, Nested
-
-Values = dict[str, tuple[float, int]]
-SCALED = {"group": "Â on the scale of its group", "state": "Â on the scale of its state's steps",
-          "batch": "Â on the scale of all groups of the learner step", "none": "Â, not rescaled"}
-"""Value of `normalize` -> legend of A."""
-
-
-def recursion_keys(options: RecursionOptions) -> frozenset[str]:
-    """Returns the keys that GAGPO and its variants read: `ddof` only if they divide by a spread."""
-    return scale_keys(options) | {"gamma", "lam", "penalty", "penalty_mode", "bootstrap", "state_key"}
-
-
-def scale_keys(options: ScaleOptions) -> frozenset[str]:
-    """Returns `normalize` and the keys that it reads."""
-    spread = () if options.normalize == "none" else ("ddof",)
-    return frozenset({"normalize", *spread, *(("spread_floor",) if options.normalize == "state" else ())})
 
 
 class GagpoOptions(RecursionOptions, BroadcastOptions):
@@ -87,21 +63,28 @@ class Gagpo(GagpoFamily):
 
     Options: ClassVar = GagpoOptions
 
-    def reads(self, options: GagpoOptions) -> frozenset[str]:
-        """Returns the keys of the recursion, and GRPO's keys if its term is added."""
-        return recursion_keys(options) | broadcast_keys(options)
-
     def group(self, group: Group, options: GagpoOptions) -> Credit:
         """Returns the credit of one group; see the module's formulas."""
         returns = discounted(group, options)
         values = state_values(group, returns)
         deltas: Nested = []
-        for episode, row in zip(group, rewards(group, options), strict=True):
+        for episode, r in zip(group, rewards(group, options), strict=True):
             v = [values[step.state][0] for step in episode] + [value_after(episode[-1], values, options)]
-            deltas.append([r + options.gamma * v[t + 1] - v[t] for t, r in enumerate(row)])
-        raw = [backward(row, options.gamma * options.lam) for row in deltas]
-        return finish(group, options, Credit(returns=returns, values=values, deltas=deltas, raw_advantages=raw,
-                                             advantages=raw, states=states(group)))
+            deltas.append([r[t] + options.gamma * v[t + 1] - v[t] for t in range(len(r))])
+        raw = [backward(delta, options.gamma * options.lam) for delta in deltas]
+        if options.normalize == "state":
+            # If the penalty came first, normalising would remove it from a step that is alone in its state, and give
+            # it unit size at the only invalid step of a state.
+            advantages = scaled_then_penalized(raw, group, options)
+        else:
+            raw = penalized(raw, group, options)
+            advantages = rescaled(raw, group, options)
+        return Credit(returns=returns, values=values, deltas=deltas, raw_advantages=raw,
+                      advantages=with_broadcast(advantages, group, options), states=states(group))
+
+    def reads(self, options: GagpoOptions) -> frozenset[str]:
+        """Returns the keys of the recursion, and GRPO's keys if its term is added."""
+        return recursion_keys(options) | broadcast_keys(options)
 
     def legend(self, options: GagpoOptions) -> dict[str, str]:
         """Returns the legend. V̄ is a mean over the group."""
@@ -128,39 +111,11 @@ class Gagpo(GagpoFamily):
         return lines
 
 
-def family_legend(value: str, options: RecursionOptions, *, elsewhere: str = "") -> dict[str, str]:
-    """Returns the legend of GAGPO and its variants. `value`: the meaning of V̄. `elsewhere`: where the decay differs."""
-    return {VALUE: value, DELTA: "what the action changed, r + γ V̄(next) − V̄: below 0 it led to a state worth less",
-            RAW: f"advantage: δ, and what followed, fading by γλ = {options.gamma * options.lam:g} a step{elsewhere}",
-            ADVANTAGE: SCALED[options.normalize]}
-
-
-def family_deltas(group: Group, credit: Credit, options: RecursionOptions, episode: int) -> list[CalculationLine]:
-    """Returns the line of δ at each step, for GAGPO and its variants."""
-    steps, r = group[episode], rewards(group, options)[episode]
-    v = [value_at(credit, episode, t) for t in range(len(steps))]
-    cut = steps[-1].cut_in if options.bootstrap else None
-    ended = (credit.values or {}).get(cut or "")
-    after = [*v[1:], None if ended is None else ended[0]]
-    return [delta_line(*numbers, options) for numbers in zip(r, v, after, strict=True)]
-
-
-def explain_without_contrast(group: Group, credit: Credit, options: RecursionOptions, episode: int,
-                             terms: Sequence[tuple[float, float]] | None = None) -> Explanation:
-    """Explains a group in which every return is that of its state: V̄ = R̂, so δ, Â and A are 0 but for a penalty.
-
-    `terms`: for each step the weight and the value that `broadcast` adds.
-    """
-    lines: Explanation = []
-    for t, (step, value, delta) in enumerate(zip(group[episode], credit.returns[episode],
-                                                 family_deltas(group, credit, options, episode), strict=True)):
-        same = CalculationLine(formula=f"V̄ = R̂, the same for every step of the group in this state = {plain(value)}",
-                               result=value)
-        lines.append([same, delta, CalculationLine(formula="Â = 0, as nothing can be compared", result=0.0)])
-        if options.normalize != "batch":
-            lines[-1].append(scaled_line(0.0, None, penalty=penalty_of(step, options),
-                                         term=None if terms is None else terms[t]))
-    return lines
+def value_after(last: CreditStep, values: dict[str, tuple[float, int]], options: RecursionOptions) -> float:
+    """Returns V̄ after an episode's last step. `values`: state -> (V̄, occurrences)."""
+    if not options.bootstrap or last.cut_in is None:
+        return 0.0
+    return values.get(last.cut_in, (0.0, 0))[0]
 
 
 def scaled_then_penalized(raw: Nested, group: Group, options: ScaleOptions) -> Nested:
@@ -169,23 +124,12 @@ def scaled_then_penalized(raw: Nested, group: Group, options: ScaleOptions) -> N
     return penalized(rescaled(raw, group, options), group, options)
 
 
-def value_after(last: CreditStep, values: Values, options: RecursionOptions) -> float:
-    """Returns V̄ after an episode's last step."""
-    if not options.bootstrap or last.cut_in is None:
-        return 0.0
-    return values.get(last.cut_in, (0.0, 0))[0]
+def recursion_keys(options: RecursionOptions) -> frozenset[str]:
+    """Returns the keys that GAGPO and its variants read: `ddof` only if they divide by a spread."""
+    return scale_keys(options) | {"gamma", "lam", "penalty", "penalty_mode", "bootstrap", "state_key"}
 
 
-def finish(group: Group, options: GagpoOptions, credit: Credit) -> Credit:
-    """Finishes the credit after the recursion: subtracts the local penalty, normalises, adds the broadcast term.
-
-    Under `normalize: state` the penalty comes last: a step that is alone in its state would lose it, and the only
-    invalid one of a state would get it at unit size.
-    """
-    raw = credit.raw_advantages
-    if options.normalize == "state":
-        advantages = scaled_then_penalized(raw, group, options)
-    else:
-        raw = penalized(raw, group, options)
-        advantages = rescaled(raw, group, options)
-    return replace(credit, raw_advantages=raw, advantages=with_broadcast(advantages, group, options))
+def scale_keys(options: ScaleOptions) -> frozenset[str]:
+    """Returns `normalize` and the keys that it reads."""
+    spread = () if options.normalize == "none" else ("ddof",)
+    return frozenset({"normalize", *spread, *(("spread_floor",) if options.normalize == "state" else ())})

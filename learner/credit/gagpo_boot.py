@@ -17,6 +17,8 @@ from typing import ClassVar
 from learner.credit.explanation import (
     CalculationLine,
     Explanation,
+    family_deltas,
+    family_legend,
     mean_line,
     penalty_of,
     plain,
@@ -25,7 +27,7 @@ from learner.credit.explanation import (
     scales,
     value_at,
 )
-from learner.credit.gagpo import GagpoFamily, family_deltas, family_legend, recursion_keys, scaled_then_penalized
+from learner.credit.gagpo import GagpoFamily, recursion_keys, scaled_then_penalized
 from learner.credit.group_operations import (
     backward,
     by_state,

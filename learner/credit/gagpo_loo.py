@@ -30,6 +30,9 @@ from pydantic import Field
 from learner.credit.explanation import (
     CalculationLine,
     Explanation,
+    explain_without_contrast,
+    family_deltas,
+    family_legend,
     penalty_of,
     plain,
     recursion_line,
@@ -37,14 +40,7 @@ from learner.credit.explanation import (
     scales,
     value_at,
 )
-from learner.credit.gagpo import (
-    GagpoFamily,
-    explain_without_contrast,
-    family_deltas,
-    family_legend,
-    recursion_keys,
-    scaled_then_penalized,
-)
+from learner.credit.gagpo import GagpoFamily, recursion_keys, scaled_then_penalized
 from learner.credit.group_operations import (
     backward_by_step,
     by_state,

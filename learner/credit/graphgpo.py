@@ -6,7 +6,7 @@
     A_t = A_E + A_G                                A_E: GRPO's advantage; mode mean_norm divides nothing
 
 An episode is won if its reward is positive, and C is the largest reward of the group. Equation 4 of the paper has one
-more factor q, which the norm takes out again. A group without a won episode has A_G = 0. After a lost episode comes
+more factor q, which normalising removes. A group without a won episode has A_G = 0. After a lost episode comes
 the state that it was cut in, if the group knows it, else a state from which nothing is reached. The formulas are those
 of the authors' code (verl-agent, recipe/GraphGPO), which cites the equations; we did not read the paper's text. Its
 states are richer than an observation: place, what is held and the admissible actions (docs/algorithms.md).

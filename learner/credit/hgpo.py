@@ -33,7 +33,7 @@ from learner.credit.types import ZERO, Array, Credit, Group, Nested, flat, neste
 from services.amounts import number_of
 
 _LARGEST = 2**62
-"""Bound of the numbers that stand for histories. Beyond it they are numbered anew, since int64 ends at twice it."""
+"""Bound of the numbers of histories, half of the largest int64. Before they exceed it, histories are renumbered."""
 
 
 class HgpoOptions(CreditOptions):
@@ -100,7 +100,7 @@ def _terms(group: Group, q: Nested, options: HgpoOptions) -> list[_Term]:
     for k in range(1, min(options.history + 1, max(map(len, group))) + 1):
         if bound > _LARGEST // base:
             history, bound = np.unique(history, return_inverse=True)[1], len(xs)
-        # A number for each list of k states, below `bound`; it means nothing where fewer steps came before.
+        # Numbers each list of k states, below `bound`. Steps with fewer than k states are `alone` below.
         history, bound = np.append(0, history[:-1]) * base + last, bound * base
         means, spreads = pool_centers(xs, np.where(position >= k - 1, history, alone), ddof=0)
         deviations = xs - means

@@ -10,10 +10,10 @@
               ℓ_t = Ψ(s_{t+1}) - Ψ(s_t), Ψ = log max(V, 0.01)
 
 μ and σ are over all visits of s_t, repeats within one episode included; a step that is alone in its state, and equal
-numbers, get 0. σ_Q² is the mean of (Q - V)² over the visits. A_E is GRPO's advantage (grpo.py), w = broadcast. Only
-whether an episode was won enters V: its reward is positive. So of a penalty only the local one can lower A, in CRBC and
-GraphHCA as a part of A_E. V is solved exactly, by the system of transition_graph.py without a prior and with every
-episode. docs/algorithms.md says what the papers leave open.
+numbers, get 0. σ_Q² is the mean of (Q - V)² over the visits. A_E is GRPO's advantage (grpo.py), w = broadcast.
+V depends only on whether an episode was won: whether its reward is positive. So only a local penalty can lower A; in
+CRBC and GraphHCA it does so through A_E. V is solved exactly, by the system of transition_graph.py without a prior and
+with every episode. docs/algorithms.md says what the papers leave open.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from learner.credit.explanation import (
     ADVANTAGE,
     DELTA,
     RAW,
+    SCALED,
     VALUE,
     CalculationLine,
     Explanation,
@@ -40,7 +41,7 @@ from learner.credit.explanation import (
     signed,
     value_at,
 )
-from learner.credit.gagpo import SCALED, scale_keys, scaled_then_penalized
+from learner.credit.gagpo import scale_keys, scaled_then_penalized
 from learner.credit.group_operations import (
     Integers,
     discounted,

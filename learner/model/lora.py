@@ -54,8 +54,8 @@ def add_adapters(body: nn.Module, section: LoraSection, *, seed: int) -> None:
 def adapted(body: nn.Module, section: LoraSection) -> dict[str, nn.Linear]:
     """Returns the layers that `section.targets` names, by their names. The model may be empty.
 
-    Raises UserError for a name that no layer has, unless it is one of the defaults, which families that fuse layers may
-    lack; and for a head that is tied to the embeddings: exports leave it out, and its adapter with it.
+    Raises UserError for a name that no layer has, unless it is a default one: families that fuse layers lack some. Also
+    for a head that is tied to the embeddings, because exports omit the head and would lose its adapter.
     """
     owners = Counter(id(weight) for _, weight in body.named_parameters(remove_duplicate=False))
     targets, names = set(section.targets), linear_names(body)

@@ -42,8 +42,8 @@ OPERATIONS = 8
 SAFETY = 16
 PROBED_ROWS = 4
 LONGEST = 4096
-"""Most tokens of a row that the own code computes. Its attention holds all scores: 5 GB at 7B for so many, and 75 GB
-for 16k. If all sequences are longer, the end of one stands for them."""
+"""Longest row, in tokens, for the model's own code. Its attention holds all scores: 5 GB at 7B, and 75 GB for 16k
+tokens. If all sequences are longer, the last tokens of one are compared."""
 ADVICE = "choose a model of a family that docs/models.md lists"
 
 
@@ -113,12 +113,12 @@ class Probe:
 
 
 def bound(policy: Policy, spread: float, *, half: bool) -> float:
-    """The largest mean difference of logprobs in nats that rounding explains. `spread`: of the tempered logits."""
+    """Returns the largest mean difference of logprobs that rounding explains, in nats. `spread`: of tempered logits."""
     return SAFETY * rounding(policy, spread, half=half)
 
 
 def rounding(policy: Policy, spread: float, *, half: bool) -> float:
-    """The mean difference of logprobs in nats that rounding is expected to make. `spread`: of the tempered logits."""
+    """Returns the mean difference of logprobs that rounding should make, in nats. `spread`: of tempered logits."""
     unit = torch.finfo(torch.bfloat16 if half else torch.float32).eps / 2
     layers = policy.hf.config.get_text_config().num_hidden_layers
     return unit * math.sqrt(OPERATIONS * layers + 1) * max(spread, 1.0)

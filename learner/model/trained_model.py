@@ -1,4 +1,4 @@
-"""A sharded model with its optimizer, as both policy and critic are."""
+"""A sharded model and its optimizer: the policy, or the critic."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _host_copy(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 MAX_SKIPPED = 3
-"""So many consecutive updates with a non-finite gradient end the run. A single one may be chance."""
+"""Number of consecutive updates with a non-finite gradient that end the run. A single one may be chance."""
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -131,7 +131,7 @@ class TrainedModel(Generic[Model]):
         fresh = not self.optimizer.state
         model, optimizer = get_state_dict(
             self.model, self.optimizer, options=StateDictOptions(ignore_frozen_params=True))
-        if fresh:  # torch has created the moments with a step at rate 0, which must not count in the bias correction
+        if fresh:  # torch creates the moments by a step at rate 0, which must not count in the bias correction
             for moments in self.optimizer.state.values():
                 moments["step"].zero_()
         every, once = ({name for name, _ in self.model.named_parameters(remove_duplicate=alone)}

@@ -1,7 +1,7 @@
 """Utilization of the GPUs by a learner step: model FLOPs per second over the peak in the data sheet.
 
-Counted are the multiplications that the algorithm needs: 2 FLOPs per weight and token forwards, twice that backwards
-(Kaplan et al., arXiv 2001.08361, section 2.1), and causal attention. Recomputed activations do not count.
+Only the multiplications that the algorithm needs are counted: 2 FLOPs per weight and token forwards, twice that
+backwards (Kaplan et al., arXiv 2001.08361, section 2.1), and causal attention. Recomputed activations do not count.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ PEAKS = {
     "L4": 121e12, "A10": 125e12,
 }
 """Words of a device's name, the more specific ones first -> FLOPs per second of its tensor cores in bfloat16 for dense
-matrices. Data sheets state twice that, for sparse ones, first."""
+matrices. Data sheets name twice as many first, for sparse ones."""
 UNLIKE = ("NVL", "MIG")
 """Words in a device's name for slower variants: boards with less power, and slices of a GPU."""
 BACKWARD = 2
-"""A backward pass costs so many forward passes: one for the gradients of inputs, one for those of weights."""
+"""Cost of a backward pass in forward passes: one for the gradients of inputs, one for those of weights."""
 
 
 def peak(device: str) -> float | None:

@@ -1,4 +1,4 @@
-"""Rows of a learner step: those of its groups with their credit, those of demonstrations, and those of the archive."""
+"""Makes the rows of a learner step from its groups with their credit and from demonstrations, and archive columns."""
 
 from __future__ import annotations
 

@@ -61,22 +61,22 @@ class HostReceiver:
 
 
 class GpuReceiver:
-    """Receives versions from GPU to GPU, and from `host` those that did not come. `address`: of the worker's machine.
+    """Receives versions from GPU to GPU, and through `host` if a transfer failed. `address`: of the worker's machine.
     """
 
     def __init__(self, engine: Engine, host: HostReceiver, member: Participant, ask: Ask, *, address: str) -> None:
         self._engine, self._host, self._member, self._ask, self._address = engine, host, member, ask, address
         self._received: Version | None = None
         self._wrong = False
-        """Whether the engine has played other weights after a swap. Then the worker takes part no more."""
-        self._swapping = asyncio.Lock()  # a new round takes the memory of the version before
+        """Whether the engine played other weights than it was sent. The worker then joins no more rounds."""
+        self._swapping = asyncio.Lock()  # a new round overwrites the memory of the previous version
 
     async def run(self) -> None:
         """Takes part in rounds until it is cancelled. Raises EngineFault."""
         receiving: asyncio.Task[None] | None = None
         try:
             while not self._wrong:
-                if receiving is not None and receiving.done():  # before the call, which else returns the same round
+                if receiving is not None and receiving.done():  # first: the call would return the same round again
                     receiving = receiving.result()
                 transfer: Round | None = await self._asked("call", self._member)
                 if receiving is None and transfer is not None:

@@ -41,7 +41,7 @@ async def test_a_killed_worker_costs_one_turn_and_each_group_is_finished_once(wo
     assert world.store.counts().outstanding_tickets == 0
     assert not any(world.store.turns(episode.ticket.id) for episode in episodes)
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
-    gone_on = {line["ticket"]: line["turns"] for line in lines if line["event"] == "episode goes on"}
+    gone_on = {line["ticket"]: line["turns"] for line in lines if line["event"] == "episode continues"}
     assert gone_on == left
     for episode in episodes:
         for turn, step in enumerate(episode.steps):
