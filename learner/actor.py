@@ -38,8 +38,6 @@ from services.telemetry.logs import get_logger, life_of
 if TYPE_CHECKING:
     from learner.cold_start.states import States
     from learner.rank_group import RankGroup
-    from learner.weights.sender import WeightsActorClient
-    from services.weights.channel import WeightSender
 
 LEASE_S = 15.0
 POLL_S = 0.1
@@ -152,19 +150,11 @@ class LearnerRank(_Rank):
 
         return learner, loaded_turn
 
-    def _sender(self, learner: Any, actor: WeightsActorClient) -> WeightSender:
-        from learner.weights.sender import GpuSender, HostSender
-
-        host, way = HostSender(learner.sender, actor.publish, actor.wanted), self._config.transfer
-        if way == "host":
-            return host
-        return GpuSender(learner.sender, host, actor.ask, way=way, seconds=self._config.weights.seconds)
-
     def _lead(self, make: Callable[[], Any], stack: ExitStack) -> None:
         from learner.checkpoints.checkpoint import Checkpoints
         from learner.loop import Leaving, TrainingLoop
         from learner.observer import Observer
-        from learner.weights.sender import WeightsActorClient
+        from learner.weights.sender import WeightsActorClient, WeightSender
         from services.store.archive import EpisodeArchive
 
         config, seconds = self._config, self._config.learner.collective_s
@@ -181,8 +171,10 @@ class LearnerRank(_Rank):
         heartbeat = Heartbeat("learner-0", "learner")
         learner, turn = self._make_learner(make, store, heartbeat, check)
         stack.enter_context(Beating(heartbeat, store.state.beat))
+        sender = WeightSender(learner.sender, weights.publish, weights.wanted, way=config.transfer, ask=weights.ask,
+                              seconds=config.weights.seconds)
         loop = TrainingLoop(
-            config=config, learner=learner, store=store, lease=lease, sender=self._sender(learner, weights),
+            config=config, learner=learner, store=store, lease=lease, sender=sender,
             before_publish=partial(_wait_for_evaluation, config, store), check=check, gpu_turn=turn,
             mirrored=None if config.storage.url is None else partial(mirrored_step, config.run_dir),
             archive=stack.enter_context(EpisodeArchive(config.run_dir / "episodes", deadline_s=seconds)),

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from learner.checkpoints.background import Background
 from learner.checkpoints.checkpoint import EXPORT, Checkpoints, Position
@@ -46,8 +46,10 @@ from services.store.lease import Lease
 from services.store.store import Store
 from services.telemetry.logs import bind, get_logger
 from services.weights.canary import Canary
-from services.weights.channel import WeightSender
 from services.weights.pack import Packed, unpack
+
+if TYPE_CHECKING:
+    from learner.weights.sender import WeightSender  # it imports ray
 
 LOOK_EVERY_S = 5.0
 """Seconds between two checks that the store still names the current version."""
@@ -181,6 +183,8 @@ class TrainingLoop:
         return report, version
 
     def _check(self) -> None:
+        """Does what cannot wait while the loop waits. Raises what `check` raises, and the error of the second thread.
+        """
         self.check()
         self.sender.keep()
         self.writing.check()
@@ -188,7 +192,7 @@ class TrainingLoop:
             self._checked_at, stored = time.monotonic(), self.store.state.version()
             if stored is None or stored[0] != self.version:  # Redis may lose the last second before its machine died
                 log.warning("Redis has lost the current version; it is named again", version=self.version.short)
-                self._point()
+                self._set_pointer()
             if not self.writing.busy and self.retirement.due:
                 self.writing.start(self.retirement.retire)
 
@@ -202,17 +206,18 @@ class TrainingLoop:
         if self.version.incarnation:
             self.before_publish(self.version, self._check)
             self.observer.publishing()
-        self.sender.send(version, lambda version: self._point(version=version, canary=self._canary))
+        self.sender.send(version, lambda version: self._set_pointer(version=version, canary=self._canary))
         if self.config.evaluates(version.step):
             self.sender.copy()  # for workers that start during the evaluation, while the next version waits
         bind(version=version.short)
         log.info("published")
 
-    def _point(self, *, version: Version | None = None, canary: Canary | None = None,
-               exported: Path | None = None) -> None:
-        """Names a version in the store as the current one, and an export for workers that cannot fetch its weights.
+    def _set_pointer(self, *, version: Version | None = None, canary: Canary | None = None,
+                     exported: Path | None = None) -> None:
+        """Sets the store's pointer: the current version, and an export for workers that cannot fetch its weights.
 
-        None keeps the current version with its canary, or the export. Both threads call this, each for one of the two.
+        None keeps the version with its canary, or the export. The loop's thread sets the version, the second thread the
+        export.
         """
         with self._pointing:
             self.version, self.exported = version or self.version, exported or self.exported
@@ -266,7 +271,7 @@ class TrainingLoop:
         digests = self._export_draft(position.step, copied)
         folder = self._written(partial(self.checkpoints.commit_weights, position, digests))
         log.info("weights written", step=position.step)
-        self._point(exported=folder / EXPORT)
+        self._set_pointer(exported=folder / EXPORT)
 
     def _export_draft(self, step: int, copied: Future[Packed]) -> dict[str, str]:
         """Writes weights into the draft of a step. Returns path below it -> digest."""
@@ -281,7 +286,7 @@ class TrainingLoop:
         folder = self._written(partial(self.checkpoints.commit, position, digests))
         log.info("checkpoint written", step=position.step, seconds=time.monotonic() - started)
         self.observer.checkpointed(time.time())
-        self._point(exported=folder / EXPORT)
+        self._set_pointer(exported=folder / EXPORT)
         self.retirement.durable = position.step
         self.retirement.retire()
 
@@ -352,7 +357,7 @@ def _too_many_attempts(manifest: Manifest, failed: int, cause: str) -> UserError
 
 
 def _archive_rows(groups: Groups, report: StepReport) -> list[ArchiveRow]:
-    """Returns the archive's rows of a learner step, in the order of its groups."""
+    """Returns the rows of a learner step for the archive, in the order of its groups."""
     turns = iter(report.logprobs)
     return [
         ArchiveRow(episode=episode, outcome="trained",

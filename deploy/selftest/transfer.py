@@ -120,13 +120,12 @@ class _Source:
 
 async def _sent(registry: TransferRegistry, source: _Source, engine: Engine, versions: Sequence[Version],
                 canary: Canary | None) -> list[Trip]:
-    from learner.weights.sender import GpuSender, HostSender
+    from learner.weights.sender import WeightSender
 
     ranks = source.sender()
     size = ranks.pack().buffer.nbytes
-    host = HostSender(ranks, lambda *_: None)
-    sender = GpuSender(ranks, host, lambda method, *rest: getattr(registry, method)(*rest), way=source.way,
-                       seconds=SECONDS)
+    sender = WeightSender(ranks, lambda *_: None, way=source.way, seconds=SECONDS,
+                          ask=lambda method, *rest: getattr(registry, method)(*rest))
     while not registry.members():  # noqa: ASYNC110 - plain state, which nobody signals
         await asyncio.sleep(LOOK_S)
     results = []

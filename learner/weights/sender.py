@@ -1,7 +1,7 @@
-"""Rank 0's end of the weight channel: HostSender, and GpuSender in front of it (services/weights/channel.py).
+"""Rank 0's end of the weight channel (services/weights/channel.py).
 
-GpuSender runs a round with the workers of the registry: all ranks send, and rank 0 asks for progress until every member
-has reported or is gone, or until the deadline. A failed round ends its connections, and the next one connects the
+In a round with the workers of the registry all ranks send, and rank 0 asks for progress until every member has reported
+or is gone, or until the deadline. A failed round ends its connections, and the next one connects the
 members of that time. After GIVE_UP failed rounds in a row there are no more rounds, because each may take until its
 deadline.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import ray
@@ -66,108 +66,90 @@ class WeightsActorClient:
             return None  # it is being created again, or its node is unreachable
 
 
-class HostSender:
-    """Sends versions through host memory. `publish` sends one to the weights actor. `wanted` returns a version that a
-    worker needs and the actor lacks."""
+class WeightSender:
+    """Sends versions from GPU to GPU if `way` says so, and through host memory otherwise or if that fails.
+
+    `publish` sends a version to the weights actor. `wanted` returns a version that a worker needs and the actor lacks.
+    `ask` calls a method of the registry. `seconds`: deadline of a round.
+    """
 
     def __init__(self, ranks: RankSender, publish: Callable[[Version, Packed], None],
-                 wanted: Callable[[], Version | None] = lambda: None) -> None:
-        self._ranks, self._publish, self._wanted = ranks, publish, wanted
-        self._snapshot: Packed | None = None
-        self._sent: tuple[Version, Packed] | None = None
-
-    def snapshot(self, version: Version) -> Version:
-        """Packs the weights."""
-        self._snapshot = self._ranks.pack()
-        return msgspec.structs.replace(version, digest=self._snapshot.digest)
-
-    def send(self, version: Version, live: Callable[[Version], None]) -> None:
-        """Publishes the snapshot."""
-        assert self._snapshot is not None
-        self.publish(version, self._snapshot)
-        live(version)
-
-    def publish(self, version: Version, packed: Packed) -> None:
-        """Sends a version to the weights actor."""
-        self._sent = version, packed
-        self._publish(version, packed)
-
-    def copy(self) -> Future[Packed]:
-        """Returns the version that was sent last, in host memory."""
-        assert self._sent is not None
-        copied: Future[Packed] = Future()
-        copied.set_result(self._sent[1])
-        return copied
-
-    def keep(self) -> Version | None:
-        """Publishes the last version again if a worker needs it, because the weights actor died and lost it.
-
-        Returns the version that is needed.
-        """
-        wanted = self._wanted()
-        if self._sent is not None and wanted == self._sent[0]:
-            self.publish(*self._sent)
-        return wanted
-
-
-class GpuSender:
-    """Sends versions from GPU to GPU, and through `host` if that fails. `ask` calls a method of the registry."""
-
-    def __init__(self, ranks: RankSender, host: HostSender, ask: Callable[..., Any], *, way: Way,
-                 seconds: float) -> None:
-        self._ranks, self._host, self._ask = ranks, host, ask
-        self._way: Way = way
+                 wanted: Callable[[], Version | None] = lambda: None, *, way: Way | Literal["host"] = "host",
+                 ask: Callable[..., Any] = lambda *_: None, seconds: float = 0.0) -> None:
+        self._ranks, self._publish_to_actor, self._wanted, self._ask = ranks, publish, wanted, ask
+        self._way: Way | None = None if way == "host" else way
         self.seconds = seconds
         self.failed = 0
         """Rounds in a row that failed."""
-        self._snapshot: tuple[Version, Snapshot] | None = None
+        self._version: Version | None = None
+        """The version of the last snapshot, which is on the GPUs (`_streams`), in host memory (`_copied`), or both."""
+        self._streams: Snapshot | None = None
         self._copied: Future[Packed] | None = None
+        self._published: tuple[Version, Packed] | None = None
         self._connected: tuple[list[Participant], str] = [], ""
 
     def snapshot(self, version: Version) -> Version:
-        """Copies the weights on the GPUs, or to host memory if no worker can receive them from GPUs."""
-        self._snapshot = self._copied = None
-        if self.failed >= GIVE_UP or not self._ask("members"):
-            return self._host.snapshot(version)
-        snapshot = self._ranks.snapshot()
-        version = msgspec.structs.replace(version, digest=snapshot.digest)
-        self._snapshot = version, snapshot
-        return version
+        """Copies the learner's weights, so that they may change. Returns `version` with their digest.
+
+        The copy is on the GPUs, or in host memory if no worker can receive it from GPUs.
+        """
+        self._streams = self._copied = None
+        if self._way is None or self.failed >= GIVE_UP or not self._ask("members"):
+            packed, self._copied = self._ranks.pack(), Future()
+            self._copied.set_result(packed)
+            digest = packed.digest
+        else:
+            self._streams = self._ranks.snapshot()
+            digest = self._streams.digest
+        self._version = msgspec.structs.replace(version, digest=digest)
+        return self._version
 
     def send(self, version: Version, live: Callable[[Version], None]) -> None:
-        """Runs a round. Then publishes the version in host memory if a worker lacks it."""
-        if self._snapshot is None:
-            self._host.send(version, live)
-            return
-        if not self._round(version, self._snapshot[1]):
-            self._copied = self._ranks.copy(version.digest)
-            self._host.publish(version, self._copied.result())
+        """Sends the last snapshot: in a round, and through host memory if a worker lacks it then. Calls `live` once the
+        version may become current.
+
+        A round that fails is no error, because host memory has the version in the end. Raises DeadlineExceeded if the
+        weights actor gives no answer in learner.collective_s; then all ranks end and are started again.
+        """
+        if self._streams is None or not self._round(version, self._streams):
+            self._copied = self._copied or self._ranks.copy(version.digest)
+            self._publish(version, self._copied.result())
         live(version)
 
     def copy(self) -> Future[Packed]:
-        """Begins to copy the version that was sent last to host memory, and then publishes it there."""
-        if self._snapshot is None:
-            return self._host.copy()
+        """Begins to copy the version that was sent last to host memory, from its snapshot, and publishes it there.
+
+        Called between sending a version and the next snapshot, which waits for the copy.
+        """
         if self._copied is None:
-            version, _ = self._snapshot
-            copied = self._copied = self._ranks.copy(version.digest)
-            started(lambda: self._published(version, copied), "publish")  # a callback may run in this thread
+            assert self._version is not None
+            version, copied = self._version, self._ranks.copy(self._version.digest)
+            self._copied = copied
+            started(lambda: self._publish_copy(version, copied), "publish")  # a callback may run in this thread
         return self._copied
 
     def keep(self) -> None:
-        """Publishes the last version in host memory if a worker needs it, because it started late."""
-        wanted = self._host.keep()
-        if self._snapshot is not None and wanted == self._snapshot[0]:
+        """Publishes the version that was sent last if a worker needs it: because the worker started late, or because
+        the weights actor died and lost it."""
+        wanted = self._wanted()
+        if self._published is not None and wanted == self._published[0]:
+            self._publish(*self._published)
+        elif self._streams is not None and wanted == self._version:
             self.copy()
 
-    def _published(self, version: Version, copied: Future[Packed]) -> None:
+    def _publish(self, version: Version, packed: Packed) -> None:
+        self._published = version, packed
+        self._publish_to_actor(version, packed)
+
+    def _publish_copy(self, version: Version, copied: Future[Packed]) -> None:
         try:
-            self._host.publish(version, copied.result())
+            self._publish(version, copied.result())
         except Exception as error:  # callers of copy() get it too, and a worker that needs the version asks
             log.warning("not published in host memory", version=version.short, reason=str(error))
 
     def _round(self, version: Version, snapshot: Snapshot) -> bool:
         """Runs a round. Returns whether every present worker has the version."""
+        assert self._way is not None
         present: list[Participant] = self._ask("members")
         members = [member for member in present if self._way == "nccl" or member.shared_gpu < len(snapshot.shares)]
         started = time.monotonic()

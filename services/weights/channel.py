@@ -4,8 +4,8 @@
     TrainingLoop                         versions in host memory, TransferRegistry   RolloutWorker
       ▸ WeightSender.snapshot, send                                                    ▸ WeightReceiver.run, receive
           learner/weights/sender.py                                                        rollout/weights/receiver.py
-            HostSender ── publish ─────────▸ one packed buffer ◂──── fetch ───────────── HostReceiver
-            GpuSender ─── begin, progress ─▸ registry ◂───────────── call, report ────── GpuReceiver
+            publish ───────────────────────▸ one packed buffer ◂──── fetch ───────────── HostReceiver
+            begin, progress ───────────────▸ registry ◂───────────── call, report ────── GpuReceiver
               ▸ RankSender of each rank ═══ NCCL or CUDA IPC (link.py, shared_memory.py) ══▸ Inbox of vLLM's process
                   learner/weights/rank_sender.py                                           rollout/weights/inbox.py
 
@@ -33,7 +33,7 @@ checkpoint that the pointer names.
     a receiver dies or hangs                 rank 0: no call for SILENT_S     the round ends for all, host memory
     it cannot connect, its digest differs    its report                       the same
     nobody ends the round                    weights.seconds, at all members  the same
-    GIVE_UP rounds in a row failed           GpuSender                        host memory from then on
+    GIVE_UP rounds in a row failed           WeightSender                     host memory from then on
     a rank of the learner dies               its rank group's collectives     all ranks restart from the checkpoint
     the weights actor dies                   RayActorError, or a worker that  the learner publishes again
                                              finds no version
@@ -47,40 +47,10 @@ meanwhile: they receive into the model while it pauses. What they share with us 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Protocol
 
 from services.records import Version
 from services.weights.canary import Canary
-from services.weights.pack import Packed
-
-
-class WeightSender(Protocol):
-    """The learner's end, on rank 0."""
-
-    def snapshot(self, version: Version) -> Version:
-        """Copies the learner's weights, so that they may change. Returns `version` with their digest."""
-        ...
-
-    def send(self, version: Version, live: Callable[[Version], None]) -> None:
-        """Sends the last snapshot. Calls `live` once the version may become current, perhaps twice.
-
-        A round that fails is no error, because host memory has the version in the end. Raises DeadlineExceeded if the
-        weights actor gives no answer in learner.collective_s; then all ranks end and are started again.
-        """
-        ...
-
-    def copy(self) -> Future[Packed]:
-        """Begins to copy the version that was sent last to host memory, from its snapshot, and publishes it there.
-
-        Called between sending a version and the next snapshot, which waits for the copy.
-        """
-        ...
-
-    def keep(self) -> object:
-        """Sees to it that host memory gets the version that was sent last, if a worker has asked for it in vain."""
-        ...
 
 
 class WeightReceiver(Protocol):

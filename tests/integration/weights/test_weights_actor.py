@@ -9,7 +9,7 @@ import pytest
 from processes import gone, only_child
 from waiting import wait_until
 
-from learner.weights.sender import HostSender, WeightsActorClient
+from learner.weights.sender import WeightsActorClient, WeightSender
 from services.errors import DeadlineExceeded
 from services.records import Version
 from services.weights.pack import pack_tensors
@@ -48,7 +48,7 @@ def test_a_killed_weights_actor_is_filled_again(weights, monkeypatch):
     client = WeightsActorClient(weights, seconds=DEADLINE_S, clock=lambda: now[0])
     packed = pack_tensors([("w", np.arange(4, dtype=np.float32))])
     ranks = SimpleNamespace(pack=lambda: packed)
-    sender, live = HostSender(ranks, client.publish, client.wanted), []
+    sender, live = WeightSender(ranks, client.publish, client.wanted), []
     version = sender.snapshot(Version(incarnation=1, step=3))
 
     def fetch():

@@ -12,7 +12,7 @@ from learner.checkpoints.checkpoint import Checkpoints
 from learner.loop import Leaving, TrainingLoop
 from learner.observer import Observer
 from learner.trainer import Learner
-from learner.weights.sender import GpuSender, HostSender
+from learner.weights.sender import WeightSender
 from services.controller.controller import Controller, Hooks
 from services.controller.supervise import Supervisor
 from services.records import Episode, Ticket
@@ -89,9 +89,8 @@ def run(store, folder, model_path, rank_group, *, crash_at=None, leave_at=None, 
     learner = Learner(config, model_path, rank_group)
     if offloads:
         learner.offload()
-    sender = HostSender(learner.sender, publish, wanted)
-    if ask is not None:
-        sender = GpuSender(learner.sender, sender, ask, way=config.transfer, seconds=config.weights.seconds)
+    sender = WeightSender(learner.sender, publish, wanted, way=config.transfer, ask=ask,
+                          seconds=config.weights.seconds)
     with EpisodeArchive(folder / "episodes") as archive:
         TrainingLoop(
             config=config, learner=learner, store=store, lease=store.leases.acquire("learner", "l"), archive=archive,
@@ -127,6 +126,6 @@ def run_all_parts(store, config, model_path, rank_group, *, tickets, play_one, c
             config=config, learner=learner, store=store, lease=store.leases.acquire("learner", "l"), archive=archive,
             checkpoints=Checkpoints(folder / "checkpoints", 1),
             observer=Observer(metrics=folder / "metrics.jsonl", by_type=by_type),
-            sender=HostSender(learner.sender, lambda *_: None), before_publish=lambda *_: None, check=others,
+            sender=WeightSender(learner.sender, lambda *_: None), before_publish=lambda *_: None, check=others,
         ).run()
     return learner

@@ -20,7 +20,7 @@ from learner_tiny import make_config, make_groups
 
 from learner.rank_group import RankGroup
 from learner.trainer import Learner
-from learner.weights.sender import GpuSender, HostSender
+from learner.weights.sender import WeightSender
 from services.config.tree import WeightsSection
 from services.process.rendezvous import Rendezvous
 from services.records import Version
@@ -39,8 +39,8 @@ def lead(learner, way, folder):
     registry = manager.registry()
     sent = []
     """Versions that went through host memory."""
-    host = HostSender(learner.sender, lambda version, _: sent.append(version))
-    sender = GpuSender(learner.sender, host, lambda method, *rest: getattr(registry, method)(*rest), way=way, seconds=0)
+    sender = WeightSender(learner.sender, lambda version, _: sent.append(version), way=way,
+                          ask=lambda method, *rest: getattr(registry, method)(*rest))
     for line in sys.stdin:
         command, *rest = line.split()
         answer = {}
