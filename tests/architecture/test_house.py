@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 from services.process.packages import OURS
@@ -54,3 +55,10 @@ def test_modules_that_are_said_to_be_run_exist():
     places = [ROOT / name.replace(".", "/") for name in modules]
     assert [place for place in places
             if not (place.with_suffix(".py").exists() or (place / "__main__.py").exists())] == []
+
+
+def test_layers_are_those_that_the_import_linter_checks():
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = [" > ".join(contract["layers"]) for contract in contracts if contract["type"] == "layers"]
+    assert len(layers) == 3
+    assert re.findall(r"`([\w |]+ > [\w |>]+)`", CONTRIBUTING) == layers
