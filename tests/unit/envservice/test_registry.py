@@ -1,11 +1,14 @@
-"""Environments by name: those that come with the package, and one's own."""
+"""Environments by name. Those of a user refuse wrong arguments where they are written."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from toy_environment import SPEC, ToyEnvironment
 
 from envservice import registry
+from envservice.adapters.dataset import dataset_spec
+from envservice.adapters.gymnasium import text_spec
 from envservice.spec import LONGEST, EnvironmentSpec
 from services.config.file import default_config
 from services.config.tree import EnvSection
@@ -95,3 +98,51 @@ def test_an_episode_is_not_longer_than_the_api_can_carry():
 def test_an_environment_without_demonstrations_has_no_cold_start():
     with pytest.raises(UserError, match="has no demonstrations for a cold start"):
         registry.find_teacher(TOY)
+
+DECLARE = pytest.mark.parametrize("declare", [text_spec, dataset_spec])
+
+
+class Game:
+    pass
+
+
+def refusal(declare: Callable[..., object], made: object = Game, **given: object) -> str:
+    with pytest.raises(UserError) as error:
+        declare(made, **({"name": "dice"} | given))
+    return str(error.value)
+
+
+def test_a_game_in_place_of_its_class_is_told_before_it_is_played():
+    said = refusal(text_spec, Game())
+    assert said.startswith("the game dice is <")
+    assert said.endswith(", which makes no games; give its class, or a function")
+
+
+@DECLARE
+@pytest.mark.parametrize("name", ["", "a/b", "two words", "-dice", "dice\n", 7, None])
+def test_a_name_that_is_no_word_is_refused(declare: Callable[..., object], name: object):
+    """Ids of tasks begin with the name and a slash."""
+    assert refusal(declare, name=name) == (
+        f"name={name!r} names no environment; use a word of letters, digits, dots, dashes and underscores, such as "
+        "my-game")
+
+
+@DECLARE
+@pytest.mark.parametrize("steps", ["30", 2.5, True, None])
+def test_max_steps_of_another_type_is_refused(declare: Callable[..., object], steps: object):
+    assert refusal(declare, max_steps=steps) == (
+        f"the environment dice has max_steps={steps!r}; give the most steps of an episode as a whole number")
+
+
+@pytest.mark.parametrize("sizes", [
+    (1,), 5, (10, 5, -1), (10, 5, 0), (0, 5, 5), (10, 5, 1.5), (10, True, 5), (10**8, 1, 1)])
+def test_sizes_of_another_form_are_refused(sizes: object):
+    assert refusal(text_spec, sizes=sizes) == (
+        f"the game dice has sizes={sizes}; give the tasks of train, valid and heldout, at least one of each and "
+        "100,000,000 in all, as (1000, 100, 300)")
+
+
+@DECLARE
+@pytest.mark.parametrize("name", ["my-game_2.0", "Würfel"])
+def test_a_word_and_a_whole_number_will_do(declare: Callable[..., EnvironmentSpec], name: str):
+    assert declare(Game, name=name, max_steps=30).max_steps == 30

@@ -1,16 +1,22 @@
-"""The engine's own rules, on generated games; that its text equals the reference's is held by tests/parity/alfworld."""
+"""The engine's own rules on generated games, and the shipped engine's adapter. tests/parity/alfworld compares them."""
 
+import importlib.util
 import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 
+from envservice.alfworld import textworld_engine
 from envservice.alfworld.engine import OwnSession, WorldState, apply_command
+from envservice.alfworld.environment import open_environment
 from envservice.alfworld.game import TASK_TYPES, UnknownGame, UnknownGoal, load_game, parse_game, parse_goal
 from envservice.alfworld.generator import generate
+from services.config.env import AlfworldSection, EnvSection
+from services.errors import UserError
 
 BY_TYPE = {kind: generate("train", index) for index, kind in enumerate(TASK_TYPES)}
 
@@ -186,3 +192,31 @@ def test_the_exact_state_tells_what_the_texts_do_not_and_only_if_it_is_asked_for
 def test_only_an_action_that_is_not_admissible_leaves_all_unchanged():
     outcomes = play(BY_TYPE["pick"], ["look", "fly", "inventory", "take sun 1 from sky 1"])
     assert [outcome.unchanged for outcome in outcomes] == [False, False, True, False, True]
+
+
+def test_a_missing_package_is_named_with_the_extra_that_brings_it(monkeypatch):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "textworld" else find_spec(name))
+    with pytest.raises(UserError, match=r"needs the package \w+; install it with `pip install 'gagpo\[alfworld\]'`"):
+        open_environment(EnvSection(alfworld=AlfworldSection(engine="textworld")))
+
+
+def test_threads_play_at_once_and_the_process_keeps_its_arguments_and_environment(monkeypatch):
+    try:
+        textworld_engine.require_textworld()
+    except UserError as error:
+        pytest.skip(str(error))
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    arguments, output = sys.argv, sys.stdout
+
+    def play(index):
+        data = generate("valid", index)
+        session = textworld_engine.TextworldSession(data)
+        return [session.reset(), *map(session.step, data["walkthrough"])][-1]
+
+    with ThreadPoolExecutor(2) as threads:
+        ends = list(threads.map(play, range(2)))
+    assert [(end.won, end.done, end.reward) for end in ends] == [(True, True, 1.0)] * 2
+    assert sys.argv is arguments
+    assert sys.stdout is output
+    assert "ALFWORLD_DATA" not in os.environ

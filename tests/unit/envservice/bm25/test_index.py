@@ -1,3 +1,5 @@
+"""Terms of a text and ranks of documents, worked out by hand."""
+
 import math
 import string
 import subprocess
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 
 from envservice.bm25 import analysis
 from envservice.bm25 import index as bm25_index
+from envservice.bm25.analysis import stem, terms, words
 from envservice.bm25.index import LENGTHS, Hit, build, cache_folder, encode, open_index, open_or_build
 
 WORDS = st.sampled_from(["red", "reds", "the", "shoe", "shoes", "size", "8", "blue", "box's", "3.5"])
@@ -173,3 +176,45 @@ def test_large_indexes_lie_in_the_user_s_cache(monkeypatch: pytest.MonkeyPatch, 
     assert cache_folder("shop", "0123456789abcdef-more") == tmp_path / ".cache" / "gagpo" / "shop-0123456789abcdef"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "elsewhere"))
     assert cache_folder("shop", "01") == tmp_path / "elsewhere" / "gagpo" / "shop-01"
+
+# Of Porter's published samples, one or more for each rule.
+STEMS = {
+    "caresses": "caress", "ponies": "poni", "ties": "ti", "caress": "caress", "cats": "cat", "feed": "feed", "agreed":
+    "agre", "plastered": "plaster", "bled": "bled", "motoring": "motor", "sing": "sing", "conflated": "conflat",
+    "troubled": "troubl", "sized": "size", "hopping": "hop", "falling": "fall", "hissing": "hiss", "fizzed": "fizz",
+    "failing": "fail", "filing": "file", "happy": "happi", "sky": "sky", "relational": "relat", "conditional":
+    "condit", "rational": "ration", "valenci": "valenc", "digitizer": "digit", "radicalli": "radic", "differentli":
+    "differ", "vileli": "vile", "analogousli": "analog", "vietnamization": "vietnam", "operator": "oper", "feudalism":
+    "feudal", "decisiveness": "decis", "hopefulness": "hope", "callousness": "callous", "formaliti": "formal",
+    "sensitiviti": "sensit", "sensibiliti": "sensibl", "triplicate": "triplic", "formative": "form", "formalize":
+    "formal", "electrical": "electr", "goodness": "good", "revival": "reviv", "allowance": "allow", "inference":
+    "infer", "airliner": "airlin", "adjustable": "adjust", "replacement": "replac", "adjustment": "adjust",
+    "adoption": "adopt", "communism": "commun", "activate": "activ", "effective": "effect", "probate": "probat",
+    "rate": "rate", "cease": "ceas", "controll": "control", "roll": "roll", "possibly": "possibl", "archaeology":
+    "archaeolog", "is": "is", "y": "y", "yes": "ye", "syzygy": "syzygi", "100": "100", "10s": "10", "": "",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("word", "expected"), STEMS.items())
+def test_a_word_has_the_expected_stem(word: str, expected: str):
+    assert stem(word) == expected
+
+
+@pytest.mark.parametrize(("text", "expected"), [
+    ("Women's 3/4-sleeve T-Shirt, X-Large", ["women's", "3", "4", "sleeve", "t", "shirt", "x", "large"]),
+    ("6.5 wide; 1,000 pcs. a.b c:d", ["6.5", "wide", "1,000", "pcs", "a.b", "c:d"]),
+    ("9:30 _x_ x_y 5'11", ["9", "30", "_x_", "x_y", "5'11"]),
+    ("½ of 10×20cm — Café ΟΔΟΣ İ", ["of", "10", "20cm", "café", "οδοσ", "i"]),
+    ("Brand® ★ 東京 カメラ ひら", ["brand", "®", "★", "東", "京", "カメラ", "ひ", "ら"]),
+    ("", []),
+])
+def test_words_end_where_unicode_says(text: str, expected: list[str]):
+    assert words(text) == expected
+
+
+def test_a_long_word_is_cut_into_words_of_255_characters():
+    assert [len(word) for word in words("x" * 600)] == [255, 255, 90]
+
+
+def test_possessives_and_stop_words_go():
+    assert terms("The dog's bowls are NOT for a cat’s dinner, it's") == ["dog", "bowl", "cat", "dinner"]

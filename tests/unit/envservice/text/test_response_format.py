@@ -1,11 +1,12 @@
-"""The format of answers with a thought, apart from the action, which tests/unit/envservice/alfworld covers."""
+"""Prompts for any environment of text, and answers with a thought, apart from the action, which alfworld/ covers."""
 
 from __future__ import annotations
 
 import pytest
 
-from envservice.base import Turn
+from envservice.base import Outcome, Turn
 from envservice.search.prompts import parse_action, query_of
+from envservice.text.plain_prompts import PLAIN
 from envservice.text.response_format import latest_answers, plan_of, read_meta, tagged, without_thought
 from envservice.text.tool_calls import parse_calls
 
@@ -92,3 +93,32 @@ def test_a_scripted_answer_explores_by_a_new_action_of_the_named_kinds():
     assert tag_after(turn("")) == f"<explore>go on</explore>{end}"
     assert tag_after(turn("", action="look at sink"), turn("")) == f"<monitor>go on</monitor>{end}"
     assert tag_after(turn("", action="fly", admissible=False)) == f"<reflection>fly failed, go on</reflection>{end}"
+
+FIRST = Outcome(observation="A hall.", admissible_actions=["north", "look"])
+NOW = Outcome(observation="A yard.", admissible_actions=["south"])
+TURNS = [Turn(observation="A hall.", action="look", admissible=True),
+         Turn(observation="Dark.", action="north", admissible=True)]
+
+
+@pytest.mark.parametrize(("history", "text"), [
+    (5, "A hall.\nSteps so far: 2\n> look\nDark.\n> north\nA yard.\nActions: south\n"),
+    (1, "A hall.\nSteps so far: 2\n> north\nA yard.\nActions: south\n"),
+    (0, "A hall.\nSteps so far: 2\nA yard.\nActions: south\n"),
+])
+def test_the_last_steps_are_shown(history: int, text: str):
+    assert PLAIN["compact"](history).render(FIRST, TURNS, NOW) == text
+
+
+def test_the_first_prompt_has_no_past():
+    assert PLAIN["compact"](2).render(FIRST, [], FIRST) == "A hall.\nActions: north; look\n"
+
+
+def test_the_full_prompt_says_how_to_answer():
+    text = PLAIN["full"](2).render(FIRST, [], FIRST)
+    assert text.startswith("A hall.\nActions: north; look\n\nReason first, within <think> </think>")
+    assert PLAIN["full"](2).parse("<think>so</think><action>North</action>").action == "North"
+
+
+def test_an_environment_without_a_list_of_actions_shows_none():
+    free = Outcome(observation="Say it.", admissible_actions=[])
+    assert PLAIN["compact"](2).render(free, [], free) == "Say it.\n"

@@ -1,4 +1,4 @@
-"""metrics.jsonl and the Prometheus text."""
+"""metrics.jsonl and its columns by task type, evaluations.jsonl and the Prometheus text."""
 
 import json
 import threading
@@ -9,6 +9,9 @@ import pytest
 
 from services.errors import DeadlineExceeded, UserError
 from services.telemetry import metrics_file as metrics
+from services.telemetry.evaluations import TRAINED, curve_label, curve_of, title_of
+from services.telemetry.metrics_file import append_row, read_metrics
+from services.telemetry.task_types import TypeResult, contrast, type_columns, type_results
 
 
 def test_rows_come_back_with_their_format(tmp_path: Path):
@@ -103,3 +106,41 @@ def test_a_device_in_place_of_a_file_is_one_line(tmp_path: Path):
     (tmp_path / "metrics.jsonl").symlink_to("/dev/zero")
     with pytest.raises(UserError, match="is not a plain file"):
         metrics.read_metrics(tmp_path / "metrics.jsonl")
+
+
+def test_the_curve_has_the_evaluations_during_training_alone_by_step():
+    rows = [{"label": label, "step": step} for label, step in (
+        (curve_label(20), 20), ("panel-trained", 30), (curve_label(5), 5), ("panel-cold", 0), ("eval-react", 7))]
+    assert [row["step"] for row in curve_of(rows)] == [5, 20]
+
+
+def test_people_read_titles_in_place_of_labels():
+    assert [title_of(label) for label in (curve_label(20), TRAINED, "eval")] == [
+        "evaluation at step 20", "held-out games, after RL", "evaluation"]
+
+
+@pytest.mark.parametrize(("success", "expected"), [(0.0, 0.0), (0.25, 0.75), (0.5, 1.0), (1.0, 0.0)])
+def test_contrast_is_largest_at_half(success: float, expected: float):
+    assert contrast(success) == expected
+
+
+def test_columns_are_means_over_the_groups_of_a_type():
+    """Two groups of one type with success .5 and 0: .25, and contrast (1 + 0) / 2."""
+    assert type_columns([("pick", 0.5), ("cool", 1.0), ("pick", 0.0)]) == {
+        "type/cool/groups": 1, "type/cool/success": 1.0, "type/cool/contrast": 0.0,
+        "type/pick/groups": 2, "type/pick/success": 0.25, "type/pick/contrast": 0.5}
+
+
+def test_results_weigh_each_group_alike_through_the_file(tmp_path: Path):
+    """A type's name may hold a slash. (2 x .25 + .75) / 3 and (2 x .5 + .75) / 3."""
+    file = tmp_path / "metrics.jsonl"
+    append_row(file, {"step": 1, **type_columns([("a/b", 0.5), ("a/b", 0.0)])})
+    append_row(file, {"step": 2, "success_rate": 0.5, **type_columns([("a/b", 0.75)])})
+    assert type_results(read_metrics(file)) == {
+        "a/b": TypeResult(groups=3, success=pytest.approx(1.25 / 3), contrast=pytest.approx(1.75 / 3))}
+
+
+@pytest.mark.parametrize("damage", [{"type/a/contrast": None}, {"type/a/groups": "2"}, {"type/a/groups": 0}])
+def test_columns_that_are_no_results_are_left_out(damage: dict[str, object], tmp_path: Path):
+    append_row(tmp_path / "metrics.jsonl", {"step": 1, **type_columns([("a", 0.5)]), **damage})
+    assert type_results(read_metrics(tmp_path / "metrics.jsonl")) == {}
