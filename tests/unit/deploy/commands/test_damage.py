@@ -94,8 +94,7 @@ READS = {
                "episodes/step-00000001.parquet"),
     "export": ("config.yaml", "checkpoints/latest.json", "checkpoints/step-00000001/meta.json"),
     "eval": ("config.yaml", "checkpoints/latest.json", "checkpoints/step-00000001/meta.json"),
-    "train --dry-run --resume": ("config.yaml", "run.json"),
-    "simulate --config alfworld-tiny --from": ("config.yaml", "metrics.jsonl")}
+    "train --dry-run --resume": ("config.yaml", "run.json")}
 """Each command and the files by which it decides."""
 CASES = [(command, file) for command, read in READS.items()
          for file in ([*map(str, FILES), *OTHERS, "episodes/step-00000001.parquet"] if FULL else read)]
