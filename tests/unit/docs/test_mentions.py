@@ -24,6 +24,7 @@ AT_THE_ROOT = [
     ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "examples/README.md")]
 PAGES = [path for path in AT_THE_ROOT if path.name != "CHANGELOG.md"] + sorted((ROOT / "docs").rglob("*.md"))
 """The changelog also names what is no more."""
+LAB = sorted((ROOT / "lab").rglob("*.md"))
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"`([^`\n]+)`")
 WORD = re.compile(r"([a-z_]+(?:\.[a-z_]+)+)(?:=.*)?")
@@ -79,7 +80,7 @@ def test_config_keys_within_sentences_exist(page: Path):
     assert wrong - set(GIVEN) - {key for where, key in PLANNED if where == page.name} == set()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [*PAGES, *LAB], ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_files_modules_and_make_targets_exist(page: Path):
     text = re.sub(r"--out \S+", "", page.read_text())
     tops = {name.partition("/")[0] for name in tracked() if "/" in name and not name.startswith(".")}
@@ -101,8 +102,7 @@ def test_variables_and_metrics_exist(page: Path):
     assert metrics - {name.removesuffix("_total") for name in CATALOGUE} - set(CATALOGUE) == set()
 
 
-@pytest.mark.parametrize("page", [*AT_THE_ROOT, *sorted((ROOT / "lab").rglob("*.md"))],
-                         ids=lambda page: page.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize("page", [*AT_THE_ROOT, *LAB], ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_of_pages_outside_the_site_lead_somewhere(page: Path):
     """The site's own links are followed in test_site.py."""
     lost = []
