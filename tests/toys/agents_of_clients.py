@@ -1,6 +1,6 @@
 """The agent of examples/tool_agent, written for three clients: each episode of a process takes the next of them.
 
-A file with the client's name in the folder $AGENTS_OF_CLIENTS says that an episode was played by it to its end.
+A file with the client's name in the folder $AGENTS_OF_CLIENTS says that it has read an answer.
 """
 
 from __future__ import annotations
@@ -55,6 +55,6 @@ async def agent(_task, llm, env):
     said = [now.observation]
     while not now.done:
         calls = await ask(llm, "\n".join(said))
+        (Path(os.environ["AGENTS_OF_CLIENTS"]) / ask.__name__).touch()
         now = await env.step(" ".join([calls[0][0], *map(str, calls[0][1].values())]) if calls else "none")
         said.append(now.observation)
-    (Path(os.environ["AGENTS_OF_CLIENTS"]) / ask.__name__).touch()
