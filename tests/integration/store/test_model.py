@@ -13,10 +13,7 @@ import msgspec
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule, run_state_machine_as_test
-from store_model import WORKERS
-from store_model_controller import ControllerRules
-from store_model_learner import LearnerRules
-from store_model_workers import WorkerRules
+from store_model import WORKERS, ControllerRules, LearnerRules, WorkerRules
 from waiting import wait_until_written
 
 from services.records import Drop, Manifest
