@@ -1,4 +1,4 @@
-"""Server processes: how they start, report that, and stop."""
+"""Server processes: how they start, report that, stop, and end themselves if their environment hangs."""
 
 import asyncio
 import contextlib
@@ -19,9 +19,12 @@ from processes import gone
 from toy_environment import ToyEnvironment
 from waiting import wait_until
 
+from envservice.adapters.openenv import OpenEnvGame
+from envservice.client.client import EnvClient
 from envservice.server.app import Settings
 from envservice.server.process import serve
-from services.errors import UserError
+from lab.bench.served import served
+from services.errors import EnvFault, UserError
 from services.http.server import bind
 
 Start = Callable[..., Any]
@@ -149,3 +152,66 @@ async def test_sigterm_is_told_from_the_first_line_to_the_last(start: Start):
     assert [line["event"] for line in log] == ["started", "serving", "draining", "drained"]
     assert (log[1]["environment"], log[1]["url"], log[1]["sessions"]) == ("toy", server.url, 1024)
     assert server.process.stdout.read() == "", "the URL was all"
+TOYS = Path(__file__).parents[2] / "toys"
+
+
+@pytest.mark.parametrize("threaded", [False, True], ids=["inline", "threaded"])
+async def test_a_server_that_hangs_ends_with_one_line(start: Start, threaded: bool):
+    server = start("--call-s", "2", *(["--threaded"] if threaded else []))
+    async with EnvClient([server.url], timeout_s=60) as client:
+        episode = client.episode("e", "toy/train/00")
+        await episode.reset()
+        await asyncio.sleep(3)  # an idle server does not hang
+        stepping = asyncio.create_task(episode.step("hang"))
+        assert await asyncio.to_thread(server.process.wait, 60) == 1
+        stepping.cancel()
+        with contextlib.suppress(asyncio.CancelledError, EnvFault):
+            await stepping
+    last = server.said().splitlines()[-1]
+    assert last.startswith("error: one call of the environment has not ended within 2 s, in step (")
+    assert "env.call_seconds" in last
+
+
+def test_a_server_that_speaks_openenv_and_hangs_ends_too():
+    """One hung game held the thread that plays all games, for good, and SIGTERM did not end the server."""
+    command = [sys.executable, "-m", "deploy.cli", "serve-env", "--env", "toy_environment:SPEC", "--openenv",
+               "--port", "0", "env.call_seconds=2"]
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(TOYS), *filter(None, sys.path)])}
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            game = OpenEnvGame(server.stdout.readline().split()[-1], begin=lambda _: {"task": "toy/train/00"})
+            game.reset(seed=0)
+            with pytest.raises(EnvFault, match="failed to step"):
+                game.step("hang")
+            server.terminate()
+            assert server.wait(60) == 1
+        finally:
+            server.kill()
+        last = server.stderr.read().splitlines()[-1]
+    assert last.startswith("error: one call of the environment has not ended within 2 s, in step (")
+
+GAME = """
+from envservice.adapters.gymnasium import text_spec
+
+class Game:
+    def reset(self, *, seed):
+        return "a corridor", {}
+
+    def step(self, action):
+        return "a corridor", 0.0, False, False, {}
+
+SPEC = text_spec(Game, name="world", replayable=False)
+"""
+
+
+async def test_a_live_session_that_nobody_uses_for_agent_seconds_is_lost_and_the_line_names_the_key(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "world.py").write_text(GAME)
+    monkeypatch.chdir(tmp_path)
+    with served(["--env", "world:SPEC", "agent.seconds=0.5"]) as server:
+        async with EnvClient([server.url]) as client:
+            episode = client.episode("e", (await client.tasks("train")).tasks[0])
+            await episode.reset()
+            await asyncio.sleep(1)
+            with pytest.raises(EnvFault, match=r"nobody uses for 0.5 s \(agent.seconds\)"):
+                await episode.step("go")

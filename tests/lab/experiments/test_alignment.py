@@ -1,11 +1,20 @@
 """Signal, direction and gain of gradients: hand-worked numbers, and draws whose mean and noise are known."""
 
 import math
+from itertools import product
 
 import numpy as np
 import pytest
 
-from lab.experiments.gradient.alignment import PolicyGradients, adam_steps, alignments, as_lines, measured, tables_of
+from lab.experiments.gradient.alignment import (
+    PolicyGradients,
+    adam_steps,
+    alignments,
+    as_lines,
+    measured,
+    success_credit,
+    tables_of,
+)
 from services.errors import UserError
 
 
@@ -111,3 +120,22 @@ def test_without_a_group_that_won_and_lost_nothing_tells_the_gradient_of_success
     assert tables_of(policy) == [
         "first policy of mine, 0% won, 3 groups, 2 of them a step: no group has both won and lost episodes, so nothing "
         "tells the gradient of success", ""]
+
+
+def test_each_turn_has_success_minus_that_of_the_others():
+    """One of three won: 1 - 0 = 1 for it, 0 - 1/2 for each other, at every turn."""
+    assert success_credit([True, False, False], [2, 1, 1]) == [[1.0, 1.0], [-0.5], [-0.5]]
+    assert success_credit([True, True], [1, 2]) == [[0.0], [0.0, 0.0]]
+
+
+def test_the_mean_over_all_groups_is_k_times_the_gradient_of_success():
+    """One turn, won with p = σ(θ): d log π / dθ is 1 - p where it won and -p elsewhere, and dp/dθ = p (1 - p)."""
+    p, size = 0.3, 3
+    mean = 0.0
+    for won in product((True, False), repeat=size):
+        likelihood = 1.0
+        for one in won:
+            likelihood *= p if one else 1 - p
+        credit = success_credit(won, [1] * size)
+        mean += likelihood * sum(row[0] * ((1 - p) if one else -p) for one, row in zip(won, credit, strict=True))
+    assert mean == pytest.approx(size * p * (1 - p))

@@ -1,4 +1,4 @@
-"""States that wait in host memory between learner steps change no number, and leave nothing on the device."""
+"""States and moments in host memory change no number, and leave nothing on the device."""
 
 import subprocess
 import sys
@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from learner.model.host_memory import HostOffload
+from learner.model.trained_model import HostAdamW
 from learner.trainer import Learner
 
 OPTIONS = {"critic": CASES["critic"], "lora": VARIANTS["lora"], "offload": {**CASES["critic"], "offload": True}}
@@ -121,3 +122,23 @@ def test_after_a_step_no_model_is_gathered(model_path, rank_group):
 def test_unequal_shards_are_copied_by_fsdp_only_after_they_have_arrived():
     """FSDP fills a short shard up as soon as the parameter has it."""
     subprocess.run([sys.executable, "-c", LATE], check=True, timeout=120)
+
+
+def test_updates_checkpoints_and_resumption_are_the_same_to_the_bit(model_path, rank_group, tmp_path):
+    options = CASES["critic"]
+    plain, host = (Learner(make_config(offload=offload, **options), model_path, rank_group) for offload in (False,
+                                                                                                            True))
+    for learner in (plain, host):
+        for seed in range(2):
+            learner.train(make_groups(seed, step=seed))
+    host.save(tmp_path).result(60)
+    resumed = {offload: Learner(make_config(offload=offload, **options), model_path, rank_group) for offload in (False,
+                                                                                                                 True)}
+    for learner in resumed.values():
+        learner.load(tmp_path)
+    assert isinstance(resumed[True].stepper.policy.optimizer, HostAdamW)
+    for learner in (plain, host, *resumed.values()):
+        learner.train(make_groups(2, step=2))
+    for learner in (host, *resumed.values()):
+        for found, expected in ((weights(learner), weights(plain)), (critic_weights(learner), critic_weights(plain))):
+            assert all(torch.equal(found[name], expected[name]) for name in expected)

@@ -1,4 +1,4 @@
-"""The training loop over a real Redis: its results, and that a crash in any phase changes no bit."""
+"""The training loop over a real Redis: its results, exports, and that a crash in any phase changes no bit."""
 
 import argparse
 import json
@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from learner_tiny import weights
+from learner_tiny import make_config, weights
 from loop_tiny import STEPS, Crash, play, run
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
@@ -18,6 +18,7 @@ from deploy.runs.policies import resolve
 from learner import loop
 from learner.checkpoints.checkpoint import Checkpoints
 from learner.cold_start.scratch_model import END
+from learner.trainer import Learner
 from services.config.file import dump_config
 from services.config.redis import RedisSection
 from services.config.tree import Config
@@ -27,7 +28,7 @@ from services.store.step_log import StepLog
 from services.store.store import Store
 from services.telemetry.logs import configure_logs
 from services.telemetry.metrics_file import METRIC_KEYS, append_row, check_metrics, read_metrics, read_rows
-from services.weights.pack import unpack
+from services.weights.pack import pack_folder, unpack
 
 
 @pytest.fixture(scope="module")
@@ -278,3 +279,16 @@ def test_export_gives_the_learners_weights(uninterrupted, tmp_path, capsys):
                              ((folder, tmp_path / "x", "--which", "best"), "no checkpoint 'best'")]:
         with pytest.raises(UserError, match=match):
             export(*arguments)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_export_has_the_digest_of_what_was_published(any_model_path, rank_group, tmp_path, dtype):
+    """In both dtypes, tied and untied. The initial policy's folder, stored in float32, has the digest too."""
+    config = make_config()
+    config = config.model_copy(update={"model": config.model.model_copy(update={"dtype": dtype})})
+    learner = Learner(config, any_model_path, rank_group)
+    published = learner.pack()
+    assert {entry.dtype for entry in published.manifest} == {dtype}
+    learner.export(tmp_path)
+    assert pack_folder(tmp_path, dtype).digest == published.digest
+    assert pack_folder(any_model_path, dtype).digest == published.digest

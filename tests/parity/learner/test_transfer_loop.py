@@ -8,12 +8,16 @@ import torch
 from learner_tiny import weights
 from loop_tiny import STEPS, play, run
 
+from learner.model.policy import load_policy
+from learner.weights.rank_sender import RankSender
 from learner.weights.sender import GIVE_UP
 from rollout.weights.inbox import RECEIVED, RECEIVING, Inbox
+from services.records import Version
 from services.store.store import Store
 from services.weights.checksum import combined, digest_like
 from services.weights.pack import unpack
-from services.weights.registry import Participant, TransferRegistry
+from services.weights.registry import Participant, Round, TransferRegistry
+from services.weights.shared_memory import imported
 
 SECONDS = 3600.0
 DEADLINE_S = 120.0
@@ -161,3 +165,22 @@ def test_a_worker_that_dies_in_a_round_costs_neither_a_version_nor_a_bit(
     assert before[1][0].step == 0
     assert store.state.version()[0].step == STEPS
     assert all(torch.equal(tensor, by_host[0][name]) for name, tensor in weights(learner).items())
+
+
+def test_versions_that_nobody_reads_do_not_take_memory_again_and_again(model_path, rank_group):
+    """torch frees memory that was offered by CUDA IPC only once a process has opened and closed it: its counter of
+    readers begins at 1 (torch/csrc/CudaIPCTypes.cpp). So all versions take the same memory."""
+    policy = load_policy(model_path)
+    sender = RankSender(policy, rank_group, dtype=torch.float32, shards=1, ipc=True)
+    first = sender.snapshot()
+    seen = imported(first.handles[0], rank_group.device)
+    before = seen.clone()
+    sender.send(Round(version=Version(incarnation=1, step=1), way="ipc", manifest=first.manifest, shares=first.shares,
+                      members=[], seconds=1), str)
+    with torch.no_grad():
+        next(policy.parameters()).add_(1)
+    second = sender.snapshot()
+    assert second.handles == first.handles
+    assert second.digest != first.digest
+    assert torch.equal(seen, imported(second.handles[0], rank_group.device))
+    assert not torch.equal(seen, before)

