@@ -125,7 +125,7 @@ def _asked(args: argparse.Namespace) -> tuple[dict[str, Any], Path]:
 
     async def played(lines: StatusLines) -> tuple[dict[str, Any], Path]:
         asking = asked_endpoint(config, args.endpoint, args.served, lines.passing) if policy is None else \
-            asked_sampler(config, policy)
+            asked_sampler(config, policy, tags=args.policy == "direct")
         if policy is not None:
             lines.note(f"starting a sampler with {policy.title}")
         async with asking as (asked, name):

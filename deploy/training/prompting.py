@@ -277,8 +277,9 @@ async def asked_endpoint(config: Config, url: str, name: str | None,
 
 
 @asynccontextmanager
-async def asked_sampler(config: Config, policy: PlayablePolicy) -> AsyncIterator[tuple[AskedModel, str]]:
-    """Yields a policy's model in an engine of this process, and the name of its weights.
+async def asked_sampler(config: Config, policy: PlayablePolicy, *,
+                        tags: bool) -> AsyncIterator[tuple[AskedModel, str]]:
+    """Yields a policy's model in an engine of this process, and the name of its weights. `tags`: see SampledModel.
 
     `config`: that of an evaluation (deploy/launch/planning/fit.py). Raises UserError if the model has no chat template
     or cannot be loaded, and for GPUs that this machine lacks.
@@ -305,6 +306,6 @@ async def asked_sampler(config: Config, policy: PlayablePolicy) -> AsyncIterator
     await engine.start()
     try:
         yield SampledModel(engine=engine, text=text, limits=config.rollout,
-                           temperature=config.eval.temperature), policy.name
+                           temperature=config.eval.temperature, tags=tags), policy.name
     finally:
         await engine.close()

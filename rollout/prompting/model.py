@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from rollout.prompt_renderer import PromptRenderer
+from services.answer_end import answer_end
 from services.chat import Message
 from services.config.sections import RolloutSection
 
@@ -44,11 +45,17 @@ class SampledModel:
     text: PromptRenderer
     limits: RolloutSection
     temperature: float
+    tags: bool
+    """Whether the environment's tags end an answer, as in training. Else only what ends it behind an endpoint does: a
+    thought or a plan in prose may hold a tag that is a common token, such as a full stop."""
     _asked: int = field(default=0, init=False)
     _opening: str = field(default="", init=False)
+    _ends: tuple[tuple[int, ...], tuple[str, ...]] = field(default=((), ()), init=False)
 
     def __post_init__(self) -> None:
         assert self.text.chat is not None
+        talk = answer_end(self.text.tokenizer, self.text.chat, ends=self.text.end_ids)
+        self._ends = (self.text.stop_ids, self.text.stop_texts) if self.tags else (talk.stop_ids, ())
         self._opening = self.text.chat.opening()  # whatever env.prompt is: methods always chat
 
     async def ask(self, messages: Sequence[Message], *, seed: int) -> ModelAnswer:
@@ -60,6 +67,6 @@ class SampledModel:
         self._asked += 1
         sample = await self.engine.sample(
             prompt, temperature=self.temperature, seed=seed, max_tokens=self.limits.max_response_tokens,
-            stop_token_ids=self.text.stop_ids, request_id=f"asked/{self._asked}")
+            stop_token_ids=self._ends[0], stop_texts=self._ends[1], request_id=f"asked/{self._asked}")
         return ModelAnswer(text=self._opening + self.text.decode(sample.ids.tolist()), prompt_tokens=len(prompt),
                            answer_tokens=len(sample.ids))

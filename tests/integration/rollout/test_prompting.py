@@ -62,7 +62,7 @@ async def test_react_in_our_own_sampler(sampler: Engine, sampler_config: Rollout
     limits = sampler_config.model_copy(update={"max_prompt_tokens": 384, "max_response_tokens": 8})
     played = []
     for number in range(2):
-        model = SampledModel(engine=sampler, text=text(), limits=limits, temperature=1.0)
+        model = SampledModel(engine=sampler, text=text(), limits=limits, temperature=1.0, tags=False)
         file = tmp_path / f"{number}.jsonl"
         summary = await play(make_plan(config(), "react", None), model, "tiny", file, lambda *_: None)
         played.append(summary["prompt_tokens"] / max(1, summary["calls"]))
