@@ -319,11 +319,18 @@ class Agent:
     def answer(self, first: Outcome, turns: Sequence[Turn], now: Outcome) -> tuple[str, ParsedAction]:
         """Samples an answer. Returns its full text, and the action for the environment."""
         import torch
+        from transformers import StoppingCriteriaList
 
         prompt = torch.tensor([self.text.prompt(first, turns, now)])
         model: Any = self.model
+
+        def ended(ids: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+            """Whether the answer of each sequence, here one, holds a tag of several tokens."""
+            return torch.tensor([self.text.ends(ids[0, prompt.shape[1]:].numpy())])
+
         out = model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=True, top_k=0,
                              temperature=self.temperature, max_new_tokens=self.max_tokens,
+                             stopping_criteria=StoppingCriteriaList([ended] if self.text.stop_texts else []),
                              eos_token_id=list(self.text.stop_ids), pad_token_id=self.text.stop_ids[0])
         ids = out[0, prompt.shape[1]:].numpy()
         return str(self.text.tokenizer.decode(ids.tolist())), self.text.parse(ids)

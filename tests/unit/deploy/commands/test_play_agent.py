@@ -2,11 +2,19 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
-from deploy.commands.play import load_agent
+import pytest
+import torch
+from byte_tokenizer import byte_tokenizer
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from deploy.commands.play import Agent, load_agent
 from deploy.runs.configs import load_config
 from envservice.base import Outcome
+from envservice.text.plain_prompts import PLAIN
 from learner.cold_start.scratch_model import scratch_model, train_tokenizer
+from rollout.prompt_renderer import PromptRenderer
 from services.config.tree import ModelSection
 
 
@@ -22,3 +30,21 @@ def test_the_sampling_of_a_base_model_does_not_shape_the_agents_answers(tmp_path
     agent = load_agent(config, tmp_path, seed=0)
     first = Outcome(observation="You are in a room.", admissible_actions=["look"])
     assert len({agent.answer(first, [], first)[0] for _ in range(5)}) > 1
+
+
+@pytest.mark.parametrize(("stops", "shown"), [(("ab",), "ab"), (("no such tag",), "abababab")])
+def test_an_answer_ends_at_a_tag_of_several_tokens_as_in_a_run(stops: tuple[str, ...], shown: str):
+    """The model went on to its limit, and a second action behind the first made an answer invalid."""
+    tokenizer = byte_tokenizer()
+    a, b = tokenizer.convert_tokens_to_ids(["a", "b"])
+    model: Any = LlamaForCausalLM(LlamaConfig(vocab_size=260, hidden_size=260, intermediate_size=8, num_hidden_layers=1,
+                                              num_attention_heads=1)).eval()
+    with torch.no_grad():  # writes b after a, and a after everything else
+        for weight in (model.model.layers[0].self_attn.o_proj, model.model.layers[0].mlp.down_proj, model.lm_head):
+            weight.weight.zero_()
+        model.model.embed_tokens.weight.copy_(torch.eye(260))
+        model.lm_head.weight[a] = 100
+        model.lm_head.weight[b, a] = 200
+    text = PromptRenderer(template=PLAIN["full"](2), tokenizer=tokenizer, stops=stops)
+    first = Outcome(observation="You are in a room.", admissible_actions=["ab"])
+    assert Agent(model=model, text=text, temperature=1.0, max_tokens=8).answer(first, [], first)[0] == shown
