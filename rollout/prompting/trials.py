@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
@@ -88,6 +88,8 @@ class TaskPlayer:
     settings: PromptingSection
     max_steps: int
     seed: int
+    _alone: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    """Held by the episode that uses the thread, so that a deadline begins with its call, not with the wait for it."""
 
     async def play(self, task: str, before: Sequence[PlayedTrial], keep: Callable[[PlayedTrial], object]) -> None:
         """Plays the remaining trials of a task. `before` are its trials so far. `keep` takes each finished trial.
@@ -157,9 +159,10 @@ class TaskPlayer:
     async def _in_thread(self, call: Callable[[], T]) -> T:
         until = time.monotonic() + self.settings.wait_seconds
         while True:
-            running = asyncio.get_running_loop().run_in_executor(self.thread, partial(_as_fault, call))
             try:
-                return await asyncio.wait_for(running, self.settings.step_seconds)
+                async with self._alone:
+                    running = asyncio.get_running_loop().run_in_executor(self.thread, partial(_as_fault, call))
+                    return await asyncio.wait_for(running, self.settings.step_seconds)
             except Unavailable:  # nothing has happened in the game
                 if time.monotonic() >= until:
                     raise

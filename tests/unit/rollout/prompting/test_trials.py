@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
 
+import pytest
 from counter import SPEC
 
 from envservice.alfworld.prompts import AlfworldFullTemplate
@@ -12,6 +16,7 @@ from rollout.prompting.policies import make_policy
 from rollout.prompting.trials import PlayedTrial, TaskPlayer
 from services.config.env import EnvSection
 from services.config.sections import PromptingSection
+from services.errors import DeadlineExceeded
 
 
 class Planner:
@@ -40,3 +45,26 @@ async def test_a_trial_reads_the_newest_reflections_alone():
     starts = model.asked[::2]
     assert [[plan for plan in plans if f"- {plan}" in start] for start in starts] == [
         [], plans[:1], plans[:2], plans[1:]]
+
+
+class Slow:
+    """An environment whose games take their time to open."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def open(self, task: str) -> Any:
+        time.sleep(self.seconds)
+        return SPEC.open(EnvSection(name="counter:SPEC")).open(task)
+
+
+@pytest.mark.parametrize(("seconds", "ends"), [(0.1, False), (0.6, True)])
+async def test_a_step_is_late_by_its_own_time_not_by_that_of_the_episodes_before_it(seconds: float, ends: bool):
+    """One thread plays all episodes, so that the eighth of eight waits for seven steps."""
+    with ThreadPoolExecutor(1) as thread:
+        player = TaskPlayer(
+            environment=cast("Any", Slow(seconds)), thread=thread, model=Planner(), max_steps=1, seed=0,
+            policy=make_policy("direct", AlfworldFullTemplate(2)), settings=PromptingSection(step_seconds=0.5))
+        done = await asyncio.gather(*(player.play(f"counter/train/{k:08}", [], lambda _: None) for k in range(8)),
+                                    return_exceptions=True)
+    assert [isinstance(one, DeadlineExceeded) for one in done] == [ends] * 8
