@@ -26,8 +26,9 @@ from typing import Any
 from deploy.commands.arguments import above_zero, counted, is_setting, optional_config_from, positive
 from deploy.console.plain import printable
 from deploy.runs.configs import lay_over
-from deploy.runs.policies import resolve, run_path
+from deploy.runs.policies import PlayablePolicy, resolve, run_path
 from services.amounts import number_of, rounded, span
+from services.config.tree import Config
 from services.errors import UserError
 
 POLICIES = ("direct", "react", "reflexion")
@@ -106,20 +107,11 @@ def _asked(args: argparse.Namespace) -> tuple[dict[str, Any], Path]:
     from rich.console import Console
 
     from deploy.console.plain import StatusLines
-    from deploy.launch.planning.fit import evaluation_config
-    from deploy.training.evaluation import results_file
     from deploy.training.prompting import asked_endpoint, asked_sampler, episodes_file, make_plan, play
     from services.process.signals import until_sigterm
     from services.telemetry.metrics_file import keep_row
 
-    if args.endpoint is None:
-        path = run_path(args.model)
-        config, policy = resolve(path, args.config, _given(args), args.overrides, which=args.which)
-        config = evaluation_config(config, partial(print, file=sys.stderr, flush=True))
-        default = (results := results_file(path)).with_name(f"{args.policy}.{results.name}")
-    else:
-        settings = {key: value for key, value in _given(args).items() if value is not None}
-        config, policy, default = lay_over(optional_config_from(args), settings), None, None
+    config, policy, default = _sampler(args) if args.endpoint is None else (_endpoint_config(args), None, None)
     chosen = None if (place := args.out or default) is None else _place(place)
     plan = make_plan(config, args.policy, args.split, weights=policy.weights() if policy else None)
 
@@ -144,6 +136,23 @@ def _asked(args: argparse.Namespace) -> tuple[dict[str, Any], Path]:
             raise
         keep_row(file, summary, wait_s=config.learner.collective_s, note=lines.note)
     return summary, file
+
+
+def _sampler(args: argparse.Namespace) -> tuple[Config, PlayablePolicy, Path]:
+    """Returns config, model and the file of results of a model in our own sampler."""
+    from deploy.launch.planning.fit import evaluation_config
+    from deploy.training.evaluation import results_file
+
+    path = run_path(args.model)
+    config, policy = resolve(path, args.config, _given(args), args.overrides, which=args.which)
+    results = results_file(path)
+    return (evaluation_config(config, partial(print, file=sys.stderr, flush=True)), policy,
+            results.with_name(f"{args.policy}.{results.name}"))
+
+
+def _endpoint_config(args: argparse.Namespace) -> Config:
+    given = {key: value for key, value in _given(args).items() if value is not None}
+    return lay_over(optional_config_from(args), given)
 
 
 def _place(file: Path) -> Path:
