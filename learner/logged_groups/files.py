@@ -180,7 +180,8 @@ class AgentLine(msgspec.Struct, kw_only=True):
 
 
 def read_agents(name: str) -> list[LoggedGroup]:
-    """Returns the groups of a file of `gagpo serve-agent --out`, in the order of their first episodes.
+    """Returns the groups of a file of `gagpo serve-agent --out`, in the order of their first episodes. Episodes without
+    a task, those of no environment whose client named none, are grouped by their first state.
 
     Raises UserError that names the first wrong line.
     """
@@ -189,8 +190,15 @@ def read_agents(name: str) -> list[LoggedGroup]:
         for number, line in numbered(stream):
             episode = decode_line(number, line, AgentLine, _AGENTS_FIX)
             if episode.steps:
-                groups.setdefault(episode.task, []).append(
+                groups.setdefault(_agents_group(number, episode), []).append(
                     LoggedEpisode(steps=episode.steps, final_state=episode.final_state))
         if not groups:
             raise UserError("it has no episode with a call", _AGENTS_FIX)
     return [LoggedGroup(id=task, episodes=episodes) for task, episodes in groups.items()]
+
+
+def _agents_group(number: int, episode: AgentLine) -> str:
+    if not (key := episode.task or episode.steps[0].state).strip():
+        raise UserError(f"line {number}: its group is unknown: it has neither a task nor a first state",
+                        "name the task in POST /episodes")
+    return key

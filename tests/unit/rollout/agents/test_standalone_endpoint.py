@@ -332,3 +332,16 @@ def test_calls_that_are_alone_in_their_state_are_warned_of(tmp_path, capsys):
     shown = capsys.readouterr()
     assert "warning: 50% of the calls are alone in their state" in shown.err
     assert "x-gagpo-state" in shown.err
+
+
+def test_episodes_without_a_task_are_grouped_by_their_beginning(tmp_path):
+    """All of them were one group, so that an episode of an easy question was credited against one of a hard one."""
+    out = tmp_path / "episodes.jsonl"
+    begins = ("Add 1 and 2.", "Add 3 and 4.", "Add 1 and 2.")
+    lines = [{"task": "", "steps": [{"state": state, "reward": float(k)}]} for k, state in enumerate(begins)]
+    out.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert [(group.id, len(group.episodes)) for group in read_agents(str(out))] == [
+        ("Add 1 and 2.", 2), ("Add 3 and 4.", 1)]
+    out.write_text(json.dumps({"task": "", "steps": [{"state": " ", "reward": 1.0}]}))
+    with pytest.raises(UserError, match="line 1: its group is unknown: it has neither a task nor a first state"):
+        read_agents(str(out))
