@@ -108,6 +108,8 @@ class AgentSession:
     steps: list[Step] = field(default_factory=list)
     seen: Outcome | None = None
     """The environment's latest outcome, once the agent has looked. It is the state of the next calls' credit."""
+    rewarded: bool = False
+    """Whether the agent or the environment gave a reward, which may be 0."""
     won: bool | None = None
     """Whether the episode was won, as reported with a reward. None: the environment decides."""
     over: EpisodeOver | None = None
@@ -249,6 +251,7 @@ class AgentSession:
             raise ExtremeReward(f"the reward {number:g} times env.reward_scale, {self.reward_scale:g}, brings the "
                                 f"newest step to {total:g}, and it should stay within {LARGEST_REWARD:g}")
         self.steps[-1] = msgspec.structs.replace(last, reward=total)
+        self.rewarded = True
 
     def acted(self, action: str, *, admissible: bool, unchanged: bool = False) -> None:
         """Notes the action that the newest step led to, and whether it changed nothing."""

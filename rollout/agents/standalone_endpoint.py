@@ -136,7 +136,7 @@ class OpenEpisodes:
     async def close(self, key: str) -> Episode:
         """Ends an episode, records it, and returns it. Raises Refused for another key, and the fault that ended it.
 
-        If it cannot be written, raises Refused, and the episode stays open.
+        An episode that cannot be written, or has no environment and no reward yet, is refused and stays open.
         """
         ended = self._open.pop(key, None)
         if ended is None:
@@ -145,6 +145,9 @@ class OpenEpisodes:
         await _close_world(ended)
         if ended.llm.fault is not None:
             raise ended.llm.fault
+        if ended.world is None and ended.llm.steps and not ended.llm.rewarded:
+            ended.used, self._open[key] = time.monotonic(), ended
+            raise Refused(409, "the episode has no reward: POST /reward first, also if it is 0")
         episode = episode_of(ended.llm, ended.world, worker="serve-agent", attempt=1,
                              seconds=time.monotonic() - ended.began, engine=self.engine)
         if episode.steps:

@@ -117,6 +117,19 @@ async def test_without_an_environment_the_client_gives_the_reward(text):
     assert ended == {"task": "mine", "won": True, "end": "won", "calls": 1, "reward": 2.0}
 
 
+async def test_without_an_environment_an_episode_that_no_client_rewarded_is_no_loss(text, tmp_path):
+    """It was recorded with a reward of 0, as if the agent had failed."""
+    out = tmp_path / "episodes.jsonl"
+    async with served(text, ["so"], out=out, with_env=False) as http:
+        head = bearer((await begin(http, task="mine"))["api_key"])
+        await http.post("/v1/chat/completions", json={"messages": [USER]}, headers=head)
+        refused = await http.delete("/episodes", headers=head)
+        assert (refused.status_code, "POST /reward first" in refused.text, out.exists()) == (409, True, False)
+        await http.post("/reward", json={"reward": 0}, headers=head)
+        assert (await http.delete("/episodes", headers=head)).json()["reward"] == 0
+    assert len(out.read_text().splitlines()) == 1
+
+
 async def test_an_episode_that_a_budget_cut_without_an_environment_has_no_last_state(text, tmp_path):
     """An empty one would be a state: under `bootstrap`, leave-one-out values would go on from it."""
     out, ask = tmp_path / "episodes.jsonl", {"messages": [{"role": "user", "content": "x"}]}
@@ -124,6 +137,7 @@ async def test_an_episode_that_a_budget_cut_without_an_environment_has_no_last_s
         head = bearer((await begin(http, task="mine"))["api_key"])
         replies = [await http.post("/v1/chat/completions", json=ask, headers=head) for _ in range(2)]
         assert (replies[0].status_code, replies[1].is_error) == (200, True)
+        await http.post("/reward", json={"reward": 0}, headers=head)
         assert (await http.delete("/episodes", headers=head)).json()["end"] == "turns"
     (group,) = read_agents(str(out))
     assert group.episodes[0].final_state is None
@@ -293,6 +307,7 @@ async def test_a_record_that_cannot_be_written_is_told_and_can_be_asked_for_agai
     async with served(text, ["so"] * 2, out=out, with_env=False) as http:
         head = bearer((await begin(http))["api_key"])
         await http.post("/v1/chat/completions", json={"messages": [USER]}, headers=head)
+        await http.post("/reward", json={"reward": 1}, headers=head)
         reply = await http.delete("/episodes", headers=head)
         assert (reply.status_code, "No space left" in reply.text) == (507, True)
         out.unlink()
@@ -312,6 +327,7 @@ async def test_without_an_environment_the_latest_message_is_the_state(text, tmp_
                 reply = await http.post("/v1/chat/completions", json={"messages": messages, "tools": [tool]},
                                         headers=head)
                 assert reply.status_code == 200, reply.text
+            await http.post("/reward", json={"reward": 1}, headers=head)
             await http.delete("/episodes", headers=head)
     (group,) = read_agents(str(out))
     assert [[step.state for step in episode.steps] for episode in group.episodes] == [
