@@ -1,6 +1,5 @@
 """A learner step that cannot be trained ends the run with its cause, and can be skipped."""
 
-import json
 import math
 
 import msgspec
@@ -111,18 +110,6 @@ def test_a_step_with_an_infinite_reward_is_named_and_can_be_skipped(redis_url, r
     ledger = read_rows(tmp_path / "ledger.jsonl")
     assert [row["step"] for row in ledger] == [1, 2, 3, 4]
     assert [(drop["group"], drop["episodes"]) for drop in ledger[1]["drops"]] == [(BROKEN, 3), ("train/00000003", 4)]
-
-
-def test_a_run_that_an_older_version_skipped_with_null_goes_on(store, model_path, rank_group, tmp_path):
-    """Its drops wait for the next manifest, or are in the newest one."""
-    lives(store, tmp_path, model_path, rank_group, 1)
-    skip_step(store, store.leases.acquire("controller", "c"), 2, keep=lambda _: None)
-    (first, _) = store.connection.read(("LRANGE", "drops", 0, -1))[0]
-    older = json.loads(first) | {"reward": None}
-    store.connection.redis.lset(store.connection.key("drops"), 0, json.dumps(older))
-    play(store, [8, 9])
-    run(store, tmp_path, model_path, rank_group)
-    assert [row["step"] for row in read_rows(tmp_path / "ledger.jsonl")] == [1, 2, 3, 4]
 
 
 def test_only_the_newest_manifest_can_be_skipped(store, model_path, rank_group, tmp_path):
