@@ -1,5 +1,5 @@
 """Pages and keys over walk/: a cold start, an evaluation and a step of a run, recorded with its tokenizer by
-`gagpo train --config walk/config.yaml`."""
+`gagpo train --config walk/config.yaml`. Columns of the archive that came later are null."""
 
 import json
 import re
