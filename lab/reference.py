@@ -317,9 +317,11 @@ AGENTS_ROUTES = (
     ("POST /reward", 'rewards the newest call: `{"reward": 1.0, "won": true}`. `won` may be left out: the episode then '
                      "counts as won if its rewards sum to more than 0"),
     ("POST /episodes", '`serve-agent`: opens an episode, `{"task": "...", "seed": 7}`, and answers with its `api_key` '
-                       "and `base_url`; 404 for a task that the environment does not have"),
+                       "and `base_url`; 404 for a task that the environment does not have. `gagpo credit` compares "
+                       "episodes of one task, and without one those that begin alike"),
     ("DELETE /episodes", "`serve-agent`: ends the episode of the key, records it, and answers with its outcome; 507 if "
-                         "it cannot be written, and then it may be repeated"))
+                         "it cannot be written, 409 if it has neither an environment nor a reward; then it may be "
+                         "repeated"))
 
 AGENTS_CALLS = f"""\
 - **Sampling** is the run's. Values for it are ignored, and so is a `tool_choice` that demands a call. Any other field \
