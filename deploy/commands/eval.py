@@ -117,9 +117,7 @@ def _asked(args: argparse.Namespace) -> tuple[dict[str, Any], Path]:
 
     async def played(lines: StatusLines) -> tuple[dict[str, Any], Path]:
         asking = asked_endpoint(config, args.endpoint, args.served, lines.passing) if policy is None else \
-            asked_sampler(config, policy, tags=args.policy == "direct")
-        if policy is not None:
-            lines.note(f"starting a sampler with {policy.title}")
+            asked_sampler(config, policy, tags=args.policy == "direct", report=lines.note)
         async with asking as (asked, name):
             file = chosen or _place(ASKED / f"{args.policy}-{re.sub('[^A-Za-z0-9._-]+', '-', name)}.eval.jsonl")
             lines.note(f"playing {number_of(len(plan.tasks), 'game')} of {plan.split} by {args.policy} with {name}")

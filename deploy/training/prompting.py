@@ -277,9 +277,10 @@ async def asked_endpoint(config: Config, url: str, name: str | None,
 
 
 @asynccontextmanager
-async def asked_sampler(config: Config, policy: PlayablePolicy, *,
-                        tags: bool) -> AsyncIterator[tuple[AskedModel, str]]:
+async def asked_sampler(config: Config, policy: PlayablePolicy, *, tags: bool,
+                        report: Callable[[str], object]) -> AsyncIterator[tuple[AskedModel, str]]:
     """Yields a policy's model in an engine of this process, and the name of its weights. `tags`: see SampledModel.
+    `report` takes a line before the engine starts.
 
     `config`: that of an evaluation (deploy/launch/planning/fit.py). Raises UserError if the model has no chat template
     or cannot be loaded, and for GPUs that this machine lacks.
@@ -301,6 +302,7 @@ async def asked_sampler(config: Config, policy: PlayablePolicy, *,
     folder, text = policy.folder, load_text(str(policy.folder), config.env, config.model)
     assert text.chat is not None
     check_chat(text.chat, folder)
+    report(f"starting a sampler with {policy.title}")
     engine = Engine(folder, Version(incarnation=0, step=0, digest="asked"), config=config.rollout,
                     dtype=config.model.dtype, seed=config.seed)
     await engine.start()
