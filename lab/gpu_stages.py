@@ -69,7 +69,7 @@ def real_packs(folder: Path) -> Lines:
 def packs_in_fixed_segments(folder: Path) -> Lines:
     """Trains with the same packs while the allocator's segments have fixed sizes, as they do without our setting.
 
-    Packs of varied lengths leave gaps that no later tensor fits: a fifth of the plan in a model of the allocator.
+    Packs of varied lengths leave gaps that no later tensor fits: a sixth of the plan in a model of the allocator.
     """
     import torch
 

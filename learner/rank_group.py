@@ -31,7 +31,7 @@ STOP = "stop"
 def grow_segments() -> None:
     """Lets segments of GPU memory grow, unless the user has set up torch's allocator (PYTORCH_ALLOC_CONF).
 
-    Packs of varied lengths leave gaps in segments of fixed size, which then take a fifth more than the plan
+    Packs of varied lengths leave gaps in segments of fixed size, which then take a sixth more than the plan
     (tests/unit/learner/model/test_fake_ranks.py).
     """
     if not torch._C._accelerator_getAllocatorSettings():
