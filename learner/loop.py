@@ -352,7 +352,7 @@ def check_numbers(step: int, groups: Sequence[Sequence[Episode]]) -> None:
 def _too_many_attempts(manifest: Manifest, failed: int, cause: str) -> UserError:
     return UserError(
         f"learner step {manifest.step} failed {failed} times on {', '.join(manifest.groups)} ({cause})",
-        "go on with --resume after a change of learner.token_budget, learner.ranks or learner.gpus, or leave these "
+        "continue with --resume after a change of learner.token_budget, learner.ranks or learner.gpus, or leave these "
         f"groups out by --resume --skip-step {manifest.step}")
 
 

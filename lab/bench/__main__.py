@@ -39,7 +39,7 @@ BENCHES = {
     "webshop": "lab.bench.webshop",
     "weights": "lab.bench.weights",
 }
-"""Name -> module with `run(tell) -> list[Figure]`. A module is imported only when its bench runs, because benches
+"""Name -> module with `run(report) -> list[Figure]`. A module is imported only when its bench runs, because benches
 import heavy packages. OPTIONS has the further parameters of a `run`."""
 OPTIONS = {"load": ("minutes",), "soak": ("minutes", "sessions")}
 
@@ -72,14 +72,14 @@ def run(args: argparse.Namespace) -> int:
     console = Console(stderr=True)
     every_s = 1.0 if console.is_terminal else EVERY_S
     with StatusLines(console) as lines, Parts(lines, f"bench {args.name}", every_s=every_s) as parts:
-        def tell(what: str, done: float, total: float) -> None:
+        def report(what: str, done: float, total: float) -> None:
             if args.name in EVEN:
                 lines.at(f"bench {args.name}", done, total, "parts", doing=what)
             else:
                 parts.at(what, done, total)
 
         try:
-            figures = importlib.import_module(BENCHES[args.name]).run(tell, **options)
+            figures = importlib.import_module(BENCHES[args.name]).run(report, **options)
         except ChildFailed as error:
             return failed(error)
     if args.json:

@@ -18,7 +18,7 @@ from envservice.alfworld.game import TASK_TYPES, load_game
 from envservice.alfworld.tasks import task_type
 from envservice.alfworld.textworld_engine import TextworldSession
 from envservice.base import Outcome, Session
-from lab.bench.figures import Figure, Tell, silent
+from lab.bench.figures import Figure, Report, silent
 from services.config.tree import EnvSection
 from services.seeds import seed_for
 
@@ -31,14 +31,14 @@ _HANDLING = ("take", "move", "open", "close", "clean", "heat", "cool", "use")
 Start = Callable[[bytes], tuple[Session, Outcome]]
 
 
-def run(tell: Tell = silent) -> list[Figure]:
+def run(report: Report = silent) -> list[Figure]:
     """Runs the bench in about a minute. Raises UserError if the shipped engine is not installed."""
     games = _games()
     _start_shipped(games[0])  # the first start also pays for its imports
     script = [_walk(game, number) for number, game in enumerate(games)]
-    tell("the shipped engine", 0, 2)
+    report("the shipped engine", 0, 2)
     shipped_starts, shipped_steps, shipped = _play(_start_shipped, games, script)
-    tell("ours", 1, 2)
+    report("ours", 1, 2)
     own_starts, own_steps, own = _play(_start_own, games * _REPEATS, script * _REPEATS)
     records = sum(map(len, shipped))
     pairs = (pair for game in zip(own[: len(games)], shipped, strict=True) for pair in zip(*game, strict=True))

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from envservice.client.client import EnvClient
-from lab.bench.figures import Figure, Tell, silent
+from lab.bench.figures import Figure, Report, silent
 from lab.bench.simulated import (
     ROOM,
     InThread,
@@ -51,15 +51,15 @@ TASKS = [f"bench/{index:04d}" for index in range(1000)]
 NOWHERE = "http://127.0.0.1:9"
 
 
-def run(tell: Tell = silent) -> list[Figure]:
+def run(report: Report = silent) -> list[Figure]:
     """Runs the bench in about ten minutes."""
     figures: list[Figure] = []
     with tempfile.TemporaryDirectory(prefix="gagpo-bench-") as folder, private_redis(Path(folder)) as url:
         for index, workers in enumerate(WORKERS):
-            tell(f"{workers} workers", index, len(WORKERS) + 1)
+            report(f"{workers} workers", index, len(WORKERS) + 1)
             figures += asyncio.run(_workers(url, workers, Path(folder) / f"{workers}"))
     with tempfile.TemporaryDirectory(prefix="gagpo-bench-") as folder, private_redis(Path(folder)) as url:
-        tell("growth", len(WORKERS), len(WORKERS) + 1)
+        report("growth", len(WORKERS), len(WORKERS) + 1)
         return figures + _growth(url, Path(folder) / "growth")
 
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from lab.bench.figures import Figure, Tell, silent
+from lab.bench.figures import Figure, Report, silent
 from learner.credit.registry import ESTIMATORS, make_options
 from learner.rows.batch import assign_credit, credit_steps
 from services.records import Episode, Step, Ticket
@@ -42,13 +42,13 @@ Rows = list[list[float]]
 T = TypeVar("T")
 
 
-def run(tell: Tell = silent) -> list[Figure]:
+def run(report: Report = silent) -> list[Figure]:
     """Runs the bench in a few seconds."""
     groups = [_group(number) for number in range(_GROUPS)]
     figures: list[Figure] = []
     names = [name for name, each in ESTIMATORS.items() if not each.needs_critic]
     for number, name in enumerate(names):
-        tell(name, number, len(names))
+        report(name, number, len(names))
         options = make_options(name)
         credits, ours = _timed(lambda options=options: assign_credit(groups, options), _REPEATS)
         if name not in _REFERENCES:

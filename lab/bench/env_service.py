@@ -30,7 +30,7 @@ from deploy.launch.ray_cluster import private_ray
 from envservice.base import Outcome
 from envservice.client.client import EnvClient, Result
 from envservice.registry import open_holding
-from lab.bench.figures import Figure, Tell, silent
+from lab.bench.figures import Figure, Report, silent
 from lab.bench.served import served
 from services.config.tree import EnvSection
 
@@ -57,11 +57,11 @@ class Walk:
     """The observation after the last action, with which every way must end."""
 
 
-def run(tell: Tell = silent) -> list[Figure]:
+def run(report: Report = silent) -> list[Figure]:
     """Measures the steps per second of both ways over HTTP and of the actors."""
     walks = make_walks()
     with served(["--config", "alfworld-tiny"], without=["ALFWORLD_DATA"]) as server, _actors() as actors:
-        rounds = asyncio.run(_take_turns(walks, server.url, actors, tell))
+        rounds = asyncio.run(_take_turns(walks, server.url, actors, report))
     reference = statistics.median(rounds["actors"])
     return [
         Figure(name=name, value=(value := statistics.median(rounds[name])), unit="steps/s", reference=reference,
@@ -86,7 +86,7 @@ def make_walks() -> list[Walk]:
     raise AssertionError("too few generated games")
 
 
-async def _take_turns(walks: list[Walk], url: str, actors: list[Any], tell: Tell) -> dict[str, list[float]]:
+async def _take_turns(walks: list[Walk], url: str, actors: list[Any], report: Report) -> dict[str, list[float]]:
     ways = {
         "actors": lambda _: _by_actors(walks, actors),
         "one step a request": lambda number: _one_by_one(walks, url, f"one/{number}"),
@@ -95,7 +95,7 @@ async def _take_turns(walks: list[Walk], url: str, actors: list[Any], tell: Tell
     rates: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(ROUNDS):
         for place, (name, way) in enumerate(ways.items()):
-            tell(name, number * len(ways) + place, ROUNDS * len(ways))
+            report(name, number * len(ways) + place, ROUNDS * len(ways))
             async with asyncio.timeout(DEADLINE_S):
                 rates[name].append(len(walks) * STEPS / await way(number))
     return rates

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lab.bench.figures import Figure, Tell, silent
+from lab.bench.figures import Figure, Report, silent
 from services.config.file import dump_config
 from services.config.tree import Config
 from services.records import Episode, Step, Ticket, Version, VersionSpan
@@ -24,12 +24,12 @@ FILES, GROUPS, SIZE, TURNS, STATES = 200, 16, 8, 40, 300
 PROMPT, RESPONSE = 120, 10
 
 
-def run(tell: Tell = silent) -> list[Figure]:
+def run(report: Report = silent) -> list[Figure]:
     """Measures the seconds of the first index, of a start with cached indexes, and of each kind of page."""
     with tempfile.TemporaryDirectory() as folder:
-        tell("an archive of a million steps", 0, 2)
+        report("an archive of a million steps", 0, 2)
         archive = _archive(Path(folder) / "million")
-        tell("indexes and pages", 1, 2)
+        report("indexes and pages", 1, 2)
         return _measure(archive)
 
 

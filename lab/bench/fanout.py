@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from lab.bench.figures import Figure, Tell, silent
+from lab.bench.figures import Figure, Report, silent
 from services.records import Version
 
 FETCHERS = (1, 16, 64, 256)
@@ -33,7 +33,7 @@ START_S, FETCH_S = 600.0, 300.0
 _VERSIONS = count(1)
 
 
-def run(tell: Tell = silent) -> list[Figure]:
+def run(report: Report = silent) -> list[Figure]:
     """Runs the bench in a few minutes."""
     from deploy.launch.ray_cluster import private_ray
 
@@ -46,14 +46,14 @@ def run(tell: Tell = silent) -> list[Figure]:
         try:
             owner: Any = WeightsActor.remote()
             for done, threads in enumerate(FETCHERS):
-                tell(f"{threads} fetchers", done, parts)
+                report(f"{threads} fetchers", done, parts)
                 figures += _requests(owner, threads)
-            tell(f"starting {max(NODES)} nodes", len(FETCHERS), parts)
+            report(f"starting {max(NODES)} nodes", len(FETCHERS), parts)
             with _raylets(max(NODES)) as raylets:
                 fetchers = [_fetcher(index) for index in range(len(raylets))]
                 ray.get([one.ready.remote() for one in fetchers], timeout=START_S)
                 for done, nodes in enumerate(NODES, len(FETCHERS)):
-                    tell(f"{nodes} nodes", done, parts)
+                    report(f"{nodes} nodes", done, parts)
                     figures += _copies(owner, fetchers[:nodes], raylets[:nodes])
         finally:
             ray.shutdown()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-Tell = Callable[[str, int, int], object]
+Report = Callable[[str, int, int], object]
 """Progress callback: (what is measured now, parts done, parts in all)."""
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from envservice.registry import find_teacher, make_template, open_environment
-from lab.bench.figures import Figure, Tell, silent
+from lab.bench.figures import Figure, Report, silent
 from services.config.env import EnvSection
 from services.config.tree import SftSection
 from services.seeds import seed_for
@@ -46,12 +46,12 @@ Row = tuple[list[int], list[int]]
 """Prompt and response tokens."""
 
 
-def run(tell: Tell = silent) -> list[Figure]:
+def run(report: Report = silent) -> list[Figure]:
     """Takes about a minute on two cores."""
     figures: list[Figure] = []
     first: list[Row] = []
     for done, (name, env) in enumerate(ENVIRONMENTS.items()):
-        tell(f"episodes of {name}", done, len(ENVIRONMENTS) + 1)
+        report(f"episodes of {name}", done, len(ENVIRONMENTS) + 1)
         episodes = [_group(env, number) for number in range(GROUPS)]
         groups = [[row for one in group for row in one] for group in episodes]
         first = first or [row for group in groups for row in group]
@@ -59,7 +59,7 @@ def run(tell: Tell = silent) -> list[Figure]:
             joined = transcript_share([one for group in episodes for one in group])
             figures.append(Figure(name=f"joined tokens, {name} as transcripts", value=100 * joined, unit="%"))
         figures.append(Figure(name=f"repeated tokens, {name}", value=100 * repeated(groups), unit="%"))
-    tell("packed and padded passes", len(ENVIRONMENTS), len(ENVIRONMENTS) + 1)
+    report("packed and padded passes", len(ENVIRONMENTS), len(ENVIRONMENTS) + 1)
     chosen = np.random.default_rng(0).permutation(len(first))[:SPEED_ROWS]
     return [*_speed([first[index] for index in chosen]), *figures]
 

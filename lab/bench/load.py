@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from envservice.client.client import EnvClient
-from lab.bench.figures import Figure, Tell, silent
+from lab.bench.figures import Figure, Report, silent
 from lab.bench.served import served
 from lab.bench.simulated import InThread, SimulatedRun, TimedStore, redis_cpu, simulated_worker, unaccounted
 from rollout.worker import RolloutWorker
@@ -36,7 +36,7 @@ STARTS_S = 0.1
 """Between two looks whether the first game has begun."""
 
 
-def run(tell: Tell = silent, *, minutes: float = MINUTES) -> list[Figure]:
+def run(report: Report = silent, *, minutes: float = MINUTES) -> list[Figure]:
     """Plays for `minutes`, then until the started games have ended."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gagpo-bench-")))
@@ -47,10 +47,10 @@ def run(tell: Tell = silent, *, minutes: float = MINUTES) -> list[Figure]:
         if min(server.sessions for server in servers) < sessions:
             raise UserError(f"a server of this machine holds {min(server.sessions for server in servers)} games, and "
                             f"the bench needs {sessions}", "run it where there is more memory")
-        return asyncio.run(_load(url, [server.url for server in servers], folder, 60 * minutes, tell))
+        return asyncio.run(_load(url, [server.url for server in servers], folder, 60 * minutes, report))
 
 
-async def _load(url: str, urls: list[str], folder: Path, seconds: float, tell: Tell) -> list[Figure]:
+async def _load(url: str, urls: list[str], folder: Path, seconds: float, report: Report) -> list[Figure]:
     async with EnvClient(urls, timeout_s=CALL_S) as client:
         tasks = (await client.tasks(next(iter((await client.info()).splits)))).tasks
     config = Config.model_validate({
@@ -62,7 +62,7 @@ async def _load(url: str, urls: list[str], folder: Path, seconds: float, tell: T
     before, began, own = redis_cpu(made.store), time.monotonic(), sum(os.times()[:2])
     for thread in threads:
         thread.start()
-    playing = await _play(stores, urls, seconds, tell)
+    playing = await _play(stores, urls, seconds, report)
     made.end()
     for thread in threads:
         thread.stop()
@@ -85,7 +85,7 @@ async def _load(url: str, urls: list[str], folder: Path, seconds: float, tell: T
     ]
 
 
-async def _play(stores: list[TimedStore], urls: list[str], seconds: float, tell: Tell) -> list[int]:
+async def _play(stores: list[TimedStore], urls: list[str], seconds: float, report: Report) -> list[int]:
     """Plays for so long after the first game began, and lets all games end. Returns their number at each look."""
     settings, playing = RolloutSection(slots=SLOTS), list[int]()
     async with asyncio.TaskGroup() as group:
@@ -97,7 +97,7 @@ async def _play(stores: list[TimedStore], urls: list[str], seconds: float, tell:
         while (left := until - time.monotonic()) > 0:
             await asyncio.sleep(min(LOOK_S, left))
             playing.append(sum(worker.playing for worker, _ in workers))
-            tell(f"{playing[-1]} games", int((seconds - max(0.0, left)) / 60), max(1, int(seconds / 60)))
+            report(f"{playing[-1]} games", int((seconds - max(0.0, left)) / 60), max(1, int(seconds / 60)))
         for worker, _ in workers:
             worker.drain()
         await asyncio.wait(lives)

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from deploy.training.child_runs import run_child
-from lab.bench.figures import Figure, Tell, silent
+from lab.bench.figures import Figure, Report, silent
 from services.telemetry.metrics_file import MetricsRow, read_metrics
 
 STEPS = 8
@@ -24,7 +24,7 @@ KEYS = (f"steps={STEPS}", "sft.enabled=false", "eval.every=0", "eval.panel=0", "
 TRAINING = ("credit", "pack", "forward_backward", "optimizer")
 
 
-def run(tell: Tell = silent) -> list[Figure]:
+def run(report: Report = silent) -> list[Figure]:
     """Returns the figures of three runs from one model of random weights."""
     from lab.bench.rollout import make_model
 
@@ -33,7 +33,7 @@ def run(tell: Tell = silent) -> list[Figure]:
         make_model(model)
         rows = []
         for index, staleness in enumerate(STALENESS):
-            tell(f"staleness {staleness}", index, len(STALENESS))
+            report(f"staleness {staleness}", index, len(STALENESS))
             rows.append(_run(Path(folder), model, staleness))
     sampling, training = _mean(rows[0], ("wait",)), _mean(rows[0], TRAINING)
     figures = [Figure(name="sampling alone", value=sampling, unit="s/step"),

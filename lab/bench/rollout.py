@@ -21,7 +21,7 @@ from typing import Any
 from deploy.members.env_server import EnvServer
 from envservice.base import PromptTemplate, Turn
 from envservice.registry import make_template, open_environment
-from lab.bench.figures import Figure, Tell, silent
+from lab.bench.figures import Figure, Report, silent
 from services.amounts import GIB
 from services.config.file import dump_config
 from services.config.tree import Config, EnvSection, ModelSection, RolloutSection
@@ -44,24 +44,24 @@ _WARM_GROUPS = 8
 _DEADLINE_S = 600.0
 
 
-def run(tell: Tell = silent) -> list[Figure]:
+def run(report: Report = silent) -> list[Figure]:
     """Runs the bench in about two minutes, most of them for starting two engines."""
     with tempfile.TemporaryDirectory(prefix="gagpo-bench-") as folder:
         path = Path(folder)
-        tell("a model", 0, 3)
+        report("a model", 0, 3)
         tasks = make_model(path / "model")
         dump_config(CONFIG, path / "config.yaml")
         server = EnvServer(0, held_port(), path / "config.yaml", path)
         with private_redis(path / "redis") as redis_url:
             server.start()
             server.wait()
-            tell("episodes by a rollout worker", 1, 3)
+            report("episodes by a rollout worker", 1, 3)
             try:
                 episodes, seconds = asyncio.run(_play(path / "model", redis_url, server.url, tasks))
             finally:
                 server.stop()
         rows = [step for episode in episodes for step in episode.steps]
-        tell("the same rows by the bare engine", 2, 3)
+        report("the same rows by the bare engine", 2, 3)
         bare = _generate(path / "model", rows)
     tokens = sum(len(row.response_ids) for row in rows)
     return [

@@ -28,7 +28,7 @@ import psutil
 from envservice.base import Outcome
 from envservice.client.client import EnvClient, EpisodeHandle
 from envservice.registry import find_spec, make_template
-from lab.bench.figures import Figure, Tell, silent
+from lab.bench.figures import Figure, Report, silent
 from lab.bench.served import served
 from services.config.env import EnvSection
 from services.config.sections import SftSection
@@ -85,7 +85,7 @@ class ServerTally:
     looks: list[Look] = field(default_factory=list[Look])
 
 
-def run(tell: Tell = silent, *, minutes: float = MINUTES, sessions: str = SESSIONS) -> list[Figure]:
+def run(report: Report = silent, *, minutes: float = MINUTES, sessions: str = SESSIONS) -> list[Figure]:
     """Starts a server for each environment in `sessions` (`name=number`, with commas) and plays for `minutes`.
 
     Raises UserError if `sessions` cannot be read, one server cannot hold them, or `minutes` show no slope of memory.
@@ -93,7 +93,8 @@ def run(tell: Tell = silent, *, minutes: float = MINUTES, sessions: str = SESSIO
     wanted, least = read_sessions(sessions), FEWEST_LOOKS * PERIOD_S / (1 - WARM_UP) / 60
     if minutes < least:
         raise UserError(f"--minutes {minutes:g} are too few for a slope of memory", f"give {least:.1f} or more")
-    return [figure for played in asyncio.run(_soak(wanted, 60 * minutes, tell)).values() for figure in _figures(played)]
+    tallies = asyncio.run(_soak(wanted, 60 * minutes, report))
+    return [figure for played in tallies.values() for figure in _figures(played)]
 
 
 def read_sessions(text: str) -> dict[str, int]:
@@ -132,15 +133,15 @@ def hourly(looks: Sequence[Look], *, engines: bool) -> tuple[float, float, float
                   for block in blocks.values()])
 
 
-async def _soak(wanted: dict[str, int], seconds: float, tell: Tell) -> dict[str, ServerTally]:
+async def _soak(wanted: dict[str, int], seconds: float, report: Report) -> dict[str, ServerTally]:
     played = {name: ServerTally(name) for name in wanted}
     with contextlib.ExitStack() as stack:
         servers = {name: stack.enter_context(_server(name, number)) for name, number in wanted.items()}
-        tell("lists of games", 0, 1)
+        report("lists of games", 0, 1)
         tasks = {name: await _tasks(url) for name, (_, url) in servers.items()}
         until = time.monotonic() + seconds
         watches = [asyncio.create_task(_watch(process, played[name])) for name, (process, _) in servers.items()]
-        watches.append(asyncio.create_task(_report(played, seconds, tell)))
+        watches.append(asyncio.create_task(_report(played, seconds, report)))
         async with asyncio.TaskGroup() as group:
             for name, (_, url) in servers.items():
                 players = [random.Random(number) for number in range(wanted[name])]
@@ -155,11 +156,11 @@ async def _soak(wanted: dict[str, int], seconds: float, tell: Tell) -> dict[str,
     return played
 
 
-async def _report(played: dict[str, ServerTally], seconds: float, tell: Tell) -> None:
+async def _report(played: dict[str, ServerTally], seconds: float, report: Report) -> None:
     since = time.monotonic()
     while True:
         steps = ", ".join(f"{name} {one.steps} steps" for name, one in played.items())
-        tell(steps, int(min(seconds, time.monotonic() - since) / 60), math.ceil(seconds / 60))
+        report(steps, int(min(seconds, time.monotonic() - since) / 60), math.ceil(seconds / 60))
         await asyncio.sleep(PERIOD_S)
 
 

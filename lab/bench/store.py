@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lab.bench.figures import Figure, Tell, silent
+from lab.bench.figures import Figure, Report, silent
 from services.config.redis import RedisSection
 from services.records import Episode, Manifest, PlayedTurn, Step, Ticket, Version, VersionSpan, encode_episode
 from services.store.redis_server import private_redis
@@ -49,18 +49,18 @@ class Spent(NamedTuple):
     """CPU seconds of Redis."""
 
 
-def run(tell: Tell = silent) -> list[Figure]:
+def run(report: Report = silent) -> list[Figure]:
     """Takes about half a minute."""
     with tempfile.TemporaryDirectory(prefix="gagpo-bench-") as folder, private_redis(Path(folder)) as url:
-        tell("episodes", 0, 4)
+        report("episodes", 0, 4)
         whole, figures = _episodes(Store(url, "episodes"), "Redis")
-        tell("episodes whose bodies lie in a folder", 1, 4)
+        report("episodes whose bodies lie in a folder", 1, 4)
         reference, elsewhere = _episodes(
             Store(url, "references", settings=RedisSection(bodies=Path(folder).as_uri())), "a folder")
-        tell("kept turns", 2, 4)
+        report("kept turns", 2, 4)
         long, kept = _kept(Store(url, "long"), RESPONSE)
         _, short = _kept(Store(url, "short"), SMALL_RESPONSE)
-        tell("heartbeats", 3, 4)
+        report("heartbeats", 3, 4)
         beats = _heartbeats(Store(url, "heartbeats"))
     return [
         *_packing(), *figures, *elsewhere, *kept, *short, *beats,

@@ -30,7 +30,7 @@ import psutil
 from deploy.runs.configs import load_config
 from deploy.runs.model_sources import converted
 from deploy.training.child_runs import ChildFailed
-from lab.bench.figures import Figure, Tell, silent
+from lab.bench.figures import Figure, Report, silent
 from services.config.tree import Config
 from services.process.packages import installation_root
 
@@ -76,20 +76,20 @@ def model_folder() -> Path:
     return converted(path)
 
 
-def run(tell: Tell = silent) -> list[Figure]:
+def run(report: Report = silent) -> list[Figure]:
     """Takes about 18 minutes on two idle cores, and 15 GB of memory."""
     model_folder()
     with ExitStack() as stack:
         sides = []
         for done, name in enumerate(("theirs", "ours")):
-            tell(f"start {name}", done, 2 + 2 * STEPS)
+            report(f"start {name}", done, 2 + 2 * STEPS)
             sides.append(stack.enter_context(Side(name)))
         their_side, our_side = sides
         rounds = list[tuple[Measured, list[Measured]]]()
         for step in range(STEPS):
-            tell(f"step {step + 1}, theirs", 2 + 2 * step, 2 + 2 * STEPS)
+            report(f"step {step + 1}, theirs", 2 + 2 * step, 2 + 2 * STEPS)
             rounds.append((their_side.step(), []))
-            tell(f"as many seconds, ours, from step {_ours_of(rounds) + 1} on", 3 + 2 * step, 2 + 2 * STEPS)
+            report(f"as many seconds, ours, from step {_ours_of(rounds) + 1} on", 3 + 2 * step, 2 + 2 * STEPS)
             while our_side.seconds < their_side.seconds:
                 rounds[-1][1].append(our_side.step())
     return figures(rounds, ours_gb=our_side.peak_gb, theirs_gb=their_side.peak_gb)

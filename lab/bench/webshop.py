@@ -23,7 +23,7 @@ from envservice.bm25.index import Index, build, open_index
 from envservice.webshop.catalogue import make_stock
 from envservice.webshop.environment import HITS, WebshopEnvironment
 from envservice.webshop.session import WebshopSession
-from lab.bench.figures import Figure, Tell, silent
+from lab.bench.figures import Figure, Report, silent
 
 FAMILIES = 9
 """Families of each kind of product, which makes 1,080 products."""
@@ -37,11 +37,11 @@ _CHUNK = 20_000
 _MIB, _KIB = 2**20, 2**10
 
 
-def run(tell: Tell = silent) -> list[Figure]:
+def run(report: Report = silent) -> list[Figure]:
     """Runs the bench in some minutes, most of them for building the large index. It needs 3 GB of disk meanwhile."""
-    tell("pages", 0, 2)
+    report("pages", 0, 2)
     pages = _pages()
-    tell("ranking over a million products", 1, 2)
+    report("ranking over a million products", 1, 2)
     return [*pages, *_ranking()]
 
 

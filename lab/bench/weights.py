@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.selftest.transfer import Sent, Trip, trips
-from lab.bench.figures import Figure, Tell, silent
+from lab.bench.figures import Figure, Report, silent
 from services.config.sections import RolloutSection
 from services.records import Version
 from services.weights.registry import Way
@@ -26,16 +26,16 @@ PARTS = 4
 WAYS: dict[str, Way] = {"by gloo for NCCL": "nccl", "by shared memory for CUDA IPC": "ipc"}
 
 
-def run(tell: Tell = silent) -> list[Figure]:
+def run(report: Report = silent) -> list[Figure]:
     """Returns bytes per second of each part and the pause, for 126 million float32 numbers."""
     with tempfile.TemporaryDirectory(prefix="gagpo-bench-") as folder:
-        tell("a model", 0, PARTS)
+        report("a model", 0, PARTS)
         model = _model(Path(folder))
-        tell("packing", 1, PARTS)
+        report("packing", 1, PARTS)
         packed, packing = _best(lambda: _pack(model))
-        tell("the weights actor", 2, PARTS)
+        report("the weights actor", 2, PARTS)
         carried = _carry(packed)
-        tell("the engine", 3, PARTS)
+        report("the engine", 3, PARTS)
         checking, pause, sent = asyncio.run(_update(Path(folder), packed))
         shared = _shared(packed)
     size = packed.buffer.nbytes

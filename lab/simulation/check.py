@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from envservice.client.client import EnvClient
-from lab.bench.figures import Figure, Tell, silent
+from lab.bench.figures import Figure, Report, silent
 from lab.bench.simulated import NO_WEIGHTS, ROOM, Ended, InThread, SimulatedEngine, SimulatedRun, a_step, an_episode
 from lab.simulation.figures import Figures
 from lab.simulation.forecast import WARM, forecast
@@ -37,13 +37,13 @@ TASKS = [f"bench/{index:04d}" for index in range(100)]
 NOWHERE = "http://127.0.0.1:9"
 
 
-def run(tell: Tell = silent) -> list[Figure]:
+def run(report: Report = silent) -> list[Figure]:
     """Takes about five minutes, of which it waits nearly all."""
     figures: list[Figure] = []
     with tempfile.TemporaryDirectory(prefix="gagpo-bench-") as folder, private_redis(Path(folder)) as url:
         for index, (workers, slots, staleness) in enumerate(SETUPS):
             name = f"{workers} workers of {slots} slots, staleness {staleness}"
-            tell(name, index, len(SETUPS))
+            report(name, index, len(SETUPS))
             config = Config.model_validate({
                 "name": f"setup-{index}", "steps": 1000, "eval": {"every": 0}, "checkpoint": {"every": 1000},
                 "rollout": {"workers": workers, "slots": slots},

@@ -294,10 +294,10 @@ def learning_curve(arm: str, view: View, step_size: float, seed: int) -> list[fl
     return curve
 
 
-def measure(seeds: int, workers: int, tell: Callable[[str], None]) -> dict[str, Any]:
+def measure(seeds: int, workers: int, report: Callable[[str], None]) -> dict[str, Any]:
     """Returns all results: {"credit": arm -> measure -> value, "learning": title -> arm -> curve and area, ...}."""
     with worker_pool(workers) as pool:
-        tell(f"credit: {len(ARMS)} estimators, {MAZES} mazes of {GROUPS} groups")
+        report(f"credit: {len(ARMS)} estimators, {MAZES} mazes of {GROUPS} groups")
         found = list(pool.map(partial(credit_figures, tuple(ARMS)), range(MAZES)))
         credit = {arm: {name: fmean(maze[arm][name] for maze in found if name in maze[arm]) for name in found[0][arm]}
                   for arm in ARMS}
@@ -305,7 +305,7 @@ def measure(seeds: int, workers: int, tell: Callable[[str], None]) -> dict[str, 
         for title, (view, size) in LEARNING.items():
             curves: dict[str, Floats] = {}
             for arm in ARMS:
-                tell(f"learning: {arm}, {title}, {seeds} mazes")
+                report(f"learning: {arm}, {title}, {seeds} mazes")
                 made = pool.map(partial(learning_curve, arm, view, size), range(seeds), chunksize=8)
                 curves[arm] = np.array(list(made))
             learning[title] = {arm: _learning(curve, curves["gagpo"]) for arm, curve in curves.items()}
