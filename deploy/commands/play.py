@@ -138,7 +138,11 @@ def _play(args: argparse.Namespace) -> None:
     _show(args, outcome, 0, {}, over=False)
     while not outcome.done and len(turns) != limit:
         if (given := answer(first, turns, outcome)) is None:
-            return
+            if args.agent is None:
+                return
+            print("the next prompt is longer than rollout.max_prompt_tokens, so a run ends the episode here",
+                  file=sys.stderr)
+            break
         text, parsed = given
         turns.append(Turn(observation=outcome.observation, action=parsed.action,
                           admissible=outcome.admits(parsed.action), kept=parsed.kept))
@@ -155,7 +159,7 @@ def _play(args: argparse.Namespace) -> None:
 
 Answer = Callable[[Outcome, Sequence[Turn], Outcome], tuple[str, ParsedAction] | None]
 """Returns a player's text and action, given the first outcome, the turns so far and the present outcome; None at the
-end of the input."""
+end of the input, or of what a model reads."""
 
 
 def _line(_first: Outcome, _turns: Sequence[Turn], _now: Outcome) -> tuple[str, ParsedAction] | None:
@@ -315,13 +319,16 @@ class Agent:
     text: PromptRenderer
     temperature: float
     max_tokens: int
+    max_prompt_tokens: int
 
-    def answer(self, first: Outcome, turns: Sequence[Turn], now: Outcome) -> tuple[str, ParsedAction]:
-        """Samples an answer. Returns its full text, and the action for the environment."""
+    def answer(self, first: Outcome, turns: Sequence[Turn], now: Outcome) -> tuple[str, ParsedAction] | None:
+        """Samples an answer. Returns its full text, and the action for the environment; None for too long a prompt."""
         import torch
         from transformers import StoppingCriteriaList
 
-        prompt = torch.tensor([self.text.prompt(first, turns, now)])
+        if len(written := self.text.prompt(first, turns, now)) > self.max_prompt_tokens:
+            return None
+        prompt = torch.tensor([written])
         model: Any = self.model
 
         def ended(ids: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
@@ -353,7 +360,7 @@ def load_agent(config: Config, model: Path, *, seed: int) -> Agent:
     except Exception as error:  # transformers has no exception type for a malformed file
         raise UserError(f"the model at {model} cannot be loaded ({described(error)})", "copy it again") from error
     return Agent(model=policy, text=text, temperature=config.eval.temperature,
-                 max_tokens=config.rollout.max_response_tokens)
+                 max_tokens=config.rollout.max_response_tokens, max_prompt_tokens=config.rollout.max_prompt_tokens)
 
 
 @dataclass(frozen=True, slots=True)

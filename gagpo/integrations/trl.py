@@ -177,7 +177,7 @@ class GagpoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]  # 
         logged = self._logs["advantages"]
         for _ in range(min(len(of_rows), len(logged))):
             logged.pop()
-        logged.extend(fmean(row) for row in of_rows)
+        logged.extend(fmean(row) if row else 0.0 for row in of_rows)  # 0 for an episode without a step
 
 
 def token_advantages(spans: Sequence[Sequence[Span]], of_steps: Sequence[Sequence[float]],

@@ -189,6 +189,9 @@ def quality_warnings(groups: Sequence[LoggedGroup], credits: Sequence[Credit], o
     if all(abs(a) <= ZERO for credit in credits for row in credit.advantages for a in row):
         lines.append("no step has an advantage, because in each group all that can be compared earned the same: "
                       "check the rewards")
+    if differing := sum(len({row[0] for row in credit.states}) > 1 for credit in credits):
+        lines.append(f"in {differing:,} of {number_of(len(credits), 'group')} the episodes begin in different states: "
+                     "credit compares tries at one task, so give each task a group of its own")
     later = [step for group in groups for episode in group.episodes for step in episode.steps[1:]]
     if empty := sum(not step.state.strip() for step in later):
         lines.append(f"{empty:,} of {number_of(len(later), 'later step')} have an empty state, and count as one state: "

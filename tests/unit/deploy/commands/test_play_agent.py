@@ -9,6 +9,7 @@ import torch
 from byte_tokenizer import byte_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from deploy.cli import main
 from deploy.commands.play import Agent, load_agent
 from deploy.runs.configs import load_config
 from envservice.base import Outcome
@@ -29,7 +30,19 @@ def test_the_sampling_of_a_base_model_does_not_shape_the_agents_answers(tmp_path
     config = load_config("alfworld-tiny", ("rollout.max_response_tokens=4", "eval.temperature=1"))
     agent = load_agent(config, tmp_path, seed=0)
     first = Outcome(observation="You are in a room.", admissible_actions=["look"])
-    assert len({agent.answer(first, [], first)[0] for _ in range(5)}) > 1
+    assert len({str(agent.answer(first, [], first)) for _ in range(5)}) > 1
+
+
+def test_an_episode_ends_at_the_first_prompt_that_a_run_would_not_read(tmp_path: Path, capsys):
+    tokenizer = train_tokenizer(["you are in a room", "you see a desk"])
+    tokenizer.save_pretrained(tmp_path)
+    scratch_model(ModelSection(hidden=32, layers=1, heads=1, intermediate=32), tokenizer, max_positions=256,
+                  seed=0).save_pretrained(tmp_path)
+    assert main(["play", "alfworld-gen/valid/look-0001", "--agent", str(tmp_path), "--config", "alfworld-tiny",
+                 "rollout.max_prompt_tokens=16"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.endswith("not won after 0 steps\n")
+    assert "the next prompt is longer than rollout.max_prompt_tokens" in printed.err
 
 
 @pytest.mark.parametrize(("stops", "shown"), [(("ab",), "ab"), (("no such tag",), "abababab")])
@@ -47,4 +60,6 @@ def test_an_answer_ends_at_a_tag_of_several_tokens_as_in_a_run(stops: tuple[str,
         model.lm_head.weight[b, a] = 200
     text = PromptRenderer(template=PLAIN["full"](2), tokenizer=tokenizer, stops=stops)
     first = Outcome(observation="You are in a room.", admissible_actions=["ab"])
-    assert Agent(model=model, text=text, temperature=1.0, max_tokens=8).answer(first, [], first)[0] == shown
+    agent = Agent(model=model, text=text, temperature=1.0, max_tokens=8, max_prompt_tokens=10_000)
+    answer = agent.answer(first, [], first)
+    assert answer is not None and answer[0] == shown

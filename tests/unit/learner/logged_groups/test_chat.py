@@ -145,6 +145,8 @@ def test_a_line_without_what_credit_needs_is_refused(tmp_path: Path, row: object
     ([{"episodes": [{"steps": [{"state": "S", "reward": k}]} for k in (0, 1)]}], "every episode has one step"),
     ([{"episodes": [{"steps": [{"state": s, "reward": k} for s in ("S", "", "T")]} for k in (0, 1)]}],
      "2 of 4 later steps have an empty state, and count as one state"),
+    ([{"episodes": [{"steps": [{"state": s, "reward": k} for s in (start, "T")]} for k, start in enumerate("AB")]}],
+     "in 1 of 1 group the episodes begin in different states"),
 ])
 def test_credit_that_is_worth_little_says_so(groups: list[object], match: str):
     with pytest.warns(UserWarning, match=match):
