@@ -142,13 +142,14 @@ def test_games_as_the_installed_alfworld_generates_them():
 @pytest.mark.long
 @pytest.mark.official
 @needs_official_games
-def test_official_games_of_all_types():
+def test_official_games_of_half_the_types():
+    """Each game takes the reference engine many seconds."""
     games = OfficialGames(Path(DATA))
     rng = random.Random(0)
-    tasks = [rng.choice([t for t in games.tasks("valid_seen") if task_type(t) == kind]) for kind in TASK_TYPES]
+    tasks = [rng.choice([t for t in games.tasks("valid_seen") if task_type(t) == kind]) for kind in TASK_TYPES[::2]]
     pairs = [play(json.loads(games.content(task)), seed=n, steps=STEPS, bad_input=False)
              for n, task in enumerate(tasks)]
-    check(pairs, records=90)
+    check(pairs, records=45)
 
 
 @pytest.mark.official

@@ -62,4 +62,5 @@ def test_an_answer_ends_at_a_tag_of_several_tokens_as_in_a_run(stops: tuple[str,
     first = Outcome(observation="You are in a room.", admissible_actions=["ab"])
     agent = Agent(model=model, text=text, temperature=1.0, max_tokens=8, max_prompt_tokens=10_000)
     answer = agent.answer(first, [], first)
-    assert answer is not None and answer[0] == shown
+    assert answer is not None
+    assert answer[0] == shown
