@@ -126,16 +126,16 @@ def test_a_missing_python_is_named_with_what_to_do(given: dict[str, str], said: 
     assert done.stderr.startswith("error: ")
 
 
-def test_both_halves_of_the_tests_have_all_tests_once():
-    """A folder that neither half names would never run; one that both name would run twice."""
+def test_the_parts_of_the_tests_have_all_tests_once():
+    """A folder that no part names would never run; one that two name would run twice."""
     script = (ROOT / "scripts/test").read_text()
-    halves = [match.split() for match in re.findall(r"^(?:first|second)=\((.*)\)$", script, re.MULTILINE)]
-    assert len(halves) == 2
+    parts = [match.split() for match in re.findall(r"^(?:first|second|third)=\((.*)\)$", script, re.MULTILINE)]
+    assert len(parts) == 3
 
     def runs(test: Path) -> int:
-        return sum(any(test.is_relative_to(word) for word in half)
-                   and not any(test.is_relative_to(word.removeprefix("--ignore=")) for word in half if "=" in word)
-                   for half in halves)
+        return sum(any(test.is_relative_to(word) for word in part)
+                   and not any(test.is_relative_to(word.removeprefix("--ignore=")) for word in part if "=" in word)
+                   for part in parts)
 
     tests = [test.relative_to(ROOT) for test in (ROOT / "tests").rglob("test_*.py")]
     assert len(tests) > 100
