@@ -14,9 +14,9 @@ pytestmark = pytest.mark.vllm
 USUAL = "Qwen2, Qwen2.5"
 """The family of the shipped configs."""
 UNLIKE = ("Gemma 4", "Phi 2", "Phi 3, Phi 4")
-"""Families whose updates in vLLM go other ways: no separate head, a head with a bias, fused projections. Each takes an
-engine. The rest change with vLLM's version alone, and `python -m lab.bench.models` plays them; what the learner makes
-of every family is in tests/parity/learner/test_families.py."""
+"""Families that vLLM updates in other ways: without a separate head, with a bias of the head, with fused projections.
+Each takes an engine. `python -m lab.bench.models` plays all, after a change of vLLM or of rollout/engine/extension.py;
+tests/parity/learner/test_families.py has what the learner makes of all."""
 
 
 def documented() -> dict[str, tuple[str, str]]:

@@ -143,7 +143,7 @@ def test_games_as_the_installed_alfworld_generates_them():
 @pytest.mark.official
 @needs_official_games
 def test_official_games_of_half_the_types():
-    """Each game takes the reference engine many seconds."""
+    """Each game takes the reference engine some seconds."""
     games = OfficialGames(Path(DATA))
     rng = random.Random(0)
     tasks = [rng.choice([t for t in games.tasks("valid_seen") if task_type(t) == kind]) for kind in TASK_TYPES[::2]]

@@ -1,8 +1,7 @@
 """Compiled layers give the gradients of plain ones, and packs of any sizes share their code.
 
-torch's backend without code generation makes the same graphs as the default, in a tenth of the time; the default makes
-code for CPUs that no run uses, and `gagpo selftest` checks that for GPUs. The kernel of GPUs for rows of any length has
-a stand-in for CPUs here, so packs without a rectangle are compiled too.
+torch's backend without code generation makes the same graphs as the default, in a tenth of the time. The kernel of GPUs
+for rows of any length has a stand-in for CPUs here, so packs without a rectangle are compiled too.
 """
 
 import logging
@@ -127,8 +126,8 @@ def test_the_models_own_code_is_not_compiled(model_path, rank_group, rows):
 
 
 def test_a_learner_takes_the_same_step(model_path, rank_group):
-    """With adapters, the model without them as reference, and a critic. Each has code of its own, and torch leaves a
-    layer plain after LIMIT of them."""
+    """With adapters, the model without them as reference, and a critic. Each has code of its own, and torch
+    compiles no layer more than LIMIT times."""
     keys = VARIANTS["lora"] | CASES["critic"]
     plain, compiled = (Learner(make_config(compile=wanted, **keys), model_path, rank_group) for wanted in (False, True))
     assert [each.layout.compiled for each in (plain, compiled)] == [False, True]
@@ -136,6 +135,14 @@ def test_a_learner_takes_the_same_step(model_path, rank_group):
     assert norms[1] == pytest.approx(norms[0], rel=1e-4)
     assert weights(plain).keys() == weights(compiled).keys()
     assert 1 <= graphs() <= LIMIT
+
+
+@pytest.mark.long
+def test_generated_code_gives_the_same_step(model_path, rank_group, monkeypatch):
+    monkeypatch.setattr(sharding, "BACKEND", "inductor")
+    norms = [Learner(make_config(compile=wanted, **CASES["token-tokens"]), model_path, rank_group)
+             .train(make_groups(0)).metrics["grad_norm"] for wanted in (False, True)]
+    assert norms[1] == pytest.approx(norms[0], rel=1e-4)
 
 
 def test_a_family_with_a_state_is_refused_by_name(tmp_path):

@@ -9,6 +9,7 @@ import os
 import sys
 from itertools import cycle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -348,3 +349,9 @@ def test_gagpo_credit_reads_the_completions_that_trl_logs(
         assert main(["credit", str(tmp_path / file), "--from", form, "--gamma", "1"]) == 0
         returns.append(json.loads(capsys.readouterr().out)["returns"])
     assert returns[0] == returns[1] == [[10, 10, 10], [0, 0, 0], [0, 0], [0, 0]]
+
+
+def test_an_episode_without_a_step_has_no_advantage_in_trls_table():
+    trainer = SimpleNamespace(_logs={"advantages": [9.0, 9.0]})
+    GagpoTrainer._replace_logged(trainer, [[1.0, 3.0], []])
+    assert trainer._logs["advantages"] == [2.0, 0.0]
