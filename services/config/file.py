@@ -26,7 +26,7 @@ from services.config.keys import (
     is_section,
     takes_text,
 )
-from services.config.refusals import COMMAND_LINE, refusal, wrong
+from services.config.refusals import COMMAND_LINE, describe_invalid_value, refusal
 from services.config.secrets import masked
 from services.config.tree import Config
 from services.errors import UserError, raise_together
@@ -235,7 +235,7 @@ def _read(file: Path, shipped_in: Path | None, mistakes: list[UserError], above:
     merged: Tree = {}
     for base in bases if isinstance(bases, list) else [bases]:
         if not isinstance(base, str):
-            raise UserError(f"{file}: base {wrong(base)}", "name a config file, or remove `base`")
+            raise UserError(f"{file}: base {describe_invalid_value(base)}", "name a config file, or remove `base`")
         further = _read(_find_base(file, base, shipped_in), shipped_in, mistakes, (*above, file))
         _make_way_for_list(merged, further)
         merged = _merge(merged, further)

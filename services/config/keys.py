@@ -17,7 +17,7 @@ from services.errors import UserError
 OPEN_SECTION = "learner.credit."
 """The section whose keys depend on the estimator."""
 LIST = "env.more"
-"""Where the tree holds the entries of a list of environments after the first. A config file has `env: [...]`."""
+"""Key under which the tree holds all but the first environment of a list. A config file has `env: [...]` instead."""
 FEW = 8
 """All names are listed if they are at most so many."""
 NEAREST = 3
@@ -45,7 +45,7 @@ def _keys_of(section: type[BaseModel], prefix: str) -> Iterator[str]:
 
 
 def takes_text(key: str) -> bool:
-    """Returns whether the values of a key are texts or paths, so that `2026` or `no` is a text there."""
+    """Returns whether the values of a key are texts or paths, so that YAML's `2026` or `no` means a text."""
     return of_text(_kinds(key))
 
 
@@ -73,7 +73,7 @@ def of_text(kinds: set[Any]) -> bool:
 
 
 def kinds_of(kind: Any) -> set[Any]:
-    """Returns the types of the values of a field but for None, from its annotation."""
+    """Returns the types that an annotation allows, without None."""
     choices = get_args(kind) if isinstance(kind, UnionType) or get_origin(kind) is Union else (kind,)
     return {each for each in choices if each is not None and each is not type(None)}
 
@@ -84,7 +84,7 @@ def is_section(key: str) -> bool:
 
 
 def check_key(key: str, where: Path | str) -> None:
-    """Raises UserError for a key or section that the config does not have. `where`: who gave it, for the message."""
+    """Raises UserError for a key or section that the config does not have. `where`: its file, or the command line."""
     if key in config_keys() or is_section(key):
         return
     option = OPEN_SECTION + key.removeprefix(OPEN_SECTION).partition(".")[0]

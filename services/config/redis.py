@@ -49,7 +49,7 @@ class RedisSection(Section):
 
     @model_validator(mode="after")
     def _of_a_given_redis(self) -> Self:
-        """Refuses keys of a given Redis without its address: a private one would be started instead of it."""
+        """Refuses password_file and ca_file without url: a private Redis would be started instead of theirs."""
         for key in ("password_file", "ca_file"):
             if self.url is None and getattr(self, key) is not None:
                 raise ValueError(f"{key} is set without url: set the address too, or leave out {key}")
@@ -62,8 +62,8 @@ class RedisSection(Section):
 
 
 def check_redis_url(url: str) -> None:
-    """Raises ValueError for an address of Redis that cannot be taken apart. The message has no part of the address,
-    because any part may be one of the password."""
+    """Raises ValueError for an address of Redis that cannot be parsed. The message shows no part of the address,
+    because any part may belong to the password."""
     if "password=" in url.partition("?")[2]:
         raise ValueError("it should have no password after its question mark: use redis.password_file")
     scheme, _, rest = url.partition("://")
@@ -102,7 +102,7 @@ def redis_url(redis: RedisSection) -> str | None:
 
 
 def child_secrets(redis: RedisSection) -> dict[str, str]:
-    """Returns the variable by which a child process has the password of redis.url, which no copy of a config keeps."""
+    """Returns the environment variable that gives a child process the password in redis.url; {} if it has none."""
     password = urlsplit(redis.url).password if redis.url is not None and redis.password_file is None else None
     return {} if password in (None, "", HIDDEN) else {REDIS_PASSWORD_VARIABLE: unquote(password)}
 

@@ -1,4 +1,4 @@
-"""Findings of pydantic in the values of a config as UserErrors, one line for each. Light."""
+"""Turns pydantic's errors about a config into UserErrors, one line for each. Light."""
 
 from __future__ import annotations
 
@@ -22,18 +22,17 @@ SCALARS = (bool, int, float, date)
 
 FIXES = {"path_type": "give a path",
          "string_pattern_mismatch": "use letters, digits, `.`, `_` and `-`, and begin with a letter or a digit"}
-"""Advice for errors whose own words do not help."""
+"""Fixes for errors whose own message does not help, by pydantic's type of the error."""
 
 
 def refusal(error: ValidationError, where: Path | str | Callable[[str], Path | str], prefix: str = "") -> UserError:
-    """Returns the findings of pydantic as a UserError. `where` is what to change, perhaps by key; `prefix` goes before
-    each key.
-
-    A prefix is a section with its dot, or a word with its space, such as `option `: then nobody can type `key=VALUE`.
+    """Returns pydantic's errors as a UserError with `others`. `where`: the file or command line to change, or a
+    function of the key that returns it. `prefix` goes before each key: a section with its dot, or a word with its
+    space, such as `option `. With a word, the fix does not propose `key=VALUE`, which could not be typed.
     """
     keys = set(config_keys())
     findings: dict[str, ErrorDetails] = {}
-    for finding in error.errors(include_url=False):  # a value of no type of a union has one for each type
+    for finding in error.errors(include_url=False):  # a union gives one for each of its types
         parts = [prefix + _key_of(finding["loc"][:end]) for end in range(1, len(finding["loc"]) + 1)] or [prefix]
         findings.setdefault(next((key for key in parts if key in keys), parts[-1]), finding)
     first, *others = (_one_line(finding, where(_key_of(finding["loc"])) if callable(where) else where, prefix)
@@ -57,7 +56,7 @@ def _one_line(finding: ErrorDetails, where: Path | str, prefix: str) -> UserErro
     given = masked(finding["input"])[:LONGEST] if isinstance(finding["input"], str) else finding["input"]
     pair = prefix + ".".join(part for part in finding["loc"] if isinstance(part, str))
     if finding["type"] in ("missing", "too_long", "tuple_type") and takes_pair(pair):
-        return UserError(f"{pair} takes two values and {wrong(given)}", "write [VALUE, VALUE]")
+        return UserError(f"{pair} takes two values and {describe_invalid_value(given)}", "write [VALUE, VALUE]")
     if finding["type"] == "missing":
         return UserError(f"{key} is not set",
                          f"set it in {where} or give {key}=VALUE" if typed else "give it a value")
@@ -69,17 +68,17 @@ def _one_line(finding: ErrorDetails, where: Path | str, prefix: str) -> UserErro
     if finding["type"] == "extra_forbidden":
         return UserError(f"unknown key {key} in {where}", nearest(key))
     if finding["type"] == "model_type":
-        return UserError(f"{key} is a section and {wrong(given)}",
+        return UserError(f"{key} is a section and {describe_invalid_value(given)}",
                          f"set its keys: {key}.KEY=VALUE" if typed else "give it as {KEY: VALUE}")
     if finding["type"] == "tuple_type":
         fix = "write [] or [VALUE, VALUE]" if given is None else f"write [{given}]"
-        return UserError(f"{key} is a list and {wrong(given)}", fix)
+        return UserError(f"{key} is a list and {describe_invalid_value(given)}", fix)
     if finding["type"] == "string_type" and isinstance(finding["input"], SCALARS):
         return UserError(f"{key} is a text and cannot be {finding['input']!s}", f"write it in quotes in {where}")
     fix = FIXES.get(finding["type"]) or re.sub(r"^(Input|String) should", "it should", message)
-    return UserError(f"{key} {wrong(given)}", fix)
+    return UserError(f"{key} {describe_invalid_value(given)}", fix)
 
 
-def wrong(value: object) -> str:
-    """Returns what is wrong with a value, as the end of a sentence that begins with its key."""
+def describe_invalid_value(value: object) -> str:
+    """Returns the end of a sentence that begins with a key: `has no value`, `cannot be 'x'`."""
     return "has no value" if value is None else f"cannot be {value!r:.{LONGEST}}"
