@@ -35,12 +35,12 @@ def question(prompt: str, action: str, *, chat: bool, stops: Sequence[str]) -> s
 
 
 def shown_answer(verdict: Verdict, *, chat: bool, stops: Sequence[str]) -> str:
-    """Returns the answer that demonstrations show. In a conversation the thought before it is empty."""
+    """Returns the answer that demonstrations show. With `chat` it begins with an empty thought."""
     return f"{THINK}{THINK_END}{_tagged(verdict, stops)}" if chat else _tagged(verdict, stops)
 
 
 def read_verdict(text: str, *, stops: Sequence[str]) -> Verdict:
-    """Reads an answer: the one word between its thought and its end, with or without an opening tag before it."""
+    """Returns the verdict in an answer: its only word after the thought, perhaps tagged. Empty for anything else."""
     answer = text.partition(_end(stops))[0].rpartition(THINK_END)[2]
     match = _VERDICT.fullmatch(answer.lstrip())
     return match[1].lower() if match else ""

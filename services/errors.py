@@ -5,6 +5,7 @@
     │   └── Unanswered       a server that the config names does not answer
     └── Fault                our code or the machine failed
         ├── EnvFault         an environment server or its engine
+        │   ├── UnknownTask      the environment has no task of this id
         │   ├── ReplayDiverged   a rebuilt session differs from the recorded one
         │   └── Unavailable      a service behind the environment does not answer; nothing has happened in the game
         ├── AgentFault       an agent of the user's own
@@ -13,10 +14,10 @@
         ├── StoreFault       Redis
         │   └── LeaseLost    another process has this role now, so stop at once
         ├── LearnerFault     training, checkpoint, collectives
-        └── DeadlineExceeded something that was awaited did not come in time
+        └── DeadlineExceeded a wait took longer than its deadline
 
-A Fault is never turned into a reward. The command line prints a UserError as `error: ...` and exits with 2;
-anything else exits with 1 and leaves its traceback in the run's log, or on stderr if no log can be written.
+A Fault is never turned into a reward. The command line prints a UserError as `error: ...` and exits with 2. After a
+Fault or a bug it exits with 1, with the traceback in the run's log, or on stderr if no log can be written.
 """
 
 from __future__ import annotations
@@ -144,7 +145,7 @@ class LearnerFault(Fault):
 
 
 class DeadlineExceeded(Fault):
-    """An await ran out of time."""
+    """A wait took longer than its deadline."""
 
     boundary = "deadline"
 
@@ -160,16 +161,16 @@ def in_short(error: BaseException) -> str:
 
 
 def first_of(error: BaseException) -> BaseException:
-    """Returns the first exception of a group, as task groups raise them, and any other exception as it is. Those of a
-    group mostly share a cause, and the text of the group only counts them."""
+    """Returns the first exception of a group, as task groups raise them, and any other exception as it is. The text of
+    a group only counts its exceptions, which mostly have one cause."""
     if not isinstance(error, BaseExceptionGroup):
         return error
     return first_of(cast("BaseExceptionGroup[BaseException]", error).exceptions[0])
 
 
 def described(error: BaseException) -> str:
-    """Returns an unexpected exception as one line: its type, its text, and the line of code that raised it, or that
-    called the installed package which did. Of a group, that is its first exception."""
+    """Returns an unexpected exception as one line: its type, its text, and the last line in its traceback that is not
+    of an installed package. For a group it describes the first exception."""
     error = first_of(error)
     text = " ".join(str(error).split()) or "no text"
     frames = traceback.extract_tb(error.__traceback__)

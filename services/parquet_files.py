@@ -1,7 +1,7 @@
-"""Reads parquet files that others may have written, no further than a limit.
+"""Reads parquet files that others may have written, up to limits of rows and memory.
 
-A file of some kilobytes can hold any number of equal rows, so the size of a file bounds nothing. Arrow gets a file of
-its own: its threads may outlive Python's end, and one that then closes a file of Python's aborts the process.
+A file of some kilobytes can hold any number of equal rows, so the size of a file limits nothing. Arrow opens the file
+itself: its threads may outlive the interpreter, and a thread that then closes a Python file aborts the process.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _bounded(file: parquet.ParquetFile, path: Path, columns: Sequence[str] | Non
              groups: Sequence[int], *, limit: int) -> Iterator[pa.RecordBatch]:
     size = 0
     for group in groups:
-        # Each row of a group may be one and the same large text, which the group holds once.
+        # All rows of a group may be the same large text, which the file holds once and a batch once per row.
         rows = max(1, min(BATCH_ROWS, limit // max(1, file.metadata.row_group(group).total_byte_size)))
         for batch in file.iter_batches(rows, row_groups=[group], columns=columns and list(columns), use_threads=False):
             size += batch.nbytes

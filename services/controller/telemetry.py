@@ -61,7 +61,7 @@ class Telemetry:
                 meters("gagpo_eval_success_ratio", task_type=task_type).set(rate)
 
     def fill(self, store: Store, config: Config, supervisor: Supervisor) -> None:
-        """Updates the metrics from the store's counts, which other processes change too. Called before a heartbeat."""
+        """Updates the metrics of the store and of the supervised processes. Called before each heartbeat."""
         counts, backlog, meters = store.counts(), store.backlog(), self.heartbeat.meters
         meters.follow("gagpo_store_groups_issued_total", counts.issued)
         meters.follow("gagpo_store_groups_trained_total", counts.trained)

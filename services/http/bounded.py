@@ -1,7 +1,7 @@
-"""Answers of other servers, read within bounds.
+"""Reads the answers of other servers within limits of size and time.
 
-Another program may stand at the address of a server, or somebody may have broken into it: it may answer without end, or
-with little that inflates to gigabytes.
+Another program may listen at the address of a server, or somebody may have broken into it. It may answer without end,
+or with a few bytes that inflate to gigabytes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class TooLarge(Unbounded):
 
 
 class _Answer:
-    """The body of an answer while it is read. Raises Unbounded."""
+    """Collects the body of an answer while it is read. Raises Unbounded if it is compressed, TooLarge beyond `most`."""
 
     def __init__(self, reply: httpx.Response, most: int) -> None:
         if reply.headers.get("content-encoding", "identity") != "identity":
@@ -59,8 +59,8 @@ async def read_response(stream: AbstractAsyncContextManager[httpx.Response], mos
 
 
 def read_response_within(stream: AbstractContextManager[httpx.Response], most: int, seconds: float) -> httpx.Response:
-    """Does the same for a client without an event loop. The answer ends within `seconds` and a timeout of the client
-    more: a server that sends a little of it now and then would never end."""
+    """Does the same for a client without an event loop. Raises ReadTimeout at the first part that comes later than
+    `seconds`: without this, a server that sends a byte now and then would never end."""
     until = time.monotonic() + seconds
     with stream as reply:
         answer = _Answer(reply, most)
@@ -75,9 +75,8 @@ def get(url: str, *, seconds: float, headers: Mapping[str, str] | None = None,
         most: int = JSON_BYTES) -> httpx.Response:
     """Returns the answer to a GET, whose body has at most `most` bytes and which is complete within `seconds`.
 
-    It holds the event loop that it is called in, such as a notebook's. Ignores proxies in environment variables, which
-    do not know a run's addresses.
-    Raises httpx.HTTPError.
+    Blocks, also if called in an event loop such as a notebook's. Ignores the proxies in environment variables, which do
+    not know a run's addresses. Raises httpx.HTTPError.
     """
     async def asked() -> httpx.Response:
         client = httpx.AsyncClient(timeout=None, trust_env=False)  # noqa: S113 - one deadline bounds all of it

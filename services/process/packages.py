@@ -1,4 +1,4 @@
-"""Packages of others by the extra that installs them, and our own ones, which must come from one installation.
+"""Third-party packages by the extra that installs them, and our own ones, which must come from one installation.
 
 Ours are bare folder names, so a folder called `services` in a Ray working_dir or next to the script would shadow ours,
 and a process would run half of one version and half of another. Every command calls `check_one_installation` first.
@@ -25,7 +25,7 @@ EXTRAS: Mapping[str, str] = {
         "starlette", "tokenizers", "torch", "transformers", "uvicorn", "websockets", "zstandard"), "train"),
     "vllm": "cpu", "accelerate": "trl", **{name: name for name in ("gguf", "mcp", "tensorboard", "trl", "wandb")},
 }
-"""Name in `import` -> the extra of pyproject.toml that installs it. Without extras `pip install gagpo` has none."""
+"""Name in `import` -> the extra of pyproject.toml that installs it. A plain `pip install gagpo` installs none."""
 
 
 @contextmanager

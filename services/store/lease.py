@@ -31,14 +31,14 @@ class Leases:
         self._connection = connection
 
     def acquire(self, role: str, holder: str, ttl_s: float = 15.0) -> Lease:
-        """Takes a role that no living process holds; at once if `holder` held it before. Raises LeaseHeld."""
+        """Takes a role for `ttl_s` seconds. Raises LeaseHeld if another `holder` has an unexpired lease."""
         epoch, *living = self._connection.script("acquire", holder, int(ttl_s * 1000), role=role)
         if not epoch:
             raise LeaseHeld(f"{role} is held by {living[0].decode()} for another {living[1] / 1000:.1f} s")
         return Lease(role=role, holder=holder, epoch=epoch, ttl_s=ttl_s)
 
     def renew(self, lease: Lease) -> None:
-        """Extends a lease by its time to live. Call it three times within that time. Raises LeaseLost."""
+        """Extends a lease to `ttl_s` seconds from now. Call it three times within that time. Raises LeaseLost."""
         self._connection.fenced("renew", lease, int(lease.ttl_s * 1000))
 
     def release(self, lease: Lease) -> None:
@@ -72,7 +72,7 @@ class LeaseKeeper:
             raise LeaseLost(f"the lease of {self._lease.role} could not be renewed: {self._error}") from self._error
 
     def _run(self) -> None:
-        """Renews until stopped. Keeps an error for the loop's thread; the store refuses writes without a lease."""
+        """Renews until stopped or until a renewal fails, whose error `check` raises in the owner's thread."""
         while not self._done.wait(self._lease.ttl_s / 3):
             try:
                 self._leases.renew(self._lease)

@@ -1,4 +1,4 @@
-"""Evaluations of a run. Those that are made during training make a curve; others stand in the final table. Light.
+"""Evaluations of a run: those made during training form a curve, the others are in the final table. Light.
 
 In a run with several environments each evaluation also has the success in each of them.
 """

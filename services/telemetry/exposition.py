@@ -36,8 +36,8 @@ Sample = tuple[str, tuple[tuple[str, str], ...]]
 class Exposition:
     """Turns heartbeats into Prometheus' text format. Not thread-safe.
 
-    The counters of `other` never fall, also if one of its workers ends or starts again. Prometheus would take that for
-    a counter that began at 0, and add all that is left of it to the rate.
+    The counters of `other` never fall, even if one of its workers exits or restarts. Prometheus would take a fall for a
+    counter that restarted at 0, and add its entire remaining value to the rate.
     """
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ def _application(read: Callable[[], Beats]) -> ASGIApp:
     render, one_at_a_time = Exposition(), threading.Lock()
 
     def metrics() -> bytes:
-        with one_at_a_time:  # a scrape that had read the store before another one would turn the counters back
+        with one_at_a_time:  # else a scrape could render older heartbeats after newer ones, and counters would fall
             return render(read())
 
     bodies: dict[str, tuple[str, Callable[[], bytes]]] = {

@@ -222,7 +222,7 @@ def parse_row(line: bytes) -> MetricsRow | None:
 
 
 def _fits(value: Any, kinds: Any) -> bool:
-    """Returns whether a value has one of the types, and whether the numbers in it are ones that readers can add up."""
+    """Returns whether a value has one of the types, and all numbers in it are within ±LARGEST."""
     if isinstance(value, dict):
         return kinds is dict and all(_fits(item, _NUMBER) for item in value.values())
     return isinstance(value, kinds) and (not isinstance(value, int | float) or abs(value) <= LARGEST)

@@ -44,8 +44,8 @@ def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Returns the safetensors files of the model in `folder` that are there: those that its index names, or without an
-    index all but Mistral's own. Raises Damaged if the index cannot be read."""
+    """Returns the existing safetensors files of the model in `folder`: those that its index names, or without an index
+    all but Mistral's own. Raises Damaged if the index cannot be read."""
     files = sorted(folder.glob("*.safetensors"))
     named = read_json(folder / INDEX, dict[str, Any]).get("weight_map") if (folder / INDEX).exists() else None
     if isinstance(named, dict):
@@ -55,7 +55,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def folder_parameters(folder: Path) -> int:
-    """Returns the number of weights of the model in `folder`; weights in *.bin files are taken to have two bytes."""
+    """Returns the number of weights in a model's safetensors files, else an estimate: two bytes each in *.bin files."""
     half_precision = sum(file.stat().st_size // 2 for file in folder.glob("*.bin"))
     tensors = (shape for file in weight_files(folder) for shape in tensor_shapes(file).values())
     return sum(prod(shape) for shape in tensors) or half_precision

@@ -1,11 +1,11 @@
-"""The connection of one transfer: all senders and receivers are one group of torch's, NCCL on GPUs, gloo on CPUs.
+"""The connection of transfers: senders and receivers are one torch process group, NCCL on GPUs, gloo on CPUs.
 
-Torch's process groups are made here without a place in torch.distributed's registry, because a rank of the learner and
-a process of vLLM each have a default group of their own already.
+The group is not registered with torch.distributed, because a rank of the learner and a process of vLLM each have a
+default group of their own already.
 
-Between nodes NCCL reports an error to the others if a process dies. Within a node it does not, and nowhere if a process
-hangs. So nobody waits in it without looking whether the round has ended: at its deadline, or earlier, because a member
-has failed or rank 0 of the learner misses one. The reason of an early end is in the torch store in which all met.
+If a process dies, NCCL reports it to other nodes, but not within a node. If a process hangs, NCCL never reports it. So
+every wait polls whether the round has ended: at its deadline, or earlier because a member has failed or rank 0 of the
+learner misses one. The reason of an early end is a key of the torch store in which the members met.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BUCKET = 256 << 20
 LOOK_S = 0.0005
 CONNECT_LOOK_S = 0.02
 ASK_EVERY_S = 0.25
-"""Seconds between two questions whether the round has ended early."""
+"""Seconds between two checks whether the round has ended early."""
 BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
 """The variable by which torch makes a group of NCCL without a watchdog. Other groups of this process keep theirs.
 
@@ -44,8 +44,8 @@ A watchdog that finds an error of NCCL ends the process. A link needs none: whoe
 class Link:
     """One member of the group of all senders and receivers; the senders are the first ranks.
 
-    It connects in its first round and stays connected for later ones. A link that raised is closed by its owner, and
-    the next round needs a new one. `where`: the place that `meeting` joins.
+    It connects in its first round and stays connected for later ones. If it raises, its owner must close it and make a
+    new one for the next round. `where`: the place that `meeting` joins.
     """
 
     def __init__(self, meeting: Rendezvous, where: str, *, rank: int, world: int, device: torch.device) -> None:
@@ -69,7 +69,7 @@ class Link:
             self._group = self._connect()
 
     def buckets(self, sizes: Sequence[int], own: Tensor | None = None) -> Iterator[tuple[int, int, Tensor]]:
-        """Broadcasts the streams of all senders, and yields them in buckets: the sender, the bucket's place, its bytes.
+        """Broadcasts the streams of all senders. Yields buckets: (sender, byte offset in its stream, uint8 tensor).
 
         `sizes`: bytes of each sender's stream. `own`: this sender's stream; None on receivers. A bucket is valid until
         the next. Raises TimeoutError after the deadline, RuntimeError if the round has ended early.
@@ -91,7 +91,7 @@ class Link:
             self._store.set(self._key, reason)
 
     def close(self) -> None:
-        """Disconnects. The others' unfinished broadcasts fail, at the latest when they look."""
+        """Disconnects. Unfinished broadcasts of the other members fail at their next check, or before."""
         group, work = self._group, self._work
         self._group = self._work = None  # a broadcast of gloo keeps its connections, too
         if group is None:
@@ -102,7 +102,7 @@ class Link:
 
     def _broadcast(self, bucket: Tensor, sender: int) -> None:
         self._work = self._group.broadcast(bucket, sender)
-        while not self._work.is_completed():  # which it also is after an error, and then `wait` raises that
+        while not self._work.is_completed():  # also True after an error, which `wait` then raises
             time.sleep(LOOK_S)
             self._look()
         try:
@@ -126,11 +126,11 @@ class Link:
             raise RuntimeError(self._store.get(self._key).decode())
 
     def _connect(self) -> Any:
-        """Returns the group of all members. If the round ends before, the attempt is left to its thread."""
+        """Returns the connected group. If the round ends first, raises, and the connecting thread aborts the group."""
         from torch._C._distributed_c10d import PrefixStore
 
-        # NCCL waits for the others without a deadline, so it begins when all are known to be there. The marks are not
-        # among the keys of the group: NCCL's own are numbers too.
+        # NCCL waits for the others without a deadline, so it begins only when all members have set a key here. The
+        # prefix differs from the group's, because NCCL's own keys are numbers too.
         here = PrefixStore("here", self._store)
         here.set(str(self._rank), "here")
         while not here.check([str(rank) for rank in range(self._world)]):

@@ -25,7 +25,7 @@ ALIGNMENT = 64
 """Alignment of tensors in bytes: one cache line, and a multiple of every item size."""
 
 SIDE_BY_SIDE = 64 << 20
-"""Bytes of a version from which on several cores hash it."""
+"""Versions of at least so many bytes are hashed on all cores."""
 ITEM_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1,
               "bool": 1}
 
@@ -92,7 +92,7 @@ def layout(tensors: Iterable[tuple[str, tuple[int, ...], str]]) -> tuple[Manifes
 
 
 def cut(share: Share, at: int, size: int) -> Iterator[tuple[TensorPiece, slice]]:
-    """Cuts `size` bytes of a share's stream, from place `at` on. Yields pieces, and which of those bytes are theirs."""
+    """Maps bytes [at, at + size) of a share's stream to tensors. Yields each piece and its slice of these bytes."""
     place = 0
     for piece in share:
         begin, end = max(place, at), min(place + piece.size, at + size)
@@ -116,7 +116,7 @@ def pack_tensors(tensors: Iterable[tuple[str, torch.Tensor | np.ndarray]]) -> Pa
 
 
 def pack_folder(folder: Path, dtype: str) -> Packed:
-    """Packs the model of a Hugging Face folder in `dtype`, a torch dtype by name. Its digest is always the same.
+    """Packs the model of a Hugging Face folder in `dtype`, a torch dtype by name. The same folder has the same digest.
 
     Tied tensors are packed under both names, as the learner sends them. For a folder without a model it raises the
     errors of transformers.

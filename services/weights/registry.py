@@ -1,4 +1,4 @@
-"""Who takes part in transfers from GPU to GPU, and the round that is on its way. Plain state, no waits.
+"""Tracks the workers that take part in transfers from GPU to GPU, and the current round. Plain state, no waits.
 
 A *round* sends one version from ranks of the learner to processes of vLLM. Each sender has a share: pieces of tensors,
 whose bytes are one stream.
@@ -67,7 +67,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TransferRegistry:
-    """The workers that take part, the present round, and how it ended for each worker."""
+    """The workers that take part, the current round, and how it ended for each worker."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -78,7 +78,7 @@ class TransferRegistry:
         """The version of the last round."""
 
     def call(self, member: Participant) -> Round | None:
-        """Registers a worker, again and again. Returns the present round if it takes part and has not ended it."""
+        """Registers a worker for SILENT_S seconds. Returns the round that it is in and has not reported on, or None."""
         self._seen[member.worker] = member, self._clock()
         current = self._round
         if current is None or current.first_receiver(member.worker) is None or member.worker in self._outcomes:
@@ -95,7 +95,7 @@ class TransferRegistry:
         self._seen.pop(worker, None)
 
     def begin(self, transfer: Round) -> None:
-        """Begins a round in the place of the one before."""
+        """Begins a round, which replaces the previous one."""
         self._round, self._outcomes, self.sent = transfer, {}, transfer.version
 
     def report(self, worker: str, version: Version, fault: str) -> None:
@@ -104,7 +104,7 @@ class TransferRegistry:
             self._outcomes[worker] = fault
 
     def progress(self) -> tuple[dict[str, str], list[str]]:
-        """Returns why the round failed, for each worker for which it did, and the workers that still receive."""
+        """Returns worker -> why the round failed for it, and the workers that still receive."""
         if self._round is None:
             return {"the weights actor": "it has lost the round"}, []
         alive = {member.worker for member in self.members()}
