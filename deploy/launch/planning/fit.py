@@ -22,7 +22,7 @@ SMALL_CACHE_GB = 0.5
 
 
 def on_cpu(config: Config, report: Callable[[str], object], *, learner: bool = True) -> Config:
-    """Returns the config without GPUs if it sets `hardware=cpu`: one learner rank, as many rollout workers as this
+    """Returns the config without GPUs if it sets `hardware=cpu`: one learner rank, no more rollout workers than this
     machine has CPUs for, and a KV cache and passes that its memory holds. No key that decides what is learned changes.
 
     `report` takes a line with the keys that changed. `learner`: whether there will be one, as in make_plan. CPUs and
@@ -96,8 +96,8 @@ def with_gpu(config: Config, report: Callable[[str], object]) -> Config:
 
 
 def evaluation_config(config: Config, report: Callable[[str], object]) -> Config:
-    """Returns the config of an evaluation: no learner, as many rollout workers as there is room for, and the devices
-    that on_cpu and with_gpu choose.
+    """Returns the config of an evaluation: no learner, no more rollout workers than there is room for, and the
+    devices that on_cpu and with_gpu choose.
 
     `report` takes a line for each change. A worker that shares a GPU with a learner rank in training has it alone here.
     """

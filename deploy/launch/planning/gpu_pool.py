@@ -64,10 +64,10 @@ def smi(field: str) -> list[str]:
 
 
 def _usable(count: int) -> list[int]:
-    """Returns which of the machine's `count` GPUs CUDA_VISIBLE_DEVICES names, by numbers or by the beginnings of their
-    UUIDs. As for CUDA, the first name of no GPU ends the list. Without the variable these are all.
+    """Returns the indices of the machine's `count` GPUs that CUDA_VISIBLE_DEVICES names, by number or by the beginning
+    of a UUID; all if it is not set. As in CUDA, the first entry that matches no GPU ends the list.
 
-    nvidia-smi does not know the variable, and Ray counts the GPUs that it names. A part of a GPU (MIG) counts as one.
+    nvidia-smi ignores the variable, but Ray counts only the GPUs in it. A part of a GPU (MIG) counts as a GPU.
     """
     names = os.environ.get("CUDA_VISIBLE_DEVICES")
     if names is None:

@@ -121,7 +121,7 @@ def _learner_gib(config: Config) -> float:
 
     On CPUs that is all of learner/model/memory.py. With a GPU it is the moments of the optimizer if they are in host
     memory, all states that wait there for their turn on a shared GPU, and a rank's part of two copies of the weights,
-    on their way to a checkpoint and to the rollout workers. Both have the copy from which a checkpoint is written
+    on their way to a checkpoint and to the rollout workers. Both include the copy from which a checkpoint is written
     while training continues.
     """
     shape = model_shape(config.model)
@@ -205,7 +205,7 @@ def _lighter(config: Config) -> Iterator[Mapping[str, object]]:
 
 
 def halves(value: float, least: float) -> Iterator[float]:
-    """Yields a half of the value, a quarter and so on, down to `least`: integers of an integer."""
+    """Yields a half of the value, a quarter and so on, down to `least`. Those of an integer are rounded down."""
     while (value := value // 2 if isinstance(value, int) else value / 2) >= least:
         yield value
 
@@ -223,8 +223,8 @@ def as_dict(config: Config) -> dict[str, Any]:
 def describe(config: Config, *, resume: bool = False, games: str | None = None, kept: Config | None = None) -> str:
     """Returns the plan as text of a few lines. `resume`: whether a run that is in the folder may continue.
 
-    `games`: the games that there are, which are compared with those of that run. `kept`: the config that the folder
-    keeps, if the plan is made with another model."""
+    `games`: TaskSets.games, compared with that of the run in the folder. `kept`: the config that the run will keep in
+    its folder, if the plan is made with another model."""
     plan, gpu_memory = make_plan(config), gpu_plan(config, pool_of(config))
     seconds = _training_seconds(config, plan, gpu_memory)
     lines = [
@@ -258,7 +258,7 @@ def describe(config: Config, *, resume: bool = False, games: str | None = None, 
 
 
 def _training_seconds(config: Config, plan: Plan, gpu_memory: GpuPlan | None) -> float | None:
-    """Returns the seconds of a step's passes, if the learner uses GPUs that their basis compares with."""
+    """Returns the seconds of a step's passes; None unless it uses GPUs in bfloat16, as the estimate assumes."""
     if gpu_memory is None or not config.learner.gpus or config.model.dtype != "bfloat16":
         return None
     return training_seconds(config, plan.rows_per_step, checkpointing=gpu_memory.checkpointing)

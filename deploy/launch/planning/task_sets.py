@@ -23,7 +23,8 @@ HELDOUT = "heldout"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSets:
-    """Tasks for training, for the learning curve and for the final report. The last set overlaps neither other set."""
+    """Tasks for training, for the learning curve (validation) and for the final report (heldout). The last set overlaps
+    neither other set, but with eval.on_panel it is the validation set too."""
 
     env_name: str
     engine: str
@@ -68,9 +69,9 @@ def engine_name(environment: Environment) -> str:
 
 
 def cut(tasks: Sequence[str], count: int, *, name: str) -> tuple[str, ...]:
-    """Returns `count` tasks, sorted. There must be so many.
+    """Returns a random sample of `count` tasks, sorted. Raises ValueError if there are fewer.
 
-    The choice depends on the set's name and never on the run's seed, so that runs can be compared.
+    The sample depends on the set's name and never on the run's seed, so that runs can be compared.
     """
     return tuple(sorted(random.Random(seed_for("panel", name)).sample(sorted(tasks), count)))
 
@@ -102,7 +103,7 @@ def of_a_step(config: Config, train: Sequence[str]) -> AskedGames:
 
 
 def _published(tasks: Sequence[str]) -> str:
-    """Returns one more way out of too few games, if these stand in for the published ones, such as ALFWorld's."""
+    """Returns one more fix for too few games, if these stand in for published ones, such as ALFWorld's; else ""."""
     published = stands_in_for(tasks[0].partition("/")[0]) if tasks else None
     return f", or set env.data to the data of {published}, which has other games" if published else ""
 
@@ -110,7 +111,7 @@ def _published(tasks: Sequence[str]) -> str:
 def asked_games(key: str, count: int, split: str, environment: Environment, tasks: Sequence[str]) -> list[AskedGames]:
     """Returns the games of an evaluation that `key` asks for: `count` of `tasks`, which are those of the split.
 
-    Of several environments it asks for equally many of each; the first ones have one more if that leaves a rest.
+    With several environments it asks for equally many of each. The first ones get one more each for the remainder.
     """
     if not isinstance(environment, Mixture):
         return [AskedGames(key, count, split, tasks)]
@@ -128,7 +129,7 @@ def cut_each(asked: Sequence[AskedGames], *, name: str) -> tuple[str, ...]:
 def asked_for(environment: Environment, split: str | None, count: int) -> tuple[str, tuple[str, ...]]:
     """Returns a split, the held-out one for None, and the `count` tasks of it that an evaluation plays; 0: all.
 
-    Of the held-out split they are those of a run's table, so that both can be compared. Raises UserError.
+    From the held-out split it takes those of a run's final table, so that scores can be compared. Raises UserError.
     """
     heldout = environment.training_splits()[2]
     everything = tasks_of(environment, chosen := split or heldout)

@@ -1,5 +1,5 @@
-"""Settings that are allowed but hardly meant, such as learning rates of tiny models for large ones, keys that do
-nothing, or answers that the prompt cannot read; a disk without room; and a run's code that changed."""
+"""Warns of settings that are allowed but probably mistakes, such as learning rates of tiny models for large ones, keys
+that do nothing, or answers that the prompt cannot read; of a disk without room; and of a run's code that changed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ EXAMPLES = ("<think></think><action>go to countertop 1</action>", "<planning>go<
 TAG = re.compile("<.*?>")
 """A tag of an answer's form."""
 LARGE_CHECKPOINT = 1_000_000_000
-"""The interval of checkpoints matters if each has at least so many bytes."""
+"""Checkpoints of at least so many bytes should not be written every few steps."""
 OFTEN = 5
 """Fewer learner steps than this between large checkpoints are a reason for a warning."""
 
@@ -74,7 +74,7 @@ def _changed_code(config: Config) -> list[str]:
 
 
 def _large(config: Config) -> int:
-    """Returns the parameters of the model that the config names, 0 for one of a tiny config."""
+    """Returns the number of parameters of model.path; 0 if there is none, or fewer than LARGE_MODEL."""
     parameters = 0 if config.model.path is None else model_shape(config.model).parameters
     return parameters if parameters >= LARGE_MODEL else 0
 
@@ -123,8 +123,8 @@ def _raw_prompt(config: Config) -> list[str]:
 def _short_answers(config: Config) -> list[str]:
     """Returns a line if a published model's answers would be cut before they have the form that the prompt asks for.
 
-    A conversation asks for a thought. A cold start shows short ones. A template that takes an answer without its tags
-    asks for no form.
+    In a conversation the answer also needs room for a thought, unless a cold start demonstrates short ones. A template
+    that accepts answers without tags asks for no form, and gets no warning.
     """
     env, path, limit = config.env, config.model.path, config.rollout.max_response_tokens
     if path is None or not _large(config) or config.agent.name or not (path / TOKENIZER).exists():
@@ -145,8 +145,8 @@ def _short_answers(config: Config) -> list[str]:
 
 
 def short_of_disk(config: Config) -> list[str]:
-    """Returns a line if the disk of runs_dir has no room for the checkpoints that are still to come. A runs_dir whose
-    parent is not here either is another machine's."""
+    """Returns a line if the disk of runs_dir has no room for the checkpoints that are still to come. If neither
+    runs_dir nor its parent exists here, it belongs to another machine and gets no warning."""
     place = next((folder for folder in (config.runs_dir, config.runs_dir.absolute().parent) if folder.is_dir()), None)
     if place is None:
         return []
@@ -181,7 +181,7 @@ def idle_workers(config: Config) -> list[str]:
 
 def _empty_packs(config: Config) -> list[str]:
     """Returns a line if several ranks share an update that is too small to fill a pack of each. Ranks gather all
-    weights for each pack, so half-empty packs double the time of that."""
+    weights for each pack, so half-empty packs double the time of gathering."""
     learner = config.learner
     if learner.ranks == 1:
         return []
