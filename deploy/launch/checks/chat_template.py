@@ -31,7 +31,7 @@ SECONDS = 3
 BYTES = 2 * GIB
 """Memory that it may take for them."""
 MESSAGE_TOKENS = 4
-"""Tokens that the shortest message takes with its marks."""
+"""Tokens of the shortest message, its role markers included."""
 LOOPS = "look at its loops, or set model.chat_template to another one"
 WORD = "word "
 """A token of text, about as long as one of English."""
@@ -73,8 +73,8 @@ def check_template(config: Config, *, folder: Path | None = None, conversations:
 
 
 def _longest(config: Config) -> int:
-    """Returns the number of messages of the longest conversation: one without an agent, else a question and an answer
-    for each of its calls."""
+    """Returns the number of messages in the longest prompt: one without an agent, else a question for each of its calls
+    and the answers between them, as far as a prompt has room."""
     if config.agent.name is None:
         return 1
     return max(1, min(2 * config.agent.max_calls - 1, config.rollout.max_prompt_tokens // MESSAGE_TOKENS))
@@ -137,7 +137,7 @@ def _settings(folder: Path | None) -> dict[str, Any] | None:
 
 
 def template_of(folder: Path | None, settings: Mapping[str, Any]) -> str | None:
-    """Returns the template in a folder, the one named `default` of several."""
+    """Returns the template in a folder, the one named `default` of several; None if there is none."""
     if folder is not None and (file := folder / "chat_template.jinja").is_file():
         return file.read_text(encoding="utf-8")
     named = settings.get("chat_template")

@@ -36,7 +36,7 @@ DRIVER = 580
 OLDEST = (7, 5)
 """Compute capability of the oldest GPUs that CUDA 13 compiles for: Turing. scripts/flavour has the same number."""
 WITH_BFLOAT16 = (8, 0)
-"""Compute capability from which on GPUs have bfloat16, and torch has attention for rows of any length: Ampere."""
+"""Lowest compute capability with bfloat16, and with torch's attention for rows of any length: Ampere."""
 DATA_CENTER_BLACKWELL = 10
 """First number of the compute capability of B200 and B300."""
 SHARED_GIB = 8.0
@@ -65,7 +65,7 @@ def python() -> Iterator[Finding]:
 
 
 def packages() -> Iterator[Finding]:
-    """Checks the installed versions against the pins. An extra but `train` counts only where it is installed."""
+    """Checks the installed versions against the pins. Packages of extras other than `train` may be missing."""
     from packaging.requirements import Requirement
 
     mistakes = []
@@ -214,7 +214,7 @@ def attention() -> Finding:
 
 
 def nccl() -> Finding:
-    """Checks that NCCL is installed in the version that torch was built with."""
+    """Checks that NCCL's package for CUDA 13 is installed, without which ranks on GPUs cannot communicate."""
     if version := installed("nvidia-nccl-cu13"):
         return _finding("nccl", version)
     return _finding("nccl", "not installed: learner ranks on GPUs cannot meet", REINSTALL, status="warning")
@@ -243,7 +243,7 @@ def shared_memory() -> Finding:
 
 
 def address() -> Finding:
-    """Checks that this host's name is not a loopback address: gloo binds to it, and other nodes could not reach it."""
+    """Checks that this host's name resolves to an address that other nodes can reach: gloo binds to it."""
     name = socket.gethostname()
     try:
         resolved = socket.gethostbyname(name)
@@ -269,7 +269,7 @@ def redis() -> Iterator[Finding]:
 
 
 def resources() -> Iterator[Finding]:
-    """Checks for what the default run needs: 2 CPUs, 6 GB of memory, and room for Ray's objects."""
+    """Checks for what the default run needs: 2 CPUs, 6 GiB of memory, 1 GiB in /dev/shm for Ray, 2 GiB of disk."""
     cpus, free = machine.cpu_count(), machine.available_memory() / GIB
     shm, disk = machine.shared_memory() / GIB, shutil.disk_usage(".").free / GIB
     yield _finding("cpus", f"{cpus:g}", "" if cpus >= 2 else "the default run wants 2: take a larger machine")

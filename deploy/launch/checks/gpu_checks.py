@@ -84,7 +84,7 @@ def _torch(config: Config) -> None:
 
 
 def _hardware(config: Config) -> Iterator[UserError]:
-    """Yields a UserError for what the GPUs of this machine, or its compilers, cannot do of what the config asks."""
+    """Yields a UserError for each thing that the config asks for and this machine's GPUs or compilers cannot do."""
     half, sampled = config.model.dtype == "bfloat16", config.rollout.gpus > 0
     lowest = next(iter(doctor.capabilities()), None)
     if half and lowest and doctor.OLDEST <= lowest < doctor.WITH_BFLOAT16:
@@ -98,8 +98,8 @@ def _hardware(config: Config) -> Iterator[UserError]:
 
 
 def _placement(config: Config) -> Iterator[UserError]:
-    """Yields a UserError for workers and ranks that cannot be on their GPUs together, or engines over several GPUs that
-    cannot have equal parts of the model, as vLLM's layers ask."""
+    """Yields a UserError for workers and ranks that cannot share GPUs as configured, and for a tensor_parallel that
+    does not split the model into equal parts, which vLLM requires."""
     rollout, learner, shares = config.rollout, config.learner, config.shares_gpus
     parts, shape = rollout.tensor_parallel, model_shape(config.model)
     if shares and rollout.workers != learner.ranks:
@@ -133,7 +133,7 @@ def _key_heads(shape: Shape) -> int:
 
 
 def _splits(shape: Shape, parts: int) -> bool:
-    """Whether each of so many GPUs can have as many heads and columns. Heads of keys may be on several GPUs."""
+    """Returns whether heads and columns divide evenly over `parts` GPUs. Key heads may be copied to several GPUs."""
     keys = _key_heads(shape)
     return not (shape.heads % parts or shape.intermediate % parts or (keys % parts and parts % keys))
 
@@ -164,7 +164,7 @@ def _count(config: Config, pool: GpuPool | None, *, private: bool) -> None:
 
 def _too_few(config: Config, pool: GpuPool | None, needed: int) -> UserError:
     there, asked = pool.count if pool else 0, f"the plan asks for {needed} GPU{'s'[:needed > 1]}, and "
-    fix, named = _fewest(config, there), gpu_pool.named(config)
+    fix, named = _use_fewer(config, there), gpu_pool.named(config)
     if pool is not None and pool.named:
         return UserError(f"{asked}hardware={config.hardware} names {there}",
                          f"{fix}, or set hardware={needed}x{pool.bytes // 10**9}")
@@ -175,8 +175,8 @@ def _too_few(config: Config, pool: GpuPool | None, needed: int) -> UserError:
                      f"start it where these GPUs are (only --dry-run plans for others), or {fix}")
 
 
-def _fewest(config: Config, there: int) -> str:
-    """Returns the change of the config that needs the fewest GPUs."""
+def _use_fewer(config: Config, there: int) -> str:
+    """Returns advice on how to run with only the `there` GPUs that exist."""
     rollout, learner = config.rollout, config.learner
     if not there:
         return "set hardware=cpu, or use a machine with GPUs"

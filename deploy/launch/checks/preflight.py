@@ -40,7 +40,7 @@ from services.object_folder import ObjectFolder
 TAGGED = ("meta", "compact-meta")
 """The prompts of ours whose answers name their kind of reasoning."""
 NEEDS_TORCHVISION = "qwen3_5"
-"""Begins the names of the families for which vLLM imports torchvision, also where nothing is seen."""
+"""Prefix of the families (model_type) for which vLLM imports torchvision, even if no prompt has an image."""
 
 
 def check(config: Config, *, planned: bool = False, before: Config | None = None,
@@ -49,8 +49,8 @@ def check(config: Config, *, planned: bool = False, before: Config | None = None
 
     `planned`: nothing will be started here. If the config also names GPUs in `hardware`, this machine is not
     checked.
-    `before`: the config of the run that continues, whose servers are waited for; `report` takes a line about that, and
-    the warnings.
+    `before`: the config of the run that continues, whose servers are waited for (servers.py); None for a new run.
+    `report` takes a line about each wait and each warning.
     """
     task_sets: list[TaskSets] = []
 
@@ -77,10 +77,10 @@ def check(config: Config, *, planned: bool = False, before: Config | None = None
 
 def check_parts(config: Config, *, planned: bool = False, before: Config | None = None, report: servers.Report = print,
                 learner: bool = True) -> None:
-    """Checks everything except the run's folder, its port and its games. Evaluations check those differently.
+    """Makes the checks that runs and evaluations share. Raises UserError.
 
-    `learner`: whether the config's learner will be started. An evaluation has none. What needs the model or the
-    environment is checked once they are there, and servers are asked last.
+    `learner`: whether the config's learner will be started. An evaluation has none. Checks that read the model or the
+    environment come after the checks that these exist. Servers are asked last.
     """
     check_together(partial(_environment, config), partial(check_policy, config),
                    *([partial(_credit, config)] if learner else []), partial(sinks.check, config))
@@ -124,8 +124,7 @@ def _devices(config: Config, plan: Plan, *, here: bool) -> None:
 
 
 def check_learner(config: Config) -> None:
-    """Checks that the estimator suits the loss and the groups, that a batch can be filled and fits, and that the model
-    has the layers of adapters."""
+    """Checks the estimator, the batch, the servers' sessions, the adapters and the teacher. Raises UserError."""
     check_together(partial(_credit, config), partial(_batch, config), partial(_sessions, config),
                    partial(check_adapters, config), partial(check_teacher, config))
 
@@ -157,8 +156,8 @@ def _choices(config: Config) -> Iterator[UserError]:
                              ("env.servers", config.env.servers, "env")):
         bounds = getattr(autoscale, role)
         if bounds is not None and not bounds[0] <= count <= bounds[1]:
-            yield UserError(f"{key}={count} is outside autoscale.{role}={list(bounds)}, so the run would not start as "
-                            "many", f"set {key} to a number within these bounds, or change them")
+            yield UserError(f"{key}={count} is outside autoscale.{role}={list(bounds)}, so the run would not start "
+                            "with it", f"set {key} to a number within these bounds, or change them")
     for key, why in (("staleness", "episodes continue under weights that come at any moment"),
                      ("gpus", "the sums of a GPU come in any order")):
         if config.rollout.exact and (value := getattr(learner, key)):
@@ -205,7 +204,7 @@ def check_policy(config: Config) -> None:
                         "set model.path to a Hugging Face folder, or to a name of the hub with model.download=true")
     check_model(path)
     check_family(path)
-    _sampled(path)
+    _check_torchvision(path)
     check_weights(path)
     longest = described_sizes(path).get("max_position_embeddings")
     if not config.rollout.gpus:
@@ -216,8 +215,8 @@ def check_policy(config: Config) -> None:
                         "lower rollout.max_prompt_tokens or rollout.max_response_tokens")
 
 
-def _sampled(path: Path) -> None:
-    """Raises UserError if vLLM needs a package for the model's family that is not installed."""
+def _check_torchvision(path: Path) -> None:
+    """Raises UserError if vLLM needs torchvision for the model's family and it is not installed."""
     family = read_json(path / "config.json", dict[str, Any]).get("model_type")
     if str(family).startswith(NEEDS_TORCHVISION) and importlib.util.find_spec("torchvision") is None:
         raise UserError(f"the model at {path} is of the family {family}, for which vLLM needs torchvision, and "
@@ -240,7 +239,7 @@ def check_scratch(config: Config) -> None:
 
 
 def _credit(config: Config) -> Iterator[UserError]:
-    """Checks that the estimator exists, and that the loss, the prompt and the group size suit it."""
+    """Checks that the estimator exists, and that the loss, the prompt, the agent and the group size suit it."""
     from learner.credit.checks import try_estimator
     from learner.credit.registry import ESTIMATORS, estimator, options_of
 
@@ -274,7 +273,7 @@ def _credit(config: Config) -> Iterator[UserError]:
 
 
 def _batch(config: Config) -> Iterator[UserError]:
-    """Checks that a batch can be filled and fits the token budget, the ranks and the environment servers."""
+    """Checks that the token budget holds the longest row, and that each rank gets an episode in each step."""
     learner, row = config.learner, config.rollout.row_tokens
     episodes = learner.groups_per_step * learner.group_size
     if learner.token_budget < row:

@@ -47,7 +47,7 @@ def check_servers(config: Config, before: Config | None, report: Report) -> None
 
 
 def check_played(config: Config, before: Config | None, report: Report, *, env: str, engine: str) -> None:
-    """Makes `check_versions` for the running environment servers of `config`. Raises UserError. See check_redis."""
+    """Calls `check_versions` for the running environment servers of `config`. Raises UserError. See check_redis."""
     retry_server(lambda: check_versions(config.env.urls, env=env, engine=engine, token=env_token(config.env)),
                  _wait_s(config, before), report)
 
@@ -67,8 +67,8 @@ def check_agents_tools(config: Config, before: Config | None, report: Report) ->
 def check_versions(urls: Sequence[str], *, env: str, engine: str, token: str | None = None) -> None:
     """Raises UserError if a running server plays another environment or version than the results would name.
 
-    `engine`: the name that `engine_name` returns. It names the data if a task's id does not decide its content. The
-    lists of tasks are not compared: a task that a server lacks fails at run time.
+    `engine`: the name that `engine_name` returns. It includes the data if a task's id does not determine its content.
+    The lists of tasks are not compared: a task that a server lacks fails at run time.
     """
     headers = {} if token is None else {"authorization": f"Bearer {token}"}
     for url in urls:

@@ -33,7 +33,7 @@ def test_a_file_is_read_for_imitation_alone(tmp_path: Path):
     (("learner.credit.state_key=environment",), "alfworld gives no state; choose another state key"),
     (("autoscale.env=[1,4]", "env.urls=[http://a:1]"), "autoscale.env=[1, 4] scales servers that the run starts"),
     (("autoscale.rollout=[1,8]", "rollout.workers=16"),
-     "rollout.workers=16 is outside autoscale.rollout=[1, 8], so the run would not start as many; set rollout.workers"),
+     "rollout.workers=16 is outside autoscale.rollout=[1, 8], so the run would not start with it; set rollout.workers"),
     (("autoscale.env=[2,4]",), "env.servers=1 is outside autoscale.env=[2, 4]"),
 ])
 def test_a_choice_that_would_do_nothing_is_refused(overrides: tuple[str, ...], expected: str):
