@@ -22,7 +22,7 @@ from services.telemetry.exposition import serving
 from services.telemetry.heartbeat import Beating, Heartbeat, decode
 
 READ_S = 5.0
-"""Deadline in seconds of reading the store for a scrape. Prometheus gives up after ten."""
+"""Deadline in seconds for reading the store in a scrape. Prometheus gives up after ten."""
 
 
 @contextmanager
@@ -51,8 +51,8 @@ def monitoring(parts: Topology, telemetry: Telemetry, folder: RunFolder, *,
 
 
 def _reached(bound: str, node: str) -> str:
-    """Returns the HOST:PORT at which other machines reach an endpoint. If it listens on all addresses of this machine,
-    that is `node`, the machine's address in the cluster: 0.0.0.0 leads each machine to itself."""
+    """Returns the HOST:PORT at which other machines reach an endpoint. If it listens on all addresses, HOST is `node`,
+    this machine's address in the cluster: 0.0.0.0 leads each machine to itself."""
     parts = urlsplit(f"//{bound}")
     return host_port(node, parts.port or 0) if is_every_address(parts.hostname or "") else bound
 
@@ -122,8 +122,8 @@ def target_groups(run: str, address: str, env_urls: Sequence[str]) -> list[dict[
 
 
 def _forget_killed(folder: RunFolder, address: str) -> None:
-    """Removes what a run whose driver was killed has left at this address: Prometheus would take the metrics of the run
-    of `folder` under both names. At other addresses it stays, for the alert about the death."""
+    """Removes the target files of killed runs that name `address`: Prometheus would store the metrics of `folder`'s run
+    under their names too. Files with other addresses stay, for the alert about a dead driver."""
     for left in folder.targets.parent.glob("*.json"):
         with suppress(OSError, Damaged):  # it is another user's, or gone; what is damaged, `gagpo status` names
             stage = read_stage(RunFolder(folder.path.parent / left.stem).stage_file)

@@ -1,4 +1,4 @@
-"""Checks that a Ray cluster answers. Without this check, ray.init prints RPC errors for minutes if none does."""
+"""Finds the address of Ray and checks that a cluster answers. If none does, ray.init prints RPC errors for minutes."""
 
 from __future__ import annotations
 
@@ -78,6 +78,6 @@ def _connect(address: str) -> None:
 
 
 def no_cluster(address: str, reason: str) -> UserError:
-    """Returns the refusal of an address at which no Ray answers."""
+    """Returns the UserError for an address at which no Ray answers."""
     return UserError(f"no Ray cluster answers at {address} ({reason})",
                      "start a cluster, or unset RAY_ADDRESS and ray.address for a private one")

@@ -33,7 +33,7 @@ log = get_logger("ray")
 _PREFIX = "gagpo-ray-"
 _TOKEN = "token"  # noqa: S105 - the name of a file
 _QUIET = {
-    # A raylet that ends has 20 lines of its statistics printed by every driver. Ray's next line names the lost node.
+    # When a raylet ends, every driver prints 20 lines of its statistics. Ray's next line names the lost node.
     "RAY_DEDUP_LOGS_SKIP_REGEX": "Raylet is terminated",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DISABLE_IMPORT_WARNING": "1",
 }
@@ -55,7 +55,7 @@ def ray_cluster(config: Config, namespace: str, note: Callable[[str], object]) -
     """Connects to the cluster of ray.address or $RAY_ADDRESS; else starts a private one that ends with this process.
 
     Yields the address by which the cluster's nodes reach this machine. It is 127.0.0.1 in a private cluster. `note`
-    takes a line if a cluster of others asks for no token, and if a private one does not start at once.
+    takes a line if an existing cluster asks for no token, and if a private one does not start at once.
     """
     os.environ.update({k: v for k, v in _QUIET.items() if k not in os.environ})
     options: dict[str, Any] = {

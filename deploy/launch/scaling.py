@@ -172,7 +172,7 @@ class Scaling:
             self._change("env", servers, environment_servers(servers.wanted, answered, rules))
 
     def _change(self, role: str, fleet: Fleet[Any], count: int) -> None:
-        """Wants `count` members of a role. It adds none while others still start and have not relieved the rest yet."""
+        """Sets the wanted number of a role. Adds none while members still start: these may already suffice."""
         starting = not all(self._parts.supervisor.was_ready(one) for one in fleet.members)
         if count == fleet.wanted or (count > fleet.wanted and starting):
             return
@@ -193,8 +193,8 @@ class Scaling:
             self._parts.servers.want(servers)
 
     def _publish(self) -> None:
-        """Publishes the present list of servers to all workers, again if a Redis that died has lost it. Never an empty
-        list: it would only stop them."""
+        """Publishes the current list of servers if the store has another, or has lost it. Never publishes an empty
+        list, which would only stop the workers."""
         urls, store = self._parts.urls(), self._parts.store
         if urls and urls != store.state.servers():
             store.state.publish_servers(self._lease, urls)

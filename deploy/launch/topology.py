@@ -103,7 +103,7 @@ class Topology:
         )
 
     def _place(self, index: int, asked: dict[str, float]) -> ProcessPlace:
-        """Returns the place of a worker: next to a learner rank, if there is one for it."""
+        """Returns the place of a worker: on the GPU of the learner rank with its number, if they share GPUs."""
         if self.shared_gpus is None or index >= len(self.shared_gpus.asked):
             return ClusterPlace([asked])
         return GpuShare(self.shared_gpus, [asked], first=index)
@@ -204,10 +204,9 @@ def _weights_actor(config: Config, namespace: str) -> tuple[Any, str]:
 def publish_folder(parts: Topology, model: Path, *, holder: str, step: int = 0) -> Version:
     """Loads `model`, makes it the current version under a new incarnation, and returns that version.
 
-    `step`: the learner step of the model. Holds the learner's lease meanwhile, in its name: a learner that died
-    without releasing it is no obstacle, and a living one can no longer publish. Raises RayLost if the private Ray dies
-    meanwhile. The weights go through a file, because Ray kills a process that hands over a large object while its
-    raylet dies. This process must outlive that.
+    `step`: the learner step of the model. Takes the learner's lease for that time, with the learner's holder name: so a
+    dead learner's lease does not block it, and a living learner can no longer publish. Raises RayLost if the private
+    Ray dies. The weights go through a file: Ray kills a process that hands over a large object while its raylet dies.
     """
     from services.weights.pack import pack_folder
 

@@ -27,7 +27,7 @@ SHRINK_AFTER_S = 10.0
 ANSWER_S = 10.0
 """Longest wait for the result of a call that has ended, in seconds."""
 Options = Mapping[str, Any]
-"""The options that put a Ray actor into its place."""
+"""The options of a Ray actor that select its node and its resources."""
 
 
 class Actor:

@@ -100,7 +100,7 @@ def grafana(runs_dir: Path, source: str, *, port: int) -> Iterator[str | None]:
 
 
 def _grafana_command() -> list[str] | None:
-    """Returns the command, or None. A package has its web pages in /usr/share, a release next to its binary."""
+    """Returns Grafana's command, or None. A package has the web pages in /usr/share, a release next to its binary."""
     for name, arguments in (("grafana", ["server"]), ("grafana-server", [])):
         binary = shutil.which(name)
         if binary is not None:
