@@ -126,7 +126,7 @@ class Pages:
 
     def show(self, template: str, context: dict[str, Any], *, run: ExploredRun | None = None,
              status: int = 200) -> Response:
-        """Returns a page. `run`: the run whose lists its keys open, by default the first."""
+        """Returns a page. `run`: the run whose pages the keyboard shortcuts open, by default the first."""
         context = {"run": run or self.runs[0], "runs": self.runs, **context}
         return HTMLResponse(self._templates.get_template(template).render(context), status)
 
@@ -144,8 +144,8 @@ def create_app(runs: Sequence[ExploredRun], token: str | None) -> FastAPI:
     def missing(_: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 422
         message = error.detail if isinstance(error, HTTPException) and error.detail != "Not Found" else (
-            "There is no such page." if isinstance(error, HTTPException) else "The address asks for something "
-            "that is no number, or for an order that there is not.")
+            "There is no such page." if isinstance(error, HTTPException) else
+            "A number or the sort order in the address is not valid.")
         return shown.show("error.html", {"message": message, "status_code": status}, status=status)
 
     def damaged(_: Request, error: Exception) -> Response:
@@ -195,7 +195,7 @@ def _lists(app: FastAPI, shown: Pages) -> None:
 
 
 def _lost(app: FastAPI, shown: Pages) -> None:
-    """Adds addresses that lead to an episode that was lost."""
+    """Adds addresses that redirect to a lost episode."""
     @app.get("/{name}/lost")
     def any_lost(name: str) -> Response:
         if (entry := pages.instructive(shown.run(name).groups())) is None:
@@ -229,7 +229,7 @@ def _details(app: FastAPI, shown: Pages) -> None:
     def credit(name: str, file: str, group: str) -> Response:
         run, chosen = shown.group(name, file, group)
         if run.credit is None:
-            raise HTTPException(422, "It takes the options of the run's estimator, which cannot be read.")
+            raise HTTPException(422, "This file needs the options of the run's estimator, which cannot be read.")
         attachment = f'attachment; filename="{pages.credit_file(chosen)}"'
         return Response(json.dumps(credit_input(chosen, run.credit)), media_type="application/json",
                         headers={"content-disposition": attachment})

@@ -18,13 +18,13 @@ from services.telemetry.evaluations import curve_of, envs_of, in_env
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 420, 184, 44, 412, 8, 150
 """Size of the drawing, and the sides of its axes."""
 MOST_POINTS = 600
-"""Most values of a line besides its last. A longer line has every n-th one, or the page of a long run has megabytes."""
+"""Most points of a line, its last one not counted. Longer lines are thinned, to keep the pages of long runs small."""
 Rows = Sequence[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurveLine:
-    """One key of one run."""
+    """One curve of one run. `run` and `key` are the indices of its run and of its curve in the chart."""
 
     run: int
     key: int
@@ -32,10 +32,11 @@ class CurveLine:
     steps: list[int]
     values: list[float]
     bounds: Sequence[tuple[float, float]] = ()
-    """95% interval of each value, if it has one. Then single values are drawn, and no moving average."""
+    """95% interval of each value, or empty."""
     thin: str = ""
-    """Points of the values. `thick` has those of the moving average."""
+    """Points of the values; empty if they have intervals, because `thick` has the values then."""
     thick: str = ""
+    """Points of the moving average, or of values with intervals."""
     band: str = ""
     """Polygon of the interval."""
 
@@ -168,9 +169,9 @@ def _range(values: Sequence[float], *, from_zero: bool) -> tuple[float, float]:
 # The states of a group as a layered drawing: geometry only, the template draws it.
 #
 # A state's layer is the earliest step at which any episode was in it, so a layer holds at most as many states as the
-# group has episodes. Steps at which no state was new have no layer: they would be empty space. Within a layer
-# states stand near those that lead to them (two sweeps of barycentres). Edges that lead back to
-# an earlier layer, or stay in one, are bent aside.
+# group has episodes. Steps at which no state was new have no layer: they would be empty space. Within a layer states
+# are ordered by the mean place of their neighbours: those above, then below, then above (barycentre heuristic). Edges
+# that lead back to an earlier layer, or stay in one, are bent aside.
 
 LAYER, GAP, MARGIN = 52, 116, 60
 WIDEST_GAP = 180

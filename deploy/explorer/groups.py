@@ -15,7 +15,7 @@ from services.parquet_files import ARCHIVE_ROWS, open_parquet, read_table
 from services.records import CUT
 
 CREDIT = ("return", "value", "baseline", "delta", "raw_advantage", "advantage", "state_key")
-"""Columns that only turns which were trained on have."""
+"""Columns that have values only for turns that were trained on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +40,12 @@ class StepView:
     learner_logprobs: list[float] | None
     """Logprobs of the same tokens, which the learner recomputed before it trained on them."""
     ret: float | None
-    """R̂."""
+    """R̂, the discounted return from this turn on (docs/algorithms.md)."""
     value: float | None
     """V̄, or the baseline that the estimator used for this turn."""
     delta: float | None
     raw: float | None
-    """Â."""
+    """Â, before the normalisation that gives A."""
     advantage: float | None
     """A, which the loss saw."""
     state: str | None
@@ -54,7 +54,7 @@ class StepView:
     judged: str | None = None
     """The label of the action, if the policy was asked to judge it: `good` or `bad`."""
     verdicts: list[str] | None = None
-    """The words of its answers, empty for neither."""
+    """The judgements that the policy gave of the action: `good`, `bad`, or empty for an answer that says neither."""
     cut: bool | None = None
     """Whether the answer was ended by its limit of tokens, and not by the policy."""
     choices: str | None = None
@@ -85,10 +85,10 @@ class ShownEpisode:
 
     @property
     def cut_off(self) -> bool:
-        """Returns whether a budget ended it without a value of the last state (`bootstrap` may add one).
+        """Returns whether a budget ended the episode, and credit took the state after it as worth 0 (no `bootstrap`).
 
-        Then δ of its last turn is r - V̄, whatever the action was. R̂ of a last turn is r as the learner saw it, less a
-        penalty.
+        Then δ of the last turn is R̂ - V̄, whatever the action was. R̂ is then the turn's reward as the learner
+        saw it, less a penalty.
         """
         last = self.steps[-1]
         return (self.end in CUT and last.delta is not None
@@ -187,7 +187,7 @@ def mean_value(visits: Sequence[Visit]) -> float | None:
 
 
 def with_same_choices(visits: Sequence[Visit], step: StepView) -> list[Visit]:
-    """Returns the visits in which the same actions were admissible as before `step`. All of them, if it had no list."""
+    """Returns the visits with the same admissible actions as `step`; all visits if `step` has no list of actions."""
     return [visit for visit in visits if not step.choices or visit.step.choices == step.choices]
 
 
@@ -250,15 +250,16 @@ NONE = "<none>"
 
 def _credit_step(step: StepView, state: str) -> dict[str, Any]:
     values = {"state": state, "action": step.action, "reward": step.reward, "invalid": not step.valid}
-    # `admissible` is a list there, and an empty one would allow every action: this one says that it was not listed.
+    # In the command's input, `admissible` is a list, and an empty list allows every action. One that holds only NONE
+    # marks the action as inadmissible.
     if not step.tag:
         return values
     return {**values, "tag": step.tag, **({} if step.admissible else {"admissible": [NONE]})}
 
 
 def credit_input(group: Group, options: CreditSection) -> dict[str, Any]:
-    """Returns the group as input of `gagpo credit`. States are texts, which it pools by the same `--state-key`. If the
-    keys are made of more than texts (prompts, admissible actions, `stay`), they are the run's own keys."""
+    """Returns the group as input of `gagpo credit`. Its states are observations, which the command pools by the run's
+    state key. A state key made of more than the observation (prompt, admissible actions, `stay`) is copied instead."""
     texts = _pools_texts(options)
 
     def state(step: StepView) -> str:
@@ -273,7 +274,7 @@ def credit_input(group: Group, options: CreditSection) -> dict[str, Any]:
 
 
 def lacks_cuts(group: Group, options: CreditSection) -> bool:
-    """Returns whether its credit depends on states in which episodes were cut, and the archive has no key of these."""
+    """Returns whether credit depends on the states in which episodes were cut, but the archive lacks their keys."""
     from learner.credit.registry import estimator
 
     reads = getattr(options, "bootstrap", False) or getattr(estimator(options.estimator), "reads_cuts", False)
@@ -296,7 +297,7 @@ def credit_options(options: CreditSection) -> Sequence[str]:
     if given.get("normalize") == "batch":
         given["normalize"] = "none"  # one group cannot be normalised over others, so compare Â
     words: list[str] = []
-    # The options of a key of the user's own are of no use without it, and the command would not know them.
+    # The options of a user's own state key are left out with it: the command does not know them.
     for name, default in declared(options.model_copy(update={"state_key": given["state_key"]})).items():
         if (value := given.get(name, default)) != default:
             option = name.replace("_", "-")

@@ -52,7 +52,7 @@ class GroupEntry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     group: str
     task: str
     kind: str
-    """The task type by its environment. Without one, the type in its id: see kind_of."""
+    """The task type that the environment gave, else the one in the task's id (kind_of)."""
     outcome: str
     """trained, evaluated or dropped."""
     reason: str
@@ -162,8 +162,8 @@ def kind_of(task: str) -> str:
 
 
 def index_file(path: Path) -> list[GroupEntry]:
-    """Returns the groups of one archive file. Raises FileNotFoundError, OSError if it is not a parquet file, and
-    ValueError if it is not one of ours."""
+    """Returns the groups of one archive file. Raises FileNotFoundError, OSError or ValueError if it is not a parquet
+    file of ours, and Damaged if it is too large."""
     of_groups = (*_OF_GROUPS, _TYPE)
     with open_parquet(path, rows=ARCHIVE_ROWS) as file:
         for name in (*of_groups, *_OF_STEPS, *_READ):
@@ -329,7 +329,8 @@ class Matrix:
 
 def matrix(evaluations: Sequence[dict[str, Any]], entries: Iterable[GroupEntry], *, split: str = "", kind: str = "",
            sort: str = "task", descending: bool = False) -> Matrix | None:
-    """Returns the matrix, or None if no such task was evaluated. `sort`: task, kind, changes, or a column number."""
+    """Returns the matrix of a split, by default the first; None before the first evaluation. `kind`: only tasks of this
+    type. `sort`: task, kind, changes, or a column number."""
     splits = list(dict.fromkeys(row["split"] for row in evaluations))
     if not splits:
         return None

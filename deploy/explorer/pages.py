@@ -39,16 +39,15 @@ if TYPE_CHECKING:
 
 # How the numbers of a step come about: the estimator explains them, from the numbers of the archive.
 #
-# A line is shown only if it gives the archive's number again. A line of a number that the archive does not have, such
-# as AdaStep's weight, is shown with the line after it, which uses it. What the archive does not hold (the state that an
-# episode was cut off in, other groups of the learner step) costs a line in this way, so no page shows a sum that is not
-# the run's.
+# A line is shown only if its result is the archive's number. A line whose number is not in the archive, such as
+# AdaStep's weight, is shown with the line after it, which uses it. If a line needs what the archive lacks (the state in
+# which an episode was cut, other groups of the learner step), its result differs, so the page does not show it.
 
 TOLERANCE = 1e-6
 
 
 def calculation(group: Group, episode: ShownEpisode, options: CreditSection | None) -> list[list[str]]:
-    """For each step of the episode its lines: V̄, δ, Â and A, as far as they can be worked out from its group.
+    """Returns the lines that calculate V̄, δ, Â and A of each step, without those that its group does not determine.
 
     Raises UserError if an estimator of the user's own fails to explain them.
     """
@@ -75,7 +74,7 @@ def calculation(group: Group, episode: ShownEpisode, options: CreditSection | No
 
 
 def _agreeing(lines: Sequence[CalculationLine], archived: Mapping[str, float | None]) -> list[str]:
-    """Returns the lines that give the archive's numbers again, each after those of numbers that only it uses."""
+    """Returns the lines whose results are the archive's numbers, each after the lines of intermediate numbers."""
     agreeing: list[str] = []
     before: list[str] = []
     for line in lines:
@@ -88,7 +87,7 @@ def _agreeing(lines: Sequence[CalculationLine], archived: Mapping[str, float | N
 
 
 def _column(group: Group, number: Callable[[StepView], float | None]) -> list[list[float]]:
-    """[episode][step]; what the archive does not hold is not a number, and no line that needs it agrees with it."""
+    """Returns a number of each step, [episode][step]. A missing one is NaN, so no line that needs it is shown."""
     return [[nan if (value := number(step)) is None else value for step in episode.steps]
             for episode in group.episodes]
 
@@ -198,8 +197,8 @@ def episode(run: ExploredRun, group: Group, member: ShownEpisode) -> dict[str, A
 
 
 class _Explained(NamedTuple):
-    """The words of a run's estimator on an episode's numbers. `legend`: None if it cannot be asked. `wrong`: the
-    mistake that keeps it from saying anything, or ""."""
+    """The estimator's explanation of an episode's numbers. `legend`: None if there is no estimator to ask or it failed.
+    `wrong`: the error with which it failed, or ""."""
 
     lines: list[list[str]]
     legend: dict[str, str] | None
@@ -207,7 +206,7 @@ class _Explained(NamedTuple):
 
 
 def _explained(run: ExploredRun, group: Group, member: ShownEpisode) -> _Explained:
-    """Returns lines and legend. A mistake in an estimator of the user's own leaves the numbers of the archive alone."""
+    """Returns lines and legend. If an estimator of the user's own fails, the page still shows the archive's numbers."""
     from learner.credit.checks import legend_of
 
     try:
@@ -253,8 +252,8 @@ def credit_file(group: Group) -> str:
 
 
 def command(run: ExploredRun, group: Group) -> str | None:
-    """Returns the `gagpo credit` command for the exported group. None if it was not trained on, if it needs a critic or
-    states that the archive does not have, and if the config cannot be read."""
+    """Returns the `gagpo credit` command for the exported group. None if the group was not trained on, if credit needs
+    a critic, tokens or states that the file does not hold, or if the run's credit options cannot be read."""
     from learner.credit.registry import estimator
 
     if run.credit is None:

@@ -60,7 +60,7 @@ class EpisodeVerdict:
 
 
 def judge(group: Group, episode: ShownEpisode) -> EpisodeVerdict:
-    """Returns the verdict on an episode. Without credit, no field is set."""
+    """Returns the verdict on an episode. Without credit, only `illegal` and `repeated` can be set."""
     worst, last = episode.costliest, episode.steps[-1]
     lowest = min((step for step in episode.steps if step.advantage is not None),
                  key=lambda step: step.advantage or 0.0, default=None)
