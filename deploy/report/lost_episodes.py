@@ -64,10 +64,10 @@ class LostEpisodesReport:
 
 def count_lost_episodes(
         run: Path, evaluations: Sequence[Mapping[str, Any]], env: str) -> tuple[LostEpisodesReport | None, list[str]]:
-    """Counts the trained policy's lost episodes in its last evaluation. Also warns of each unreadable file.
+    """Returns counts of the trained policy's lost episodes in its last evaluation, and a warning per unreadable file.
 
     The last evaluation is that of the highest step. Of several at that step it is the one on the held-out games, else
-    the last row. `env`: the run's env.name. None if the run keeps no episodes of an evaluation.
+    the last row. `env`: the run's env.name. The report is None if the archive has no such episodes.
     """
     rows = [row for row in evaluations if row["label"] == TRAINED or on_curve(row["label"])]
     if not rows:

@@ -34,7 +34,7 @@ PLACES = ("name", "runs_dir", "seed", "model.path", "sft.enabled", "env.data", "
           "learner.cpus", "learner.gpus", "learner.threads", "redis.url", "ray.address", "learner.fewest_ranks",
           "placement.rollout", "placement.learner", "placement.environment", "placement.weights", "metrics.host",
           "metrics.port", "metrics.sinks")
-"""Keys that say where a run takes place, or by which runs of one arm differ."""
+"""Keys that say where and on which resources a run takes place, or that tell the runs of an arm apart."""
 MAY_DIFFER = {*PLACES} - {"model.path", "sft.enabled"}
 """Keys in which runs of one arm may differ. Runs from different initial models are different arms."""
 
@@ -167,10 +167,10 @@ def compare_runs(runs: Sequence[ReportedRun]) -> Compared:
 
 
 def in_common(compared: Compared) -> tuple[Compared, str]:
-    """Returns the runs with curves of the learner steps that all have, and a sentence that says so, or "" if all have
-    the same.
+    """Returns the runs with curves cut to the learner steps that all have, and a sentence that says so; "" if all have
+    the same steps.
 
-    Means over other steps, and last quarters of them, are other measures. A run without any step has no curve to cut.
+    Means and last quarters of curves over different steps cannot be compared. A run without steps has no curve to cut.
     """
     steps = [set(record.curves[STEP]) for record in compared.records if record.curves]
     common = set[float | None]().union(*steps).intersection(*steps)
@@ -195,8 +195,8 @@ def seed_ranges(seeds: Sequence[int]) -> str:
 
 
 def _settings(run: ReportedRun, cold: Mapping[Path, ReportedRun]) -> dict[str, Any]:
-    """Returns what decides about a run. `cold`: the runs by the folders of their cold starts. A run that begins with
-    one of these, as those of a sweep begin with the first one's, has the initial policy of that run."""
+    """Returns the config keys that define the arm of a run. `cold`: the runs by the folders of their cold starts. A run
+    that begins with one of these, as in a sweep, gets the cold-start keys of that run."""
     config, model = run.config, run.config.get("model.path")
     first = None if config.get("sft.enabled") or model is None else cold.get(_moved(run, Path(str(model))).resolve())
     if first is not None:
@@ -223,7 +223,7 @@ def _titles(groups: Sequence[Sequence[ReportedRun]]) -> list[str]:
 
 
 def _shared_start(names: Sequence[str]) -> str:
-    """Returns the common start of names, without what their seeds share."""
+    """Returns the common start of names, without `seed` and the first digits of seeds at its end."""
     columns = zip(*names, strict=False)
     start = "".join(letters[0] for letters in takewhile(lambda letters: len(set(letters)) == 1, columns))
     if any(name[len(start):][:1].isdigit() for name in names):  # it ends within their numbers
@@ -239,7 +239,7 @@ def _record(run: ReportedRun, arm: str) -> Record:
 
 
 def cost(run: ReportedRun) -> dict[str, str]:
-    """Returns the cost of a run by name. A figure that the run does not have is empty."""
+    """Returns the figures of a run's cost as text, by their titles; "" for one that the run does not have."""
     return {
         "RL minutes": f"{run.seconds / 60:.1f}",
         "GPU hours of RL": f"{gpus * run.seconds / 3600:.2f}" if (gpus := _gpus(run.config)) else "",

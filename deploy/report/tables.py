@@ -26,7 +26,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#000000", "#F
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """One way to assign credit."""
+    """One of the configurations that are compared. Its runs differ only in seed, name and place."""
 
     title: str
     colour: str
@@ -72,7 +72,7 @@ def mean_of(curve: Iterable[float | None]) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """One column. `form` is its format. Differences have it with a sign, those of percentages in points."""
+    """One column. `form`: format spec of its means. Differences get a sign, and those of percentages are in points."""
 
     name: str
     title: str
@@ -113,8 +113,8 @@ def _late(curve: Sequence[float | None]) -> float | None:
 
 def _by_kind(name: str, title: str, made: Mapping[Kind, Callable[[Record], float | None]],
              meaning: str = "") -> list[Measure]:
-    """Returns one column for each kind of evaluation. The first one has the plain name; if there are several, the
-    titles of all and the names of the others have split and temperature, `heldout` only once."""
+    """Returns one column for each kind of evaluation. With several kinds, all titles have split and temperature, and so
+    have all names but the first: `last`, `last_validation_T1`; but `heldout_T1`, not `heldout_heldout_T1`."""
     return [Measure(name=f"{name}{'' if split == name else f'_{split}'}_T{t:g}" if index else name,
                     title=f"{title} ({split}, T={t:g})" if len(made) > 1 else title, form=".1%", of=of,
                     meaning=meaning) for index, ((split, t), of) in enumerate(made.items())]
@@ -136,7 +136,7 @@ def _evaluated(records: Sequence[Record]) -> list[Measure]:
 
 
 def measures(records: Sequence[Record]) -> list[Measure]:
-    """Returns all columns. The fixed budgets are the steps at which these runs were evaluated."""
+    """Returns all columns, one of them for each step at which these runs were evaluated."""
     return [*_evaluated(records), *ALONG_THE_RUN,
             Measure(name="minutes", title="minutes", form=".1f", of=lambda record: record.minutes,
                     meaning="of the learner steps, with the waits for episodes")]
@@ -184,7 +184,7 @@ def explained(grid: Grid, columns: Sequence[Measure]) -> Grid:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """A mean over `n` runs or pairs with its 95% interval, which is infinite if they have no spread."""
+    """A mean over `n` runs or pairs, and its 95% interval: infinite for one run, or equal differences other than 0."""
 
     mean: float
     low: float
@@ -245,7 +245,7 @@ def _finite(cells: Mapping[str, Cell]) -> dict[str, dict[str, Any]]:
 
 
 def finite(one: Any) -> dict[str, Any]:
-    """Returns the fields of a dataclass. Numbers that are not finite become None: JSON has none for them."""
+    """Returns the fields of a dataclass. Numbers that are not finite become None, because JSON lacks them."""
     return {key: None if isinstance(value, float) and not math.isfinite(value) else value
             for key, value in asdict(one).items()}
 
@@ -265,8 +265,8 @@ class Grid:
 
 
 def means_grid(records: Sequence[Record], design: Design) -> Grid:
-    """Returns one line per arm. A cell of fewer seeds than the line's says their number, and the note which seeds an
-    arm lacks that others have."""
+    """Returns one line per arm. A cell over fewer seeds than others of its line shows their number. The note names the
+    seeds that an arm lacks."""
     rows = [[design.arms[arm].title, str(most), *(_mean(cells.get(m.name), m.form, most) for m in design.columns)]
             for arm, cells in means(records, design).items() if (most := max(cell.n for cell in cells.values()))]
     return Grid(note="Mean and 95% interval over seeds, half-width behind ±." + _lacking(records, design),
@@ -283,7 +283,7 @@ def _lacking(records: Sequence[Record], design: Design) -> str:
 
 
 def differences_grid(records: Sequence[Record], design: Design) -> Grid:
-    """Returns one line per pair of arms with at least two common seeds. A cell of fewer says their number."""
+    """Returns one line per pair of arms with at least two common seeds. A cell over fewer pairs shows their number."""
     shown = [m for m in design.columns if m.name not in ("minutes", "singletons")]
     rows = [[f"{design.arms[a].title} - {design.arms[b].title}", str(most),
              *(_difference(cells.get(m.name), m.form, most) for m in shown),

@@ -165,7 +165,7 @@ def _sizes(folders: Sequence[Path], key: str) -> list[int]:
 
 
 def _states(table: pa.Table, columns: Sequence[str]) -> list[tuple[Hashable, ...]] | None:
-    """Returns what stands for the state of each turn, or None if some turn has no value in a column."""
+    """Returns the values of the columns for each turn, or None if some turn has no value in one of them."""
     values = [[str(value) if isinstance(value, list) else value for value in table.column(name).to_pylist()]
               for name in columns]
     if any(value in (None, "") for column in values for value in column):
