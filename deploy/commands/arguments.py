@@ -59,7 +59,7 @@ def add_address_arguments(parser: argparse.ArgumentParser, port: int) -> None:
 
 
 def add_own_code(parser: argparse.ArgumentParser) -> None:
-    """Adds `--own-code`, by which deploy/cli.py lets a command that looks at a run import the code that it names."""
+    """Adds `--own-code`, which lets a command import the user's code that a run's config names (deploy/cli.py)."""
     parser.add_argument(OWN_CODE, action="store_true", help="import the environment, estimator and state key that the "
                         "run's config names as module:attribute, and print which (default: shipped ones alone)")
 
@@ -76,17 +76,17 @@ def is_setting(word: str) -> bool:
 
 
 def positive(text: str) -> int:
-    """Returns a whole number of at least 1, as the type of an argument. argparse reports the errors of other texts."""
+    """Parses a whole number of at least 1. Raises ArgumentTypeError, which argparse reports."""
     return _whole(text, 1)
 
 
 def counted(text: str) -> int:
-    """Returns a whole number of at least 0, as `positive` does."""
+    """Parses a whole number of at least 0. Raises as `positive` does."""
     return _whole(text, 0)
 
 
 def above_zero(text: str) -> float:
-    """Returns a finite number above 0, as `positive` does."""
+    """Parses a finite number above 0. Raises as `positive` does."""
     try:
         number = float(text)
     except ValueError:

@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read_journal(folder: RunFolder, config: Config) -> Journal | None:
-    """Returns the store's record, or None if the run's Redis does not answer or no longer holds the run."""
+    """Returns the store's journal. None: the run has not begun, or its Redis does not answer or no longer holds it."""
     from services.config.redis import redis_url
     from services.store.connection import briefly
     from services.store.redis_server import url_served_from
@@ -87,7 +87,7 @@ def line(fate: Fate) -> str:
 
 
 def summary(result: Audit) -> list[str]:
-    """Returns counts, then all findings. A run that has trained nothing is not called clean: it was not judged."""
+    """Returns counts, notes and findings as lines. A run that has trained no group is not called clean."""
     states = Counter(fate.state for fate in result.fates)
     counts = ", ".join(f"{count} {state}" for state, count in states.most_common())
     oldest = max((fate.age for fate in result.fates if fate.age is not None), default=0)

@@ -30,8 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Copies the policy; 0. Raises UserError if there is no such checkpoint, its chat template fails, OUT exists, or it
-    cannot be pushed."""
+    """Copies the policy. Raises UserError if there is no such checkpoint, its chat template fails, OUT exists, or the
+    copy cannot be pushed."""
     from deploy.launch.checks.chat_template import check_template
     from deploy.runs.configs import light_config
     from deploy.runs.export import export

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _steps(text: str) -> tuple[int, ...]:
-    """Returns learner steps from `60,120`. argparse reports the error of other texts."""
+    """Parses learner steps such as `60,120`. Raises ArgumentTypeError, which argparse reports."""
     try:
         return tuple(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError:

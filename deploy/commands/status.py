@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         if not args.watch:
             raise
-        return 0  # its help says that Ctrl-C ends it
+        return 0  # Ctrl-C is the documented end of --watch
 
 
 def _show(status: Mapping[str, Any], seen: Seen, run_folder: Path, args: argparse.Namespace) -> None:
@@ -133,7 +133,7 @@ def summary(status: Mapping[str, Any]) -> list[str]:
 
 
 def _evaluations(rows: Sequence[Mapping[str, Any]], run_folder: str) -> list[str]:
-    """Returns the lines of the final table's evaluations, and of the first, the best and the last of each curve."""
+    """Returns the lines of the final table's evaluations, and of each curve's first, best and LAST evaluations."""
     kinds: dict[Kind, list[int]] = defaultdict(list)
     for index, row in enumerate(rows):
         if on_curve(row["label"]):
@@ -163,7 +163,7 @@ def _case(status: Mapping[str, Any]) -> str:
 
 
 def read_status(folder: RunFolder, history: RunHistory) -> dict[str, Any]:
-    """Returns the status in the run's folder. `history`: the folder's; it continues where it read last."""
+    """Returns the status of a run from its folder. `history`: that of the same folder; reads only what was added."""
     config = light_config(folder.config_file)
     metrics, evaluations = history.metrics, history.evaluations
     last = metrics[-1] if metrics else None
@@ -210,7 +210,7 @@ def _since(then: float, now: float) -> float:
 
 
 def processes(seen: Seen) -> list[dict[str, Any]]:
-    """Returns one object per process, for machines."""
+    """Returns one JSON object per process: its last heartbeat without the metrics, and its rate."""
     rows: list[dict[str, Any]] = []
     for name, beat in seen.now.items():
         number, unit = seen.rate(name) or (None, None)

@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Makes all cheap checks, then runs."""
+    """Checks the config, then prints the plan (--dry-run) or trains. Returns the exit status. Raises UserError."""
     from deploy.launch.checks import preflight
     from deploy.launch.planning import plan
     from deploy.launch.planning.fit import on_cpu, with_gpu
@@ -140,7 +140,7 @@ def _cold_start(args: argparse.Namespace) -> int:
 
 
 def _empty(out: Path) -> None:
-    """Removes a partly written model whose process died. Raises UserError for a folder that holds more."""
+    """Removes the folder of an interrupted cold start. Raises UserError for any other folder that is not empty."""
     from learner.cold_start.states import folder_of, kept
 
     if not out.exists() or not any(out.iterdir()):
@@ -234,8 +234,7 @@ def _sweep(config: Config, args: argparse.Namespace) -> int:
 
 
 def _check_variants(planned: Mapping[str, Config], train: Sequence[str]) -> None:
-    """Raises UserError with the mistakes of all variants. Those that make the same one share a line. `train`: the games
-    to train on."""
+    """Raises UserError with the mistakes of all variants, one line for each mistake. `train`: the training tasks."""
     from deploy.launch.checks import preflight
     from deploy.launch.planning.task_sets import check_enough, of_a_step
 

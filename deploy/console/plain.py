@@ -26,7 +26,7 @@ def printable(text: str) -> str:
 
 
 LOST = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
-"""Errors of a disk that is full, and of a terminal that is gone."""
+"""errno values of a full disk, and of a terminal that is gone."""
 EVERY_S = 10.0
 """Seconds between two plain lines about the same work."""
 
@@ -60,9 +60,10 @@ def answer_shares(row: Mapping[str, Any]) -> str:
 
 
 class Pace:
-    """Follows work of one kind and size after another: `heldout 40/256 games  3.1 games/s  about 70 s left`.
+    """Describes the progress of one task at a time: `heldout 40/256 games  3.1 games/s  about 70 s left`.
 
-    The rate counts from the first piece that is done, because loading before it is not part of the work.
+    Another name, total or unit begins a new task. The rate counts from the first finished piece, because loading before
+    it is not part of the work.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -72,7 +73,7 @@ class Pace:
         self._moved = False
 
     def at(self, what: str, done: float, total: float, unit: str) -> str:
-        """Returns the line about `done` of `total` pieces."""
+        """Returns the line about task `what`, of which `done` of `total` pieces are finished."""
         now = self._clock()
         if self._work != (what, total, unit):
             self._work, self._from, self._moved = (what, total, unit), (now, done), False
