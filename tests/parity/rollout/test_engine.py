@@ -41,7 +41,7 @@ def reference(model, prompt, sample: Sample, temperature: float) -> np.ndarray:
     return logits.log_softmax(-1)[torch.arange(len(sample.ids)), torch.from_numpy(sample.ids).long()].numpy()
 
 
-async def sample_all(engine: Engine, name: str, temperature: float = 0.7, tokens: int = 24) -> list[Sample]:
+async def sample_all(engine: Engine, name: str, temperature: float = 0.7, tokens: int = 12) -> list[Sample]:
     return await asyncio.gather(*(
         engine.sample(
             [int(i) for i in prompt], temperature=temperature, seed=k, max_tokens=tokens, stop_token_ids=[1],
@@ -139,7 +139,7 @@ async def sample_until(end: asyncio.Event, engine: Engine, k: int) -> list[Sampl
     samples: list[Sample] = []
     while not end.is_set():
         samples.append(await engine.sample(
-            [int(i) for i in PROMPTS[k]], temperature=1.0, seed=len(samples), max_tokens=90 + 7 * k, stop_token_ids=[1],
+            [int(i) for i in PROMPTS[k]], temperature=1.0, seed=len(samples), max_tokens=45 + 7 * k, stop_token_ids=[1],
             request_id=f"flight/{k}/{len(samples)}"))
     return samples
 

@@ -62,7 +62,7 @@ class Case:
 
 
 def cases(folder: Path) -> Iterator[Case]:
-    """Yields all presets on their own ranks, and those for 7B and 32B on 8, 24 and 32 as well, but for one GPU."""
+    """Yields all presets on their own ranks, and those for 7B and 32B on 8 and 32 as well, but for one GPU."""
     models = {size: sparse_model(folder / size, size) for size in QWEN}
     for preset in PRESETS:
         size = next((size for size in QWEN if f"-{size}" in preset.stem), None)
@@ -74,7 +74,7 @@ def cases(folder: Path) -> Iterator[Case]:
         critic = estimator(section.credit.estimator).needs_critic
         training = replace(training_of(config, critic=critic), longest=0, checkpointing=plan.checkpointing,
                            tokens=section.token_budget // ROW * ROW)
-        for ranks in {section.ranks, *((8, 24, 32) if size in ("7b", "32b") and not section.offload else ())}:
+        for ranks in {section.ranks, *((8, 32) if size in ("7b", "32b") and not section.offload else ())}:
             yield Case(size=size, training=replace(training, ranks=ranks, shards=ranks),
                        credit="ppo" if critic else "grpo", group_size=1 if critic else 8)
 
