@@ -6,13 +6,16 @@ on loopback only, and keeps its files in a folder of mode 0700 that is removed a
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import os
 import secrets
 import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import wait
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -27,6 +30,7 @@ from services.config.tree import Config
 from services.errors import DeadlineExceeded, UserError, described
 from services.process.env_variables import env_variable
 from services.process.guard import HeldFolder, end_all, processes_in, short_root
+from services.process.threads import started
 from services.telemetry.logs import get_logger
 
 log = get_logger("ray")
@@ -46,6 +50,8 @@ _LOOPBACK = {
 }
 STORE_SHARE = 0.3
 """Share of the free memory that Ray gives to its object store by default."""
+LEAVE_S = 15.0
+"""Seconds that Ray's client has to disconnect. It takes some on a busy machine."""
 _LONGEST_ROOT = 20
 """Longest root of temporary files, in characters. Ray's socket paths add 87, and the kernel accepts 107."""
 
@@ -155,18 +161,32 @@ def _end(mark: Path) -> None:
     for pid in processes_in(str(mark)):
         with suppress(psutil.NoSuchProcess):
             agents += psutil.Process(pid).children()
-    _shut_down()
+    _shut_down(partial(end_all, str(mark), 0.0))
     end_all(str(mark))
     for agent in agents:
         with suppress(psutil.NoSuchProcess):
             agent.kill()
 
 
-def _shut_down() -> None:
-    """Ends Ray's client. Its part in C++ leaves SIGTERM at the default, which kills, so our handler is set again."""
-    import ray
+def _shut_down(kill: Callable[[], object] | None = None) -> None:
+    """Ends Ray's client. If the GCS hangs, that waits forever: after LEAVE_S, `kill` ends a cluster of our own, and one
+    of others is left without a word.
 
-    ray.shutdown()
+    Ray's part in C++ leaves SIGTERM at the default, which kills, so our handler is set again.
+    """
+    import ray
+    from ray._private import worker
+
+    leaving = started(ray.shutdown, "ray.shutdown")
+    if not wait([leaving], LEAVE_S).done:
+        log.warning("Ray does not answer", asked="to disconnect")
+        if kill is None:
+            atexit.unregister(worker.shutdown)  # it would wait for the same answer
+            libc = ctypes.CDLL(None)  # and Ray's destructors would fail: its threads have not ended
+            libc.on_exit(libc._exit, None)
+        else:
+            kill()
+            wait([leaving], LEAVE_S)
     signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any
 
 import psutil
 
-from services.errors import DeadlineExceeded, Fault
+from services.errors import DeadlineExceeded, Fault, described
+from services.process.threads import started
 from services.telemetry.logs import get_logger
 
 log = get_logger("ray")
@@ -86,11 +87,12 @@ def ask(call: Callable[[], Any], seconds: float, what: str) -> Any:
 
 
 def attempt(call: Callable[[], object], what: str) -> None:
-    """Makes a call that may be lost with a dead cluster. Returns within CALL_S, also if the cluster does not answer."""
+    """Makes a call that may be lost with a dead cluster. Logs why, if it fails or takes longer than CALL_S."""
     if dead_part():
         return
-    thread = threading.Thread(target=call, name=what, daemon=True)
-    thread.start()
-    thread.join(CALL_S)
-    if thread.is_alive():
+    try:
+        started(call, what).result(CALL_S)
+    except FutureTimeout:
         log.warning("Ray does not answer", asked=what)
+    except Exception as error:
+        log.warning("Ray failed", asked=what, reason=described(error))

@@ -17,6 +17,8 @@ from deploy.launch.ray_cluster import _LOOPBACK, _existing, _start, _uninterrupt
 from deploy.runs.configs import default_config
 from services.errors import DeadlineExceeded
 
+TOYS = Path(__file__).parents[3] / "toys"
+
 pytestmark = pytest.mark.ray
 
 
@@ -172,6 +174,39 @@ try:
 except UserError as error:
     print(error)
 """
+
+
+OTHER = """
+import sys
+from deploy.launch import ray_cluster
+ray_cluster.LEAVE_S = 1.0
+with ray_cluster._existing(sys.argv[1], {"log_to_driver": False}, str):
+    print("connected", flush=True)
+    input()
+"""
+HUNG = """
+import subprocess, sys
+sys.path.append(sys.argv[1])
+from processes import only_child
+from deploy.launch import ray_cluster
+ray_cluster.LEAVE_S = 1.0
+with ray_cluster.private_ray(log_to_driver=False, configure_logging=False):
+    import ray
+    command = [sys.executable, "-c", sys.argv[2], ray.get_runtime_context().gcs_address]
+    other = subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert other.stdout.readline() == "connected\\n"
+    only_child("gcs_server").suspend()
+    other.communicate("\\n")
+    print(other.returncode)
+print("ended")
+"""
+
+
+def test_a_gcs_that_hangs_keeps_nobody():
+    """Neither the owner of the cluster nor a process that has connected to it: Ray alone would wait forever."""
+    done = subprocess.run([sys.executable, "-c", HUNG, str(TOYS), OTHER], capture_output=True, text=True, timeout=240,
+                          check=False)
+    assert (done.returncode, done.stdout.split()) == (0, ["0", "ended"]), done.stderr
 
 
 @pytest.mark.long
