@@ -70,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
     from deploy.launch.planning import plan
     from deploy.launch.planning.fit import on_cpu, with_gpu
     from deploy.runs.folder import check_skip, earlier
+    from deploy.runs.wanted import in_effect
     from deploy.training.start import start
 
     if args.cold_start is not None:
@@ -87,10 +88,11 @@ def run(args: argparse.Namespace) -> int:
         games = preflight.check(config, planned=True, before=earlier(config) if resume else None, report=report).games
         check_skip(config, args.skip_step)
         lacks = [f"{mistake.what}; {mistake.fix}" for mistake in preflight.lacks(config)]
+        planned = in_effect(config) if resume else config
         if args.json:
-            print(json.dumps({**plan.as_dict(config), "lacks": lacks}))
+            print(json.dumps({**plan.as_dict(planned), "lacks": lacks}))
         else:
-            print("\n".join([plan.describe(config, resume=resume, games=games),
+            print("\n".join([plan.describe(planned, resume=resume, games=games, kept=config),
                              *(f"this machine cannot start it: {line}" for line in lacks)]))
         return 0
     lines = start(config, resume=resume, skip_step=args.skip_step, quiet=args.json)

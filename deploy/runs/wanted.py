@@ -57,16 +57,26 @@ def numbers(config: Config, wanted: WantedNumbers = NOTHING_WANTED) -> Numbers:
                    within(wanted.env or config.env.servers, config.autoscale.env))
 
 
+def in_effect(config: Config) -> Config:
+    """Returns the config with the numbers of processes with which its run would continue. Raises Damaged."""
+    count = numbers(config, _still_wanted(config))
+    return config.with_keys({"rollout.workers": count.rollout, "env.servers": count.env})
+
+
 def forget_older(config: Config) -> None:
     """Drops wanted numbers that are older than a change of this number in the config. Raises Damaged.
 
     Call it before config.yaml in the run's folder is replaced: it is the config that the run had before.
     """
-    before, folder = earlier(config), RunFolder(config.run_dir)
-    if before is None:
-        return
-    wanted = read_wanted(folder)
-    kept = WantedNumbers(rollout=wanted.rollout if before.rollout.workers == config.rollout.workers else None,
-                         env=wanted.env if before.env.servers == config.env.servers else None)
-    if kept != wanted:
+    folder = RunFolder(config.run_dir)
+    if (kept := _still_wanted(config)) != read_wanted(folder):
         write_wanted(folder, kept)
+
+
+def _still_wanted(config: Config) -> WantedNumbers:
+    """Returns the wanted numbers of the run in the folder of `config`, but for those that its config replaces."""
+    before, wanted = earlier(config), read_wanted(RunFolder(config.run_dir))
+    if before is None:
+        return wanted
+    return WantedNumbers(rollout=wanted.rollout if before.rollout.workers == config.rollout.workers else None,
+                         env=wanted.env if before.env.servers == config.env.servers else None)

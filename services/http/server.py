@@ -74,11 +74,11 @@ class Admission:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         host, origin, kind = headers.get(b"host", b""), headers.get(b"origin"), headers.get(b"content-type")
         if self._local_only and not names_this_machine(host):
-            return 421, f"this server has no token, so it answers only to localhost, not to {host!r}"
+            return 421, f"this server has no token, so it answers only to localhost, not to {host.decode('latin-1')!r}"
         if origin is not None and origin.partition(b"://")[2] != host:
-            return 403, f"pages of {origin!r} may not use this server"
+            return 403, f"pages of {origin.decode('latin-1')!r} may not use this server"
         if kind is not None and scope["method"] not in READS and kind.partition(b";")[0].strip() != b"application/json":
-            return 415, f"send application/json instead of {kind!r}"
+            return 415, f"send application/json instead of {kind.decode('latin-1')!r}"
         if b"upgrade" in headers:
             return 400, "this server speaks only HTTP/1.1, so send no Upgrade"
         if self._in_work >= self._capacity:

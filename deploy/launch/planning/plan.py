@@ -175,15 +175,16 @@ def host_memory_fix(config: Config, free_gib: float, *, learner: bool = True) ->
 
     `learner`: as in make_plan.
     """
-    least = math.inf
+    least, smallest = make_plan(config, learner=learner).memory_gib, ""
     for change in _lighter(config):
         with suppress(UserError):  # raised if the KV cache no longer holds a row
             check_cache(changed := config.with_keys(change))
             needed = make_plan(changed, learner=learner).memory_gib
             if needed <= free_gib:
                 return f"set {as_settings(change)}, which needs {needed:.1f} GiB"
-            least = min(least, needed)
-    return f"use a machine with {least:.1f} GiB available, or a smaller model"
+            if needed < least:
+                least, smallest = needed, f"set {as_settings(change)} and "
+    return f"{smallest}use a machine with {least:.1f} GiB available, or a smaller model"
 
 
 def _lighter(config: Config) -> Iterator[Mapping[str, object]]:

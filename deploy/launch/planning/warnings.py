@@ -4,9 +4,12 @@ that do nothing, or answers that the prompt cannot read; of a disk without room;
 from __future__ import annotations
 
 import math
+import os
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from deploy.launch.checks.chat_template import has_template
@@ -58,7 +61,7 @@ def warnings(config: Config) -> list[str]:
     """Returns one line for each warning about a config. If the config names a model, reads its headers."""
     imitates = (*_slow_imitation(config), *unread_answers(config)) if config.sft.enabled else ()
     asked = [line for view in config.views for line in (*_raw_prompt(view), *_short_answers(view))]
-    return [*idle_keys(config), *_large_rates(config), *asked, *imitates,
+    return [*idle_keys(config), *_no_model(config), *_large_rates(config), *asked, *imitates,
             *idle_workers(config), *_empty_packs(config),
             *_frequent_checkpoints(config), *short_of_disk(config), *_changed_code(config)]
 
@@ -71,6 +74,14 @@ def _changed_code(config: Config) -> list[str]:
     return [f"{file_of(module).name} has changed since this run started, and learner steps before were made by the old "
             "code: change it back, or start another run (name=...)"
             for module, digest in now.items() if before.get(module, digest) != digest]
+
+
+def _no_model(config: Config) -> list[str]:
+    """Returns a line if a GPU would train a model from scratch: model.path of a GPU's preset was forgotten."""
+    if config.model.path is not None or not config.learner.gpus:
+        return []
+    return [f"model.path is empty, so a model of {model_shape(config.model).parameters:,} parameters is made from "
+            "scratch and trained on GPUs: set model.path to a pretrained model"]
 
 
 def _large(config: Config) -> int:
@@ -150,12 +161,22 @@ def short_of_disk(config: Config) -> list[str]:
     place = next((folder for folder in (config.runs_dir, config.runs_dir.absolute().parent) if folder.is_dir()), None)
     if place is None:
         return []
-    kept = sum(file.stat().st_size for file in (config.run_dir / "checkpoints").rglob("*") if file.is_file())
+    kept = _bytes_below(config.run_dir / "checkpoints")
     needed, disk = kept_bytes(config), shutil.disk_usage(place)
     if needed - kept <= disk.free or not disk.total:  # one of the kernel, such as /proc, is no disk
         return []
     return [f"checkpoints may take {in_gib(needed)}, and {config.runs_dir} has {in_gib(disk.free)} free: choose "
             f"another runs_dir, or lower checkpoint.keep={config.checkpoint.keep}"]
+
+
+def _bytes_below(folder: Path) -> int:
+    """Returns the bytes of all files below a folder, of which the run may remove some meanwhile."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                total += Path(place, name).stat().st_size
+    return total
 
 
 def _frequent_checkpoints(config: Config) -> list[str]:

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -64,6 +65,19 @@ def test_overrides_are_laid_over_the_runs_config(mine, capsys: pytest.CaptureFix
     assert "runs/mine, 9 learner steps" in capsys.readouterr().out
     assert cli.main(["train", "--resume", "mine", "steps=1", "--dry-run"]) == 0
     assert "runs/mine, 1 learner step, seed 0" in capsys.readouterr().out
+
+
+def test_a_dry_run_has_the_numbers_of_gagpo_scale(mine, capsys: pytest.CaptureFixture[str]):
+    assert cli.main(["scale", "runs/mine", "rollout=3", "env=2"]) == 0
+    capsys.readouterr()
+    assert cli.main(["train", "--resume", "mine", "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"rollout worker +3 ", out)
+    assert re.search(r"environment server +2 ", out)
+    assert "would continue" in out
+    assert cli.main(["train", "--resume", "mine", "rollout.workers=2", "--dry-run", "--json"]) == 0
+    counts = {each["name"]: each["count"] for each in json.loads(capsys.readouterr().out)["processes"]}
+    assert (counts["rollout worker"], counts["environment server"]) == (2, 2)
 
 
 def test_a_dry_run_says_that_a_run_has_taken_more_steps_than_it_is_to_have(mine, capsys: pytest.CaptureFixture[str]):

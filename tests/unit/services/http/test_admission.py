@@ -51,6 +51,15 @@ async def test_a_body_that_a_form_could_send_is_refused(kind, status):
     assert await ask({"content-type": kind}, method="GET") == 200, "a GET has no body to be misread"
 
 
+async def test_a_refusal_quotes_the_header_as_text():
+    transport = httpx.ASGITransport(Admission(application, local_only=True, capacity=8))
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8100") as http:
+        texts = [(await http.post("/", headers=headers)).text for headers in (
+            {"host": "evil"}, {"origin": "http://evil"}, {"content-type": "text/plain"})]
+    assert texts == ["this server has no token, so it answers only to localhost, not to 'evil'",
+                     "pages of 'http://evil' may not use this server", "send application/json instead of 'text/plain'"]
+
+
 async def test_a_request_to_upgrade_the_protocol_is_refused():
     assert await ask({"upgrade": "websocket", "connection": "upgrade"}, method="GET") == 400
 

@@ -112,6 +112,18 @@ def test_a_refusal_of_memory_names_the_first_change_with_which_the_plan_fits(
     preflight.check(config(*given, *re.findall(r"[a-z_.]+=\w+", change)))
 
 
+def test_a_refusal_of_memory_names_the_change_that_its_number_is_for(
+        models: dict[str, Path], monkeypatch: pytest.MonkeyPatch):
+    """The plan needed 44.3 GiB, and `a machine with 25.7 GiB` was advised, without the change that needs so little."""
+    monkeypatch.setattr(machine, "available_memory", lambda: 4 * GIB)
+    given = (f"model.path={models['135m']}", "sft.enabled=false")
+    found = re.search(r"; set (.*) and use a machine with ([\d.]+) GiB available, or a smaller model$",
+                      refusals(*given)[-1])
+    assert found
+    monkeypatch.setattr(machine, "available_memory", lambda: (float(found[2]) + 0.1) * GIB)
+    preflight.check(config(*given, *re.findall(r"[a-z_.]+=\w+", found[1])))
+
+
 @pytest.mark.parametrize(("overrides", "expected"), [
     (("learner.credit.estimator=gagp",), "there is no credit estimator 'gagp'"),
     (("learner.credit.estimator=own_credit:Broken",), "own_credit:Broken failed on a made-up group (ValueError: no"),

@@ -24,6 +24,14 @@ def warned(*overrides: str) -> list[str]:
     return [line.partition("=")[0] for line in warnings(load_config("alfworld-tiny", [SELDOM, *overrides, ELSEWHERE]))]
 
 
+def test_a_model_from_scratch_on_gpus_is_told():
+    """Without model.path, the preset for a published model of 0.5B planned one of 207,872 parameters, silently."""
+    line = ("model.path is empty, so a model of 207,872 parameters is made from scratch and trained on GPUs: set "
+            "model.path to a pretrained model")
+    assert line in warnings(load_config("alfworld-0.5b", [ELSEWHERE]))
+    assert line not in warnings(load_config("alfworld-tiny", [ELSEWHERE]))
+
+
 def test_a_large_model_with_the_learning_rates_of_a_tiny_one_is_told(models: dict[str, Path]):
     config = load_config("alfworld-tiny", [f"model.path={models['1.5b']}", SELDOM, ROOM, ELSEWHERE])
     large = f"{models['1.5b']} has 1,543,714,304 parameters"
