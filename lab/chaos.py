@@ -57,6 +57,8 @@ LINKS = ("redis", "environment")
 LONGEST_S = 300.0
 TROUBLE_S = (1.0, 6.0)
 """Shortest and longest time for which a part is stopped or a link disturbed."""
+FAULTS = (*(("kill", part) for part in KILLED), *(("stop", part) for part in PAUSED),
+          *((trouble, part) for trouble in TROUBLES for part in LINKS))
 PAUSE_S = (0.5, 4.0)
 """Between two faults."""
 POLL_S = 0.1
@@ -196,8 +198,10 @@ def strike(world: DisturbedRun, kind: str, part: str, seconds: float) -> int | N
         return process.pid
     with contextlib.suppress(psutil.NoSuchProcess):
         process.suspend()
-        time.sleep(seconds)
-        process.resume()
+        try:
+            time.sleep(seconds)
+        finally:
+            process.resume()
     return None
 
 
@@ -229,8 +233,7 @@ def recover(world: DisturbedRun, part: str, gone: int | None) -> tuple[float, fl
 
 def faults(count: int, rng: random.Random) -> Iterator[tuple[str, str]]:
     """Each kind of fault in random order, then again, `count` in all."""
-    every = [*(("kill", part) for part in KILLED), *(("stop", part) for part in PAUSED),
-             *((trouble, part) for trouble in TROUBLES for part in LINKS)]
+    every = [*FAULTS]
     for number in range(count):
         if number % len(every) == 0:
             rng.shuffle(every)
@@ -252,8 +255,10 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=300)
     parser.add_argument("--minutes", type=float, default=600.0, help="start no fault later; default: %(default)s")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", nargs="+", default=[], metavar="KIND:PART", help="these faults alone, in this order")
+    parser.add_argument("--only", nargs="+", default=[], choices=[":".join(fault) for fault in FAULTS],
+                        metavar="KIND:PART", help="these faults alone, in this order: %(choices)s")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     rng, until = random.Random(args.seed), time.monotonic() + 60 * args.minutes
     plan = [tuple(one.split(":")) for one in args.only] or list(faults(args.faults, rng))
     with tempfile.TemporaryDirectory(prefix="chaos-") as root, private_redis(Path(root, "redis"), "127.0.0.1") as url:

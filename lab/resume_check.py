@@ -4,6 +4,7 @@ with those of an undisturbed run, bit by bit. Takes about half a minute for each
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from pathlib import Path
@@ -13,5 +14,9 @@ TEST = Path(__file__).resolve().parents[1] / "tests" / "chaos" / "test_resume.py
 if __name__ == "__main__":
     import pytest
 
-    os.environ["GAGPO_RESUMES"] = sys.argv[1] if len(sys.argv) > 1 else "20"
+    from deploy.commands.arguments import positive
+
+    parser = argparse.ArgumentParser(prog="python -m lab.resume_check", description=__doc__)
+    parser.add_argument("resumes", type=positive, nargs="?", default=20, metavar="N", help="moments (default: 20)")
+    os.environ["GAGPO_RESUMES"] = str(parser.parse_args().resumes)
     sys.exit(pytest.main(["-q", "-s", "-p", "no:cacheprovider", str(TEST)]))

@@ -163,6 +163,8 @@ def table_row(family: Family, folder: Path) -> str:
 
 def main(names: Sequence[str]) -> None:
     """Makes the table. Without names it goes into docs/models.md."""
+    if unknown := sorted({*names} - {family.name for family in FAMILIES}):
+        sys.exit(f"error: no family {', '.join(unknown)}; use {'; '.join(family.name for family in FAMILIES)}")
     rows: list[str] = []
     for family in FAMILIES:
         if not names or family.name in names:
