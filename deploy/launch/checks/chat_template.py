@@ -35,6 +35,8 @@ MESSAGE_TOKENS = 4
 LOOPS = "look at its loops, or set model.chat_template to another one"
 WORD = "word "
 """A token of text, about as long as one of English."""
+TOOL = {"type": "function", "function": {"name": "look", "description": "Looks around.", "parameters": {
+    "type": "object", "properties": {"place": {"type": "string"}}}}}
 _TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -46,7 +48,8 @@ def check_template(config: Config, *, folder: Path | None = None, conversations:
     writes the end of answers, so its time is checked too.
     """
     chats = any(make_template(entry).chat for entry in config.env.entries)
-    needed = conversations or chats or config.agent.name is not None
+    agents = conversations or config.agent.name is not None
+    needed = agents or chats
     folder = folder or config.model.path
     settings = _settings(folder)
     template = template_of(folder, settings or {})
@@ -56,6 +59,7 @@ def check_template(config: Config, *, folder: Path | None = None, conversations:
     where = folder or config.run_dir
     count = _longest(config)
     asked = {"template": template, "settings": settings or {}, "folder": str(where),
+             "tools": (tool_template_of(folder, settings or {}) or template) if agents else None,
              "model": config.model.model_dump(mode="json"), "messages": count,
              "tokens": config.rollout.max_prompt_tokens, "needed": needed}
     # Without -P a module in the current folder, such as a run of others, could take the place of one of ours.
@@ -63,7 +67,8 @@ def check_template(config: Config, *, folder: Path | None = None, conversations:
                              env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}, input=json.dumps(asked),
                              capture_output=True, encoding="utf-8", errors="replace", check=False)
     if checked.returncode == -signal.SIGXCPU:
-        written = _conversation(count, config.rollout.max_prompt_tokens) if checked.stdout else "one message"
+        longest = _conversation(count, config.rollout.max_prompt_tokens)
+        written = ("one message", longest, f"{longest}, with a tool")[len(checked.stdout.splitlines())]
         raise UserError(f"the chat template of {where} has not written {written} after {SECONDS} s", LOOPS)
     if checked.returncode:
         raise Fault(f"the check of the chat template of {where} failed: {checked.stderr.strip()[-300:]}")
@@ -95,9 +100,11 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     size = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + BYTES, size + BYTES))
-    given = (asked["template"], asked["settings"], ModelSection.model_validate(asked["model"]), Path(asked["folder"]))
-    for check in (partial(check_files, *given),
-                  partial(_write_longest, *given, count=asked["messages"], tokens=asked["tokens"])):
+    template, tools = asked["template"], asked["tools"]
+    given = (asked["settings"], ModelSection.model_validate(asked["model"]), Path(asked["folder"]))
+    longest = partial(_write_longest, count=asked["messages"], tokens=asked["tokens"])
+    for check in (partial(check_files, template, *given), partial(longest, template, *given),
+                  *([partial(longest, tools, *given, tools=[TOOL])] if tools else ())):
         try:
             check()
         except UserError as error:
@@ -111,14 +118,14 @@ def _conversation(count: int, tokens: int) -> str:
 
 
 def _write_longest(template: str | None, settings: Mapping[str, Any], model: ModelSection, folder: Path, *,
-                   count: int, tokens: int) -> None:
+                   count: int, tokens: int, tools: Sequence[Mapping[str, Any]] = ()) -> None:
     """Writes a conversation of `count` messages and about `tokens` words. Raises UserError if that takes too much
     memory."""
     chat = chat_format(_Files(chat_template=template, settings=settings), model)
     text = WORD * max(1, tokens // count)
     conversation = [{"role": ("user", "assistant")[place % 2], "content": text} for place in range(count)]
     try:
-        chat.text(conversation)
+        chat.text(conversation, tools)
     except ChatRefused as error:  # other reasons concern this conversation alone: such calls are refused when they come
         if isinstance(error.__cause__, MemoryError):
             raise UserError(f"the chat template of {folder} takes more than {in_gib(BYTES)} for "
@@ -140,10 +147,22 @@ def template_of(folder: Path | None, settings: Mapping[str, Any]) -> str | None:
     """Returns the template in a folder, the one named `default` of several; None if there is none."""
     if folder is not None and (file := folder / "chat_template.jinja").is_file():
         return file.read_text(encoding="utf-8")
-    named = settings.get("chat_template")
-    if isinstance(named, list):
-        named = next((one.get("template") for one in named if one.get("name") == "default"), None)
-    return named
+    only = settings.get("chat_template")
+    return _named(settings, "default") if isinstance(only, list) else only
+
+
+def tool_template_of(folder: Path | None, settings: Mapping[str, Any]) -> str | None:
+    """Returns the template that transformers takes for conversations with tools in place of the default one; None if
+    there is none."""
+    if folder is not None and (file := folder / "additional_chat_templates" / "tool_use.jinja").is_file():
+        return file.read_text(encoding="utf-8")
+    return _named(settings, "tool_use")
+
+
+def _named(settings: Mapping[str, Any], name: str) -> str | None:
+    several = settings.get("chat_template")
+    return next((one.get("template") for one in several if one.get("name") == name), None) \
+        if isinstance(several, list) else None
 
 
 @dataclass(slots=True, kw_only=True)

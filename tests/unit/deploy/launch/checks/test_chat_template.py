@@ -123,6 +123,21 @@ def test_a_template_that_takes_too_much_for_long_conversations_alone_or_for_the_
     assert reason in refusal(folder, "agent.max_calls=60", *given)
 
 
+@pytest.mark.attack
+@pytest.mark.parametrize("beside", [True, False])
+def test_the_template_for_tools_is_bounded_where_an_agent_plays(folder: Path, beside: bool):
+    """transformers takes it for conversations with tools. It was never read before one came."""
+    if beside:
+        (folder / "additional_chat_templates").mkdir()
+        (folder / "additional_chat_templates" / "tool_use.jinja").write_text(SLOW + CHATML)
+    else:
+        (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": [
+            {"name": "default", "template": CHATML}, {"name": "tool_use", "template": SLOW + CHATML}]}))
+    check(folder)
+    assert "has not written a conversation of 119 messages and 480 tokens, with a tool after 3 s" in refusal(
+        folder, "agent.max_calls=60", "agent.name=operator:setitem")
+
+
 def test_a_template_that_refuses_the_system_prompt_is_refused(folder: Path):
     assert refusal(folder, "model.system_prompt=Be brief.") == (
         f"the chat template of {folder} refuses a system prompt (no system); "
