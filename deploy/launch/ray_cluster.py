@@ -170,7 +170,7 @@ def _end(mark: Path) -> None:
 
 def _shut_down(kill: Callable[[], object] | None = None) -> None:
     """Ends Ray's client. If the GCS hangs, that waits forever: after LEAVE_S, `kill` ends a cluster of our own, and one
-    of others is left without a word.
+    of others is left as it is.
 
     Ray's part in C++ leaves SIGTERM at the default, which kills, so our handler is set again.
     """
@@ -178,7 +178,9 @@ def _shut_down(kill: Callable[[], object] | None = None) -> None:
     from ray._private import worker
 
     leaving = started(ray.shutdown, "ray.shutdown")
-    if not wait([leaving], LEAVE_S).done:
+    if wait([leaving], LEAVE_S).done:
+        leaving.result()
+    else:
         log.warning("Ray does not answer", asked="to disconnect")
         if kill is None:
             atexit.unregister(worker.shutdown)  # it would wait for the same answer

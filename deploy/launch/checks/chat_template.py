@@ -68,7 +68,7 @@ def check_template(config: Config, *, folder: Path | None = None, conversations:
                              capture_output=True, encoding="utf-8", errors="replace", check=False)
     if checked.returncode == -signal.SIGXCPU:
         longest = _conversation(count, config.rollout.max_prompt_tokens)
-        written = ("one message", longest, f"{longest}, with a tool")[len(checked.stdout.splitlines())]
+        written = ("one message", longest, f"{longest}, with a tool")[min(len(checked.stdout.splitlines()), 2)]
         raise UserError(f"the chat template of {where} has not written {written} after {SECONDS} s", LOOPS)
     if checked.returncode:
         raise Fault(f"the check of the chat template of {where} failed: {checked.stderr.strip()[-300:]}")
@@ -147,8 +147,7 @@ def template_of(folder: Path | None, settings: Mapping[str, Any]) -> str | None:
     """Returns the template in a folder, the one named `default` of several; None if there is none."""
     if folder is not None and (file := folder / "chat_template.jinja").is_file():
         return file.read_text(encoding="utf-8")
-    only = settings.get("chat_template")
-    return _named(settings, "default") if isinstance(only, list) else only
+    return _templates(settings).get("default")
 
 
 def tool_template_of(folder: Path | None, settings: Mapping[str, Any]) -> str | None:
@@ -156,13 +155,15 @@ def tool_template_of(folder: Path | None, settings: Mapping[str, Any]) -> str | 
     there is none."""
     if folder is not None and (file := folder / "additional_chat_templates" / "tool_use.jinja").is_file():
         return file.read_text(encoding="utf-8")
-    return _named(settings, "tool_use")
+    return _templates(settings).get("tool_use")
 
 
-def _named(settings: Mapping[str, Any], name: str) -> str | None:
+def _templates(settings: Mapping[str, Any]) -> dict[str | None, str | None]:
+    """Returns the templates in a tokenizer's settings by name; a single one has none, and is the default."""
     several = settings.get("chat_template")
-    return next((one.get("template") for one in several if one.get("name") == name), None) \
-        if isinstance(several, list) else None
+    if not isinstance(several, list):
+        return {"default": several}
+    return {one.get("name"): one.get("template") for one in several}
 
 
 @dataclass(slots=True, kw_only=True)
