@@ -1,6 +1,6 @@
-"""The protocols of an environment. Each environment's folder implements these and nothing else.
+"""The protocols of an environment, which each environment's folder implements.
 
-A session is a pure function of (task, actions), so any server can rebuild it. If its outcomes come from elsewhere, it
+A pure session is a function of (task, actions), so any server can rebuild it. If its outcomes come from elsewhere, it
 is a function of (task, actions, outcomes): see server/sessions.py. A live session acts on the world, and nobody can
 rebuild it: if it is lost, its episode ends by a fault and is played again.
 """
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 Replay = Literal["pure", "transcript", "live"]
 RULE = "score/"
-"""Begins the keys of the last `info` that score the episode by one of several rules: `score/strict`. Evaluations report
-them next to `task_score`, which is the score by the rule in force."""
+"""The prefix of keys in the last `info` that hold the score by one of several rules, such as `score/strict`.
+Evaluations report them next to `task_score`, which is the score by the rule in force."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,15 +39,15 @@ class Outcome:
     won: bool = False
     info: dict[str, str | int | float | bool] = field(default_factory=dict[str, str | int | float | bool])
     state: str = ""
-    """The environment's own id of the state, in words of its choice, for the state key `environment`. Equal ids in one
-    task mean equal states. Empty: the environment gives none. It is never shown to the policy."""
+    """The environment's own id of the state, any text, for the state key `environment`. Equal ids in one task mean
+    equal states. Empty: the environment gives none. It is never shown to the policy."""
     unchanged: bool = False
     """Whether the environment says that the action changed nothing, as an inadmissible one does in ALFWorld."""
     truncated: bool = False
     """Whether `done` is a limit of the environment's own, such as its time, and not an end of the task."""
 
     def ended(self, cut: EpisodeEnd) -> EpisodeEnd:
-        """Returns how an episode with this last outcome ended. `cut`: how, if the environment would have continued."""
+        """Returns how an episode with this last outcome ended. `cut`: the ending if the environment was not done."""
         if not self.done:
             return cut
         if self.won:
@@ -60,9 +60,10 @@ class Outcome:
 
 
 def admits(listed: Sequence[str], action: str) -> bool:
-    """Says whether an action is listed. `<words>` in a listed action, as in `search[<query>]`, match any text.
+    """Says whether an action is listed. A placeholder in a listed action, as in `search[<query>]`, matches any text
+    that is not empty.
 
-    If the environment lists no actions (search QA), no action counts as inadmissible.
+    If the environment lists no actions (search QA), every action is admissible.
     """
     return not listed or action in listed or any(
         len(action) > len(start) + len(end) and action.startswith(start) and action.endswith(end)
@@ -70,12 +71,12 @@ def admits(listed: Sequence[str], action: str) -> bool:
 
 
 _KINDS = {"observation": str, "state": str, **dict.fromkeys(("done", "won", "unchanged", "truncated"), bool)}
-"""Fields of an Outcome that are of exactly this type. numpy's texts and booleans have other types, which JSON lacks."""
+"""Fields of an Outcome with their exact types. Texts and booleans of numpy are refused: JSON lacks their types."""
 
 
 def outcome_of(returned: object, verb: str) -> Outcome:
-    """Returns what `verb` of a session returned. Raises EnvFault if it is no Outcome with a reward within
-    LARGEST_REWARD and fields of their types: sessions may be a user's."""
+    """Returns `returned`, the result of a session's method `verb`. Raises EnvFault unless it is an Outcome whose fields
+    have their types and whose reward is within LARGEST_REWARD: the session may be a user's."""
     if not isinstance(returned, Outcome):
         raise EnvFault(f"its {verb} returned {type(returned).__name__} {returned!r:.60}, and not an Outcome")
     for name, kind in _KINDS.items():
@@ -98,7 +99,7 @@ def outcome_of(returned: object, verb: str) -> Outcome:
 
 def is_utf8(text: str) -> bool:
     """Returns whether UTF-8 can encode the text. A file that was decoded wrongly may have half of a surrogate pair."""
-    if text.isascii():  # costs nothing
+    if text.isascii():  # a flag of the text, so this costs nothing
         return True
     try:
         text.encode()
@@ -119,8 +120,8 @@ def _around_placeholder(listed: str) -> tuple[str, str]:
 
 
 class Session(Protocol):
-    """One live game. It is dropped without a call, also after a fault: release what it holds by `weakref.finalize`,
-    whose function may run in any thread."""
+    """One game in play. The server drops it without a call, also after a fault. So release its resources by
+    `weakref.finalize`, whose function may run in any thread."""
 
     def reset(self) -> Outcome: ...
 
@@ -133,18 +134,18 @@ class RecordedSession(Session, Protocol):
     """A session of an environment with `replay = "transcript"`. Its reset is still a pure function of the task."""
 
     def recall(self, action: str, outcome: Outcome) -> None:
-        """Repeats an earlier step with its recorded outcome, and asks nobody. Undefined after done."""
+        """Repeats an earlier step with its recorded outcome, without asking any service. Undefined after done."""
         ...
 
 
 @runtime_checkable
 class ForeseeingSession(Protocol):
-    """A session whose steps wait for another service. All games of a server are stepped one after the other, so each
-    would wait for those before it."""
+    """A session whose steps wait for another service. A server steps its games one after the other, so without
+    `foresee` each would wait for those before it."""
 
     def foresee(self, action: str) -> None:
-        """Asks the service for what `step(action)` needs, in another thread, and takes no step. That step may never be
-        taken, or another one."""
+        """Asks the service, in another thread, for what `step(action)` needs. Takes no step; the next one may be
+        another action, or never come."""
         ...
 
 
@@ -191,7 +192,7 @@ class Environment(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One finished turn as prompts need it."""
+    """One finished turn, as templates get it."""
 
     observation: str
     """The observation before the action."""
@@ -246,7 +247,7 @@ class PromptTemplate(Protocol):
 
 
 def digest_of(parts: Iterable[str]) -> str:
-    """Returns blake2b over the texts, in order, as if each were a line."""
+    """Returns blake2b over the texts, joined by line feeds."""
     total = hashlib.blake2b(digest_size=16)
     for number, part in enumerate(parts):
         total.update((b"\n" if number else b"") + part.encode())
@@ -254,9 +255,9 @@ def digest_of(parts: Iterable[str]) -> str:
 
 
 def with_data(version: str, digest: str) -> str:
-    """Returns the version with the beginning of its data's digest, such as `1+data-5f3a9c21`.
+    """Returns the version followed by the beginning of the data's digest, such as `1+data-5f3a9c21`.
 
-    If task ids are rows, other data has the same ids. Such an environment names its data in its version, so that runs,
-    servers and results with other data have other names.
+    If task ids are row numbers, other data has the same ids. Such an environment names its data in its version, so that
+    runs, servers and results with other data have other names.
     """
     return f"{version}+data-{digest[:8]}"

@@ -1,4 +1,4 @@
-"""Checks that an environment has the form of envservice/base.py, with one line for each mistake: it may be a user's."""
+"""Checks that an environment has the form of envservice/base.py. It may be a user's, so each mistake is one line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _METHODS = ("splits", "training_splits", "tasks", "task_type", "digest", "task_d
 
 
 def check_environment(made: object, named: str) -> None:
-    """Raises UserError if what the spec `named` opened lacks a part of an Environment, or has one of another type."""
+    """Raises UserError if `made` lacks a part of an Environment, or has one of a wrong type. `named`: its spec's
+    name."""
     for part in _METHODS:
         if not callable(getattr(made, part, None)):
             raise UserError(f"{named} opens {made!r:.60}, which has no method {part}", "see Environment in "
@@ -35,7 +36,7 @@ def check_environment(made: object, named: str) -> None:
 
 
 def tasks_of(environment: Environment, split: str) -> list[str]:
-    """Returns the tasks of a split. Raises UserError if they are no list of different texts that the API carries."""
+    """Returns the tasks of a split. Raises UserError unless they are a list of different texts that the API accepts."""
     tasks: Any = environment.tasks(split)
     whose = f"the split {split!r} of {environment.name}"
     if not isinstance(tasks, list | tuple):
@@ -51,8 +52,8 @@ def tasks_of(environment: Environment, split: str) -> list[str]:
 
 
 def check_apart(environment: Environment, splits: dict[str, list[str]]) -> None:
-    """Raises UserError if two of the splits that a run uses are one, or share a task: its score would be on games that
-    it has trained on, or chosen its checkpoint by."""
+    """Raises UserError if a run's three splits have fewer than three names, or if two share a task. The run's score
+    would be on games that it has trained on, or chosen its checkpoint by."""
     if len(splits) < 3:
         raise UserError(f"training_splits of {environment.name} names {' and '.join(splits)} alone",
                         "name three different ones, so that the score is on games that the run has not seen")

@@ -1,8 +1,9 @@
-"""Several environments as one, so that each server of a run plays all of them. A task's id says which one it is of."""
+"""Several environments as one, so that each server of a run plays all of them. A task's id names its environment."""
 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
@@ -12,27 +13,29 @@ from envservice.checks import tasks_of
 from services.errors import EnvFault, UserError
 
 LONGEST_VERSION = 120
-"""Characters of a version that is written out. Each request carries it, and the API bounds its length."""
+"""Most characters of a version; a longer one is replaced by its hash. Each step carries it in its digest, whose length
+the API bounds."""
 SPLITS = 3
 """Number of splits of a run: to train on, to choose the best checkpoint by, and to report on."""
 
 
 class Mixture:
-    """An Environment that holds several. Ids of tasks begin with the name of theirs; types of tasks get it in front.
+    """An Environment that holds several. The name of an environment begins the ids of its tasks, and the types that
+    `task_type` returns.
 
-    Its splits are the three of a run: each has the tasks of that split of every environment.
+    It has the three splits of a run. Each has the tasks of that split of every environment.
     """
 
     def __init__(self, parts: Sequence[Environment]) -> None:
-        """Raises UserError for a live environment, and for two of one name."""
+        """Raises UserError for a live environment, and for two with the same name."""
         for part in parts:
             if part.replay == "live":
-                raise UserError(f"{part.name} is live, and not there for several environments yet",
+                raise UserError(f"{part.name} is live, which a list of environments cannot hold yet",
                                 "train it in a run of its own")
+        name, times = Counter(part.name for part in parts).most_common(1)[0]
+        if times > 1:
+            raise UserError(f"two environments of the list have the name {name}", "give each a name of its own")
         self.parts = {part.name: part for part in parts}
-        if len(self.parts) < len(parts):
-            raise UserError(f"two environments of the list have the name {next(iter(self.parts))}",
-                            "give each a name of its own")
         self.name = "+".join(self.parts)
         self.engine = "several"
         versions = ", ".join(f"{part.engine} {part.version}" for part in parts)
@@ -112,7 +115,8 @@ class Mixture:
 
 
 class _Recalling(RecordedSession):
-    """A session of a pure environment next to others that are rebuilt from their outcomes: it steps again instead."""
+    """A session of a pure environment in a mixture whose sessions are rebuilt from outcomes. Its `recall` steps again,
+    and raises EnvFault if the outcome differs."""
 
     def __init__(self, session: Session) -> None:
         self._session = session

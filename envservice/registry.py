@@ -1,5 +1,5 @@
-"""Environments by name. Nothing else lists them. A spec is imported only when its name is asked for, so that a server
-of one environment needs no package of another."""
+"""The only list of the environments, by name. A spec is imported when its name is asked for, so that a server of one
+environment needs no package of another."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def stands_in_for(environment: str) -> str | None:
 
 
 def open_environment(env: EnvSection) -> Environment:
-    """Opens the environment that a config asks for; a Mixture of all for a list.
+    """Opens the environment that a config asks for; for a list, a Mixture of all.
 
-    Raises UserError for missing data or packages, and for one of the user's own that fails or is none.
+    Raises UserError for missing data or packages, and if the user's own spec fails or opens no environment.
     """
     if env.more:
         return _open_mixture(env)
@@ -75,10 +75,10 @@ def _open_mixture(env: EnvSection) -> Mixture:
 
 
 def env_of(env: EnvSection, task: str) -> EnvSection:
-    """Returns the settings `env` for the environment that a task id belongs to.
+    """Returns `env` for the environment that a task id belongs to.
 
-    If the id names a built-in environment, that overrules a built-in `env.name`. Raises UserError for a task of none of
-    a list of environments.
+    If `env.name` is built-in and the id names another built-in environment, the id wins. If `env` is a list, the entry
+    of the task is returned; raises UserError if there is none.
     """
     if env.more:
         try:
@@ -93,7 +93,8 @@ def env_of(env: EnvSection, task: str) -> EnvSection:
 def open_holding(env: EnvSection, task: str) -> Environment:
     """Opens the environment that a task id belongs to, as `env_of` finds it, with the settings of `env`.
 
-    Raises UserError for missing data or packages, and KeyError if the id belongs to none.
+    Raises UserError for missing data or packages, and KeyError if the spec's `holding` does not know the id. A spec
+    without `holding` opens its environment whatever the id is.
     """
     env = env_of(env, task)
     spec = find_spec(env.name)
@@ -101,8 +102,8 @@ def open_holding(env: EnvSection, task: str) -> Environment:
 
 
 def make_template(env: EnvSection) -> PromptTemplate:
-    """Makes the template `env.prompt`, which shows `env.history` turns. Raises UserError that lists the templates,
-    and for one of the user's own that cannot be made or is none."""
+    """Makes the template `env.prompt`, which shows `env.history` turns. Raises UserError for an unknown name, which
+    lists the templates, and if a user's own function fails or returns no template."""
     _check_one(env, "one prompt")
     prompts = find_spec(env.name).prompts
     if env.prompt not in prompts:
@@ -129,7 +130,8 @@ def find_teacher(env: EnvSection) -> Teacher:
 
 
 def _check_one(env: EnvSection, what: str) -> None:
-    """Raises UserError for a list of environments, where something asks for what each of them has for itself."""
+    """Raises UserError for a list of environments, if the caller needs `what`, which each environment has for
+    itself."""
     if env.more:
         names = ", ".join(entry.name for entry in env.entries)
         raise UserError(f"this needs {what}, and the config has several environments: {names}",
@@ -137,12 +139,12 @@ def _check_one(env: EnvSection, what: str) -> None:
 
 
 def largest_session(env: EnvSection) -> int:
-    """Returns the bytes that a live session takes outside the server's process, the most of a list of environments."""
+    """Returns the bytes that a live session takes outside the server's process; for a list, the largest number."""
     return max(find_spec(entry.name).session_bytes for entry in env.entries)
 
 
 def is_threaded(env: EnvSection) -> bool:
-    """Returns whether the server should take steps in a separate thread, as one environment of a list may ask."""
+    """Returns whether the server should take steps in a separate thread; for a list, whether any entry needs it."""
     return any(find_spec(entry.name).threaded(entry) for entry in env.entries)
 
 

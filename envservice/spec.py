@@ -65,14 +65,15 @@ class Teacher:
     """The scripted play of demonstrations for the cold start, which rollout/demonstrations.py makes."""
 
     player: Callable[[Outcome, random.Random, SftSection], Demonstrator]
-    """Makes the player of one episode from its first outcome. The generator given decides all chance."""
+    """Makes the player of one episode from its first outcome. The player draws from the given generator alone."""
     disturb: Disturb = any_admissible
     """Makes the noise. Mistakes that agents make are good noise: the steps after them show the way out."""
     disguise: Callable[[Session, int], Session] | None = None
-    """Wraps a session in other words, by a seed. If it is set, every second demonstration plays such a session."""
+    """Wraps a session so that it shows other words, drawn by a seed. If set, every second demonstration plays one."""
     names: Literal["numbered", "words"] = "words"
-    """Words that answers copy from prompts. The tokenizer of a model made here keeps each as one token: `numbered` are
-    object names with their numbers, between fixed phrases; `words` are all words, and the text in [brackets]."""
+    """The kind of words that answers copy from prompts. The tokenizer of a model made here has each as one token.
+    `numbered`: object names with their numbers, between fixed phrases. `words`: all words, and the text in
+    [brackets]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,9 +91,9 @@ class LostEpisode:
     """An environment's account of a lost episode, in its own words."""
 
     stage: str
-    """How far it came: the first part of the task that was not done."""
+    """The first part of the task that was not done."""
     mistakes: Mapping[str, int]
-    """Number of inadmissible actions, by what was wrong with them."""
+    """Number of inadmissible actions by kind of mistake."""
 
 
 Explain = Callable[[Sequence[LostTurn], str], LostEpisode]
@@ -125,27 +126,28 @@ class EnvironmentSpec:
     check: Callable[[Environment, str], None] = opens
     """Checks one task cheaply, before anything starts. Raises EnvFault for a broken task."""
     reachable: Callable[[EnvSection], None] = nothing_elsewhere
-    """Asks each outside service that a server needs once, before anything starts. Raises UserError if no right answer
-    comes in time."""
+    """Asks each outside service that a server needs once, before anything starts. Raises UserError if a service gives
+    no valid answer in time."""
     threaded: Callable[[EnvSection], bool] = field(default=lambda _: False)
     """Says whether a step is so slow that the server should take it in a separate thread."""
     session_bytes: int = 0
     """Bytes that each live session takes outside the server's process. Servers hold no more sessions than fit."""
     stops: tuple[str, ...] = (ACTION_END,)
-    """Tags that end an answer. Text after the first one is ignored. A model made here has each as one token."""
+    """Texts that end an answer, such as tags. Text after the first one is ignored. A model made here has each as one
+    token."""
     tools: Callable[[], Sequence[Tool]] = tuple
-    """Returns the tools that it offers to agents (docs/tasks/own-agent.md), of which its sessions receive calls as JSON
-    text. Only an agent's worker asks, so nobody else needs a server that lists them. Raises EnvFault if it is
-    unavailable."""
+    """Returns the tools that it offers to agents (docs/tasks/own-agent.md). Its sessions receive calls of them as JSON
+    text. Only an agent's workers and the checks before they start call it, so other uses need no server that lists
+    them. Raises EnvFault if that server is unavailable."""
     says_unchanged: bool = True
-    """Whether its outcomes may say that the action changed nothing. If not, `learner.credit.stay` does nothing."""
+    """Whether its outcomes may have `unchanged` set. If not, `learner.credit.stay` has no effect."""
     teacher: Teacher | None = None
     """None: no cold start."""
     explain: Explain | None = None
     """Explains a lost episode from its turns and its last observation, for reports. Raises ValueError for texts that
     are not of this environment. None: reports have only the counts of every environment."""
     findings: Callable[[], Iterable[Finding]] = tuple
-    """Finds data and optional packages on this machine, for `gagpo doctor`. It must be light."""
+    """Reports on data and optional packages of this machine, for `gagpo doctor`. It must be light."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_steps <= LONGEST:

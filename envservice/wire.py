@@ -1,8 +1,8 @@
 """The wire form of the environment API: bodies of requests and results, and typed errors.
 
-proto/environment.openapi.json is generated from it, and a test freezes it. Every part of a request is bounded, so that
-one client cannot fill a server's memory. The errors of one element, or of an entire request, are
-`{type, message, field, status}`:
+proto/environment.openapi.json is generated from the application that uses it, and a test freezes that file. Every part
+of a request is bounded, so that one client cannot fill a server's memory. The error of one element, or of an entire
+request, is `{type, message, field, status}`:
 
     unauthorized        401  no token, or the wrong one
     not_found           404  no such route or split
@@ -34,7 +34,8 @@ MAX_BATCH = 256
 MAX_BODY = 4 * 1024 * 1024
 """The most bytes of one request's body."""
 REPLAYS_HEADER = "gagpo-replays"
-"""Positions of the elements whose session was rebuilt. It is a header, so that a rebuilt result stays the same text."""
+"""The header with the positions of the elements whose session was rebuilt. It is not in the body, so that a rebuilt
+result is the same bytes."""
 MAX_ACTION = 8192
 """The most characters of one action. A policy may write up to its response limit."""
 MAX_TASK = 400
@@ -57,7 +58,7 @@ STATUS: dict[ProblemType, int] = {
 
 
 class Problem(Exception):
-    """A refusal with its type. `retry_after` is in seconds, and set only if asking again may help."""
+    """A typed error. `retry_after` is in seconds, and set only if asking again may help."""
 
     def __init__(
         self, kind: ProblemType, message: str, *, field: str | None = None, retry_after: float | None = None

@@ -98,12 +98,12 @@ def test_a_pure_game_that_goes_another_way_when_it_is_rebuilt_is_a_fault(mixture
 def test_a_live_environment_and_two_of_one_name_are_refused():
     guess = open_environment(EnvSection(name="guess"))
     with pytest.raises(UserError, match=r"^two environments of the list have the name guess; "):
-        Mixture([guess, guess])
+        Mixture([open_environment(EnvSection(name="search")), guess, guess])
 
     class Live:
         name, replay = "mail", "live"
 
-    with pytest.raises(UserError, match=r"^mail is live, and not there for several environments yet; "):
+    with pytest.raises(UserError, match=r"^mail is live, which a list of environments cannot hold yet; "):
         Mixture([guess, Live()])  # pyright: ignore[reportArgumentType]
 
 
