@@ -46,31 +46,31 @@ class Settings:
 
     max_sessions: int = 1024
     record_bytes: int | None = None
-    """Bytes that all sessions together may record. sessions.py says which ones are dropped. None: no bound."""
+    """Bytes that all sessions together may record, beyond which sessions.py drops some. None: no bound."""
     lease_s: float = 300.0
     """Seconds of idleness after which a session is dropped. Its next step rebuilds it."""
     live_lease_s: float = 3600.0
-    """The same for a live session, which nobody can rebuild. It is agent.seconds."""
+    """The same for a live session, which nobody can rebuild. `gagpo serve-env` sets it to agent.seconds."""
     token: str | None = None
     """The bearer token that every route except /healthz needs. None: no token is needed."""
     open_metrics: bool = False
-    """Whether /metrics needs no token either. For a server that only this machine reaches: Prometheus here cannot know
-    the token of each run."""
+    """Whether /metrics needs no token either: Prometheus cannot know the token of each run."""
     call_s: float | None = None
-    """Longest time of one call of the environment, after which the process ends (watchdog.py). None: no bound."""
+    """Longest time of one call of the environment. If it takes longer, the process ends (watchdog.py). None: no
+    bound."""
     threaded: bool = False
     """Whether to step in a separate thread, for engines that take milliseconds."""
     recycle_s: float | None = None
-    """Age at which the process starts again, give or take a tenth. None: never."""
+    """Age at which the process restarts itself, give or take a tenth. None: never."""
     recycle_bytes: int | None = None
-    """The process's own memory at which it starts again; capacity.py says what counts. None: never."""
+    """Size of the process's own memory (capacity.own_memory_bytes) at which it restarts itself. None: never."""
 
 
 def create_app(environment: Environment, settings: Settings) -> FastAPI:
     """Makes the application of one environment. All state is in the application, so a process may have several.
 
-    `state.batches` are its Batches. The server process must call their `expire` now and then. `state.activity` shows
-    whether they hang.
+    `state.batches` are its Batches, whose `expire` the caller must call now and then. `state.activity` is the store's
+    Activity, by which a watchdog sees a call that hangs.
     """
     store = SessionStore(environment, limit=settings.max_sessions, lease_s=settings.lease_s,
                          live_lease_s=settings.live_lease_s, record_bytes=settings.record_bytes)
@@ -98,7 +98,7 @@ def create_app(environment: Environment, settings: Settings) -> FastAPI:
 
 
 class _DirectRoute(APIRoute):
-    """A route that passes the request on as it is. FastAPI's dependencies cost more than an engine's step."""
+    """A route whose function gets the request itself. FastAPI's dependencies cost more than an engine's step."""
 
     def get_route_handler(self) -> Callable[[Request], Any]:
         return self.endpoint
@@ -146,7 +146,7 @@ def _reads(environment: Environment, metrics: ServerMetrics) -> APIRouter:
         """Describe the environment that this server plays."""
         splits: dict[str, SplitInfo] = {}
         for split in environment.splits():
-            with suppress(UserError):  # a split without a game of the wanted types is left out
+            with suppress(UserError):  # such as a split without a game of the wanted types: it is left out
                 splits[split] = SplitInfo(tasks=len(environment.tasks(split)), digest=environment.digest(split))
         return Info(
             name=environment.name, engine=environment.engine, version=environment.version, replay=environment.replay,
@@ -187,7 +187,7 @@ def _documented(element: type[BaseModel], result: Any) -> dict[str, Any]:
 
 
 async def _read(request: Request) -> bytes:
-    """Reads the body. Raises Problem as soon as it is known to be too large."""
+    """Reads the body. Raises Problem as soon as its declared or received size is too large."""
     declared = request.headers.get("content-length", "0")
     chunks: list[bytes] = []
     size = int(declared) if declared.isdecimal() else 0

@@ -1,8 +1,8 @@
 """Turns the bytes of a request into the bytes of its reply. Each element of the list is answered on its own.
 
-If a step costs less than a change of threads (our engine: 30 us), sessions are stepped in the event loop. If it would
-block the loop (the shipped engine: 40 ms), they are stepped in one dedicated thread; only one, because that engine is
-not thread-safe. In both cases one thread at a time enters the store, as the store requires.
+If a step costs less than a change of threads (our ALFWorld engine: 30 us), sessions are stepped in the event loop. If
+it would block the loop (ALFWorld's shipped engine: 40 ms), they are stepped in one dedicated thread; only one, because
+that engine is not thread-safe. In both cases one thread at a time enters the store, as the store requires.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ BOUNDS = (Field(max_length=MAX_BATCH), FailFast())
 _PLACE = re.compile(r" - at `\$\.?(.+)`$")
 _NAME = re.compile(r"field `([^`]*)`")
 STOPPING_S = 1.0
-"""Seconds after which a client of a stopping server asks again: another server answers then, or this one anew."""
+"""Seconds after which a client of a stopping server asks again: another server answers then, or this one restarted."""
 INLINE_S = 0.02
-"""Longest time that one request holds the event loop before others get it."""
+"""Time after which a request lets others run, between two of its elements."""
 
 Element = TypeVar("Element", bound=BaseModel)
 T = TypeVar("T")
@@ -48,8 +48,8 @@ class Reply:
 
 
 class Verb(Generic[Element]):
-    """One kind of request: its element's model, and the call that turns an element of a client into its JSON and
-    whether its session was rebuilt."""
+    """One kind of request. `one` and `many` are the model of an element and of the list. `call` takes an element and
+    the client's address, and returns the result as JSON and whether the session was rebuilt."""
 
     def __init__(
         self, name: str, one: type[Element], many: TypeAdapter[list[Element]],
@@ -64,10 +64,11 @@ class Verb(Generic[Element]):
         self.call = call
 
     def decode(self, body: bytes) -> list[Element | Problem]:
-        """Returns the elements, a Problem for each invalid one. Raises Problem if the body is no list or too long.
+        """Returns the elements, with a Problem in place of each invalid one. Raises Problem if the body is no list or
+        too long.
 
-        Shapes are checked first, up to the first error. Pydantic builds an error for each wrong value and each unknown
-        field of an element: ten seconds for 4 MiB of them.
+        msgspec checks the shapes first, up to the first error. Pydantic alone would build an error for each wrong value
+        and each unknown field of an element: ten seconds for 4 MiB of them.
         """
         try:
             self._shapes.decode(body)
@@ -100,7 +101,8 @@ class Batches:
         self.close = Verb("close", CloseRequest, TypeAdapter(Annotated[list[CloseRequest], *BOUNDS]), self._close)
 
     async def answer(self, verb: Verb[Element], body: bytes, client: str) -> Reply:
-        """Returns one result per element, in order. Raises Problem for a whole request: no list, too long, all full.
+        """Returns one result per element, in order. Raises Problem if the body is no list or too long, or if every
+        element met a full server.
 
         `client` is the address of the client.
         """
@@ -138,7 +140,7 @@ class Batches:
         await self._enter(self._store.expire)
 
     def drop_all(self) -> None:
-        """Drops all sessions, after the last request has ended."""
+        """Drops all sessions. Call it after the last request has ended."""
         self._store.clear()
 
     async def _call(self, verb: Verb[Element], element: Element | Problem, client: str) -> tuple[bytes, bool]:
@@ -178,10 +180,11 @@ class Batches:
 
 
 def _release(problem: Problem) -> None:
-    """Frees what the frames of a failure hold, those of each exception before it, and those of each member of a group.
+    """Clears the frames of a failure, of each exception that it was raised from or during, and of each member of a
+    group.
 
-    A session that failed ends now, in the thread that has played it: the problem itself lives until Python collects
-    cycles, in any thread.
+    So a session that failed is freed now, in the thread that has played it. Its frames would otherwise hold it until
+    Python collects cycles, in any thread.
     """
     chain: list[BaseException | None] = [problem]
     seen: set[int] = set()
@@ -212,7 +215,8 @@ def _shape_of(annotation: Any) -> Any:
 
 
 def _malformed(message: str) -> Problem:
-    """Returns the problem of an element that msgspec refuses, and the field that its message names: `actions.1`."""
+    """Returns the problem of an element that msgspec refuses, with the field that msgspec's message names:
+    `actions.1`."""
     place, name = _PLACE.search(message), _NAME.search(message)
     parts = [*(re.findall(r"\w+", place[1]) if place else ()), *([name[1]] if name else ())]
     return Problem("malformed", message, field=".".join(parts) or None)

@@ -1,4 +1,4 @@
-"""The number of sessions that fit into memory: of this machine or container, and of this process."""
+"""The memory of this machine or container and of this process, and the number of sessions that fit into it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from services.config.tree import EnvSection
 from services.errors import UserError
 
 SHARE = 0.5
-"""The share of the memory that sessions may use. The rest is for the server and other processes."""
+"""The share of the memory that sessions may use without `env.memory_gb`. The rest is for servers and other
+processes."""
 CGROUPS = Path("/sys/fs/cgroup")
 _CONTROLLERS = {"": ("", "memory.max"), "memory": ("memory", "memory.limit_in_bytes")}
-"""The controller in a line of /proc/self/cgroup, with the folder and file of its limit: version 2, then version 1."""
+"""Maps the controllers in a line of /proc/self/cgroup to the folder and file of the limit: version 2, then version
+1."""
 
 
 def session_limit(env: EnvSection, session_bytes: int, *, memory: int | None = None) -> int:
-    """Returns `env.max_sessions`, or fewer if no more sessions of `session_bytes` fit into one server's share.
+    """Returns `env.max_sessions`, or fewer if that many sessions of `session_bytes` do not fit into one server's share.
 
     The share is that of `sessions_bytes`. `memory` replaces this machine's bytes. Raises UserError if none fits.
     """
@@ -34,9 +36,10 @@ def session_limit(env: EnvSection, session_bytes: int, *, memory: int | None = N
 
 
 def sessions_bytes(env: EnvSection, *, memory: int | None = None) -> int:
-    """Returns one server's share of `env.memory_gb`, for the processes of its sessions and for what sessions record.
+    """Returns one server's share of `env.memory_gb`, or of SHARE of the memory without it.
 
-    Each may use the whole share: a session records less than a hundredth of what its process takes.
+    It bounds the processes of sessions and, separately, the answers that sessions record: a session records less than a
+    hundredth of what its process takes.
     """
     whole = env.memory_gb and env.memory_gb * GIB
     return int((whole or SHARE * (memory_bytes() if memory is None else memory)) / env.servers)

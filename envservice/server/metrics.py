@@ -1,4 +1,4 @@
-"""The server's own metrics, as services/telemetry/names.py declares them; several apps can live in one process."""
+"""The server's own metrics, which services/telemetry/names.py declares. Each application of a process has its own."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ VERBS = ("reset", "step", "close")
 
 
 class ServerMetrics:
-    """The metrics of one server. A step takes only microseconds, so the children of labels are looked up once, and
-    counters are updated at a scrape."""
+    """The metrics of one server. A step takes only microseconds, so the labelled histograms are looked up once, and the
+    counters of resets, steps and replays are updated at a scrape."""
 
     def __init__(self, environment: str, store: SessionStore) -> None:
         """`environment` is the environment's name."""
@@ -35,12 +35,12 @@ class ServerMetrics:
         meters("gagpo_env_sessions_limit").set(store.limit)
 
     def reset(self, since: float) -> None:
-        """Counts an episode that was started. `since` is time.perf_counter() before it."""
+        """Counts a reset. `since` is time.perf_counter() before it."""
         self._resets += 1
         self._reset_seconds.observe(time.perf_counter() - since)
 
     def stepped(self, since: float, *, rebuilt: bool) -> None:
-        """Counts a step. `rebuilt` says whether its session was rebuilt first."""
+        """Counts a step. `rebuilt`: its session was rebuilt first, also if this repeats that answer."""
         self._steps += 1
         seconds = time.perf_counter() - since
         if rebuilt:
@@ -55,7 +55,7 @@ class ServerMetrics:
 
     @contextmanager
     def request(self, route: str) -> Iterator[None]:
-        """Measures the time of a whole request, if it succeeds."""
+        """Measures the time of the request in its block, unless the block raises."""
         since = time.perf_counter()
         yield
         self._request_seconds[route].observe(time.perf_counter() - since)

@@ -4,16 +4,15 @@ It listens only once it has loaded. Until then clients are refused, so they ask 
 take it for ready.
 
     SIGTERM, SIGINT     refuse connections, finish the requests in flight, end: in DRAIN_S and one call of the engine
-    too old, too large  the same, but start again instead of ending, on the socket, which keeps listening
+    too old, too large  the same, but restart instead of ending, on the socket, which keeps listening
     a call hangs        end at once (watchdog.py)
 
-Sessions are dropped in all cases. That costs each client one replay and loses nothing. To wait for the ends of
-episodes would take as long as the slowest one, and a leaking server may not have that time. A restart executes the same
-command in this process: its id stays, so a supervisor or a container sees no end, and new connections wait in the
-socket's queue.
+All of these drop the sessions. That costs each episode one replay; only a live one is lost, so the server of a live
+environment refuses to restart itself. Waiting for episodes to end would take as long as the slowest one, and a leaking
+server may not have that time. A restart executes the same command in this process: its id stays, so a supervisor or a
+container sees no end, and new connections wait in the socket's queue.
 
-Its log (services/telemetry/logs.py) says what it does and what fails. A program that waits for it reads one line on
-stdout.
+It logs what it does and what fails (services/telemetry/logs.py). A program that waits for it reads one line on stdout.
 """
 
 from __future__ import annotations
@@ -46,12 +45,12 @@ from services.telemetry.logs import get_logger
 
 log = get_logger("server")
 DRAIN_S = 8
-"""Longest wait for requests in flight, which is less than the 10 s after which a supervisor kills. After half of it,
-elements that have not begun are refused: a batch of slow ones could take minutes."""
+"""Longest wait for requests in flight, less than the 10 s after which a supervisor kills. After half of it, elements
+that have not begun are refused: a batch of slow ones could take minutes."""
 PARENT_POLL_S = 0.5
 MAINTAIN_S = 0.5
 INHERITED = "GAGPO_ENV_LISTENER"
-"""The environment variable with the file descriptor of the socket, for a server that starts again."""
+"""The environment variable with the file descriptor of the socket, for a server that restarts itself."""
 
 
 def serve(
@@ -60,12 +59,12 @@ def serve(
 ) -> None:
     """Serves until SIGTERM or SIGINT. After draining it passes the signal to the caller's handlers.
 
-    When it is ready it says its URL in the log, and on stdout unless that is a terminal. If `environment` is a
-    function, it is called after the port is bound. If the environment is a context manager, it is left at the end.
-    `parent` is the id of the process that started this one, if the server ends with it; it holds the port, too. The id
-    is passed and not looked up: a parent that died while this process was starting could no longer be found.
-    Raises UserError for a port in use, for a host that others can reach without a token, for an environment that is
-    larger than the settings let the process grow, and for a live one in a process that starts again by itself.
+    When it is ready it writes its URL to the log, and to stdout unless that is a terminal. If `environment` is a
+    function, it is called after the port is bound. If the environment is a context manager, it is exited at the end.
+    `parent` is the id of the process that started this one and holds the port for it; the server ends when that process
+    does. The id is passed and not looked up, since a parent that died while this process was starting has no id here.
+    Raises UserError for a port in use, for a host that others can reach without a token, if the process is larger than
+    `recycle_bytes` before its first session, and for a live environment in a process that restarts itself.
     """
     check_exposure(host, settings.token, ENV_TOKEN_VARIABLE)
     log.info("started", host=socket.gethostname(), pid=os.getpid())
@@ -86,7 +85,7 @@ def serve(
 async def _serve(
     environment: Environment, listener: socket.socket, settings: Settings, parent: int | None,
 ) -> socket.socket | None:
-    """Returns the socket for a restart, or None at the end."""
+    """Serves until the process should end or restart. Returns the socket for a restart, else None."""
     app = create_app(environment, settings)
     batches: Batches = app.state.batches
     server = _Server(
@@ -146,7 +145,7 @@ def _say_ready(environment: Environment, settings: Settings, url: str) -> None:
 
 
 async def _maintain(server: _Server, listener: socket.socket, batches: Batches, settings: Settings) -> None:
-    """Ends sessions whose lease is over, also on an idle server. Returns when the process should start again."""
+    """Drops sessions whose lease has ended, also on an idle server. Returns when the process should restart."""
     # Servers that were started together must not restart together.
     age_s = None if settings.recycle_s is None else settings.recycle_s * random.uniform(0.9, 1.1)
     since = time.monotonic()
@@ -164,18 +163,18 @@ async def _maintain(server: _Server, listener: socket.socket, batches: Batches, 
             server.restart_socket = listener.dup()
             return
     finally:
-        server.should_exit = True  # also if this fails: sessions without an end must not continue
+        server.should_exit = True  # also if this fails: no lease would ever end
 
 
 def _start_again(listener: socket.socket) -> NoReturn:
-    """Executes the same command in this process. Leaked memory is freed; the process id and the socket stay."""
+    """Executes the same command in this process. That frees leaked memory; the process id and the socket stay."""
     listener.set_inheritable(True)
     os.environ[INHERITED] = str(listener.fileno())
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - our own command line, no shell
 
 
 def _inherited() -> socket.socket | None:
-    """Returns the socket on which this process listened before it started again, or None."""
+    """Returns the socket on which this process listened before it restarted, or None."""
     number = os.environ.pop(INHERITED, None)
     if number is None:
         return None

@@ -1,4 +1,5 @@
-"""The store of live sessions. Each may be lost at any moment, because it can be rebuilt from its task and actions.
+"""The store of open sessions. Unless the environment is live, any of them may be dropped at any moment, because it can
+be rebuilt from its task and actions.
 
 Only one thread at a time enters the store (batches.py says which), so it needs no locks. Of two concurrent steps of one
 episode, the second finds the first one recorded. It gets the same result if it is the same step, else a conflict.
@@ -12,9 +13,9 @@ The cases of a step of index i:
     another history        conflict
 
 If the environment is live, the first two are session_lost: the client's episode ends by a fault. Nothing is opened, as
-that would act on the world. If the environment is pure, a replay takes the actions again. If it is not (`replay:
-transcript`), the replay uses the results that the client has kept, and the digest proves that they are those that the
-server gave. That finds mistakes, not lies: a client that may step an episode may also invent one.
+that would act on the world. If the environment is pure, a replay takes the actions again. For `replay = "transcript"`,
+the replay uses the results that the client has kept, and the digest shows that they are those that the server gave.
+That finds mistakes, not lies: a client that may step an episode may also invent one.
 
 A repeated reset gets the recorded result too, as long as the session has no actions.
 """
@@ -39,7 +40,7 @@ from services.process.signals import signal_of
 from services.telemetry.logs import get_logger
 
 OBJECTS = 400
-"""Bytes that a step records besides its action and answer: objects, digest, places in lists."""
+"""Bytes that a step records in addition to its action and its answer's body: objects, digest, places in lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +48,11 @@ class Answer:
     """A result, encoded once for all its repetitions."""
 
     body: bytes
-    """JSON of schemas.StepResult."""
+    """JSON of wire.StepResult."""
     digest: str
     done: bool
     rebuilt: bool = False
-    """The session had to be rebuilt for this answer."""
+    """Whether the session was rebuilt for this answer."""
 
     @property
     def size(self) -> int:
@@ -110,8 +111,8 @@ def _link(tag: str, link: str, action: str, outcome: Outcome) -> str:
 
 log = get_logger("sessions")
 RETRY_AFTER_S = 5.0
-"""Longest wait that a full store asks for. Sessions are also closed before their lease ends."""
-_INTACT = ("conflict", "transcript_missing", "malformed", "unavailable")  # they leave the session as it is
+"""Longest wait that a full store asks for, even if no lease ends so soon: most sessions are closed before."""
+_INTACT = ("conflict", "transcript_missing", "malformed", "unavailable")  # problems after which the session is kept
 
 
 @dataclass(slots=True)
@@ -125,18 +126,18 @@ class _Live:
     recorded: int = 0
     """Bytes of actions and answers."""
     client: str = ""
-    """The address that used it last."""
+    """The address of the client that used it last."""
 
 
 class SessionStore:
-    """At most `limit` sessions of one environment; one that is idle for `lease_s` seconds is dropped.
+    """At most `limit` sessions of one environment. A session that is idle for `lease_s` seconds is dropped.
 
-    A live one, which nobody can rebuild, is held for `live_lease_s`, and after `lease_s` only while nobody else needs
-    its place: the sessions of a client that has died would fill the store.
+    A live session, which nobody can rebuild, is dropped after `live_lease_s`, or after `lease_s` if the store is full:
+    otherwise the sessions of a client that has died would fill it.
 
-    If all together have recorded more than `record_bytes` (None: no bound), those used least recently are dropped too,
-    but never the one in use. If the store is full, the client with the most sessions loses one to a client that holds
-    at least two fewer. Methods raise Problem.
+    If all sessions together have recorded more than `record_bytes` (None: no bound), those used least recently are
+    dropped too, but never the one in use, nor live ones. If the store is full, the client with the most sessions loses
+    one to a client that holds at least two fewer. Methods raise Problem.
     """
 
     def __init__(
@@ -161,7 +162,8 @@ class SessionStore:
         return len(self._live)
 
     def reset(self, episode_id: str, task: str, client: str = "") -> Answer:
-        """Restarts the episode, unless it has no action yet. If the task is unknown, the old session continues."""
+        """Restarts the episode. A session of this task without actions is reused. If the task is unknown or broken, the
+        old session stays."""
         content = self._content(task)
         live = self._take_new(episode_id, task) or self._open(task, content, client)
         live.client = client
@@ -196,12 +198,12 @@ class SessionStore:
         return answer
 
     def foresee(self, requests: Sequence[StepRequest]) -> None:
-        """Lets the sessions of these steps ask other services now, all at once; the steps themselves follow one by one.
-        """
+        """Lets the sessions of these steps ask other services now, all at once. The steps themselves follow one by
+        one."""
         for request in requests:
             live = self._live.get(request.episode_id)
             if live is None or len(live.actions) != len(request.actions) or live.answers[-1].done:
-                continue  # this step is rebuilt, recorded or refused
+                continue  # its session will be rebuilt, or its answer is recorded, or it will be refused
             if not isinstance(live.session, ForeseeingSession):
                 continue
             try:
@@ -288,9 +290,10 @@ class SessionStore:
         return _Live(task=task, session=session, answers=[answer], recorded=answer.size, client=client)
 
     def _make_room(self, client: str) -> bool:
-        """Drops the least recently used session of the client with the most, unless `client` has nearly as many.
+        """Drops the least recently used session of the client with the most. Returns False, and drops none, if `client`
+        has as many or one fewer.
 
-        A live session is dropped for another one only if it is idle for longer than the lease of others.
+        In a live environment it drops the session used least recently, whoever has it, if it was idle for `lease_s`.
         """
         if self._is_live:
             oldest, live = next(iter(self._live.items()))
@@ -331,7 +334,8 @@ class SessionStore:
         return live
 
     def _take_new(self, episode_id: str, task: str) -> _Live | None:
-        """Takes the session, and frees it, as it may be a whole process, unless it is one of `task` without actions."""
+        """Removes the session of an episode. Returns it if it is one of `task` without actions. Any other is freed
+        here, before a new one opens: it may hold an entire process."""
         live = self._take(episode_id)
         return live if live is not None and live.task == task and not live.actions else None
 
@@ -345,7 +349,8 @@ class SessionStore:
 
 
 def _fault(task: str, error: BaseException) -> Problem:
-    """Returns the fault of a game that failed. One that leaves by `sys.exit` failed too: it would end the server."""
+    """Returns the problem of a game that raised `error`, also SystemExit, which would end the server. Raises `error`
+    again if it comes from a signal to this process."""
     if signal_of(error) is not None:
         raise error
     if isinstance(error, Unavailable):

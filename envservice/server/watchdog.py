@@ -1,10 +1,10 @@
 """Ends the process if one call of the environment or the event loop hangs, so that a supervisor starts it again.
 
 A server that hangs is not dead: it keeps its port, and clients keep asking it. A call that takes `env.call_seconds`
-has lost its client, because no client waits longer. To rebuild a session takes many calls, and each has this time.
+has lost its client, because no client waits longer. Rebuilding a session takes many calls, and each has this time.
 
 Loading does not count: the watch begins when the environment is made and the server listens. Not covered: a call into C
-that never gives the interpreter's lock back stops this thread too. /healthz does not answer then either.
+that never releases the interpreter's lock stops this thread too. /healthz does not answer then either.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from contextlib import contextmanager
 from services.process.threads import watched
 
 LOOKS = 20
-"""Number of looks within the longest time. Looks are counted, not seconds: a process that was stopped has made none."""
+"""Number of looks within the longest time. Looks are counted, not seconds: a stopped process (SIGSTOP) makes none."""
 STATUS = 1
 
 
 class Activity:
-    """Shows other threads whether a thread is in the store of sessions, and whether it gets on. Only one is, at a time.
-    """
+    """Shows other threads whether a thread is in the store of sessions, and whether it makes progress. At most one
+    thread is in the store."""
 
     def __init__(self) -> None:
         self.thread: int | None = None
-        """The thread that is in the store."""
+        """Id of the thread that is in the store. None: no thread is."""
         self.moves = 0
-        """It grows at every entry, and before every further call of the environment."""
+        """Grows at every entry, and between the calls of the environment that one entry makes."""
 
     def __enter__(self) -> None:
         self.thread = threading.get_ident()
@@ -43,7 +43,7 @@ class Activity:
 
 
 class Watchdog:
-    """Looks at the store's activity and at the event loop. `look` finds a reason to end after LOOKS looks."""
+    """Looks at the store's activity and at the event loop. LOOKS looks without progress are a reason to end."""
 
     def __init__(self, activity: Activity, loop: asyncio.AbstractEventLoop, longest_s: float) -> None:
         """`loop` runs in the thread that makes the watchdog."""
@@ -56,7 +56,7 @@ class Watchdog:
         self._looks = 0
 
     def look(self) -> str:
-        """Returns the line to end with, or an empty text while all is well."""
+        """Looks once. Returns the error line if the process should end, else ""."""
         thread, moves = self._activity.thread, self._activity.moves
         stuck = moves == self._moves and (thread is not None or not self._heard)
         self._looks = self._looks + 1 if stuck else 0
