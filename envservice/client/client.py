@@ -2,7 +2,7 @@
 
     episode ──element──▶ batcher of its replica ──one POST for all that queued meanwhile──▶ server
        ▲                                                                                      │
-       └──────── result, typed error, or a fault: try again here or on another ◀──────────────┘
+       └──────── result, typed error, or no answer: ask again, here or elsewhere ◀────────────┘
 
 If a server has lost a session that cannot be rebuilt from its actions, it asks for the results so far, and gets them.
 Retries are safe because the API is idempotent: a repeated reset or step gives its recorded result, or its session is
@@ -51,7 +51,7 @@ from services.rewards import LARGEST_REWARD, within_reward_limit
 
 CONNECT_S = 5.0
 LOOK_S = 1.0
-"""Longest pause before the list of servers is looked at again, while none of them may be asked."""
+"""Longest pause before the list of servers is read again, while all of them are paused."""
 LATER_S = 1.0
 """Pause after the server had no room for one element of a request, or a service behind it was unavailable."""
 FAULTS: Mapping[str, type[EnvFault]] = {
@@ -68,7 +68,8 @@ class Result(Outcome):
 
 
 def result_of(element: dict[str, Any], where: str) -> Result:
-    """Returns the result. Raises the EnvFault of a problem; `where` names the game, step and server."""
+    """Returns the result in an element of a reply. Raises EnvFault if it is a problem or no result. `where` names the
+    game, step and server."""
     if "type" in element:
         kind = element["type"]
         raise FAULTS.get(kind, EnvFault)(f"{kind}: {element.get('message')} ({where})")
@@ -106,12 +107,12 @@ class EnvClient:
         # Proxies of the environment are ignored: servers are on this machine or in the cluster.
         self._http = httpx.AsyncClient(headers=headers, timeout=timeout, trust_env=False, limits=UNLIMITED)
         self.live = False
-        """Whether the environment acts on the world, once `info` has been asked."""
+        """Whether the environment acts on the world. False until `info` has returned."""
         self._replicas = [self._replica(url.rstrip("/")) for url in urls]
         self._timeout_s = timeout_s
         self._outage_s = timeout_s if outage_s is None else max(outage_s, timeout_s)
         self._attempts = attempts
-        self._under_way = 0  # calls without an answer so far
+        self._under_way = 0  # calls that have not ended
 
     async def __aenter__(self) -> EnvClient:
         return self
@@ -142,7 +143,7 @@ class EnvClient:
         return EpisodeHandle(self, episode_id, task)
 
     def use(self, urls: Sequence[str]) -> None:
-        """Takes these servers for all requests from now on, in place of those before."""
+        """Sends all requests from now on to these servers instead. Those that are in both lists keep their state."""
         replicas = {replica.url: replica for replica in self._replicas}
         wanted = [url.rstrip("/") for url in urls]
         if list(replicas) != wanted:
@@ -154,7 +155,7 @@ class EnvClient:
     def ranking(self, key: str, home: Replica | None = None) -> list[Replica]:
         """Ranks replicas by rendezvous hash: all clients rank alike, and a lost replica moves only its episodes.
 
-        `home`, where a session is already, comes first unless it was removed.
+        `home`, the replica that holds the session, comes first unless it was removed.
         """
         return sorted(self._replicas, key=lambda replica: (
             replica is not home, hashlib.blake2b(f"{replica.url} {key}".encode()).digest()))
@@ -166,11 +167,12 @@ class EnvClient:
 
     async def call(self, ranking: Callable[[], list[Replica]],
                    ask: Callable[[Replica], Awaitable[T]]) -> tuple[T, Replica]:
-        """Asks the first open replica until one answers. Returns the answer and that replica. Raises EnvFault.
+        """Asks the first replica that is not paused, until one answers. Returns the answer and that replica. Raises
+        EnvFault.
 
         A failed request counts against the call only if some server has answered since the call's last failure. So a
-        request that brings every server down is given up, and one that meets an outage waits until it ends. After
-        HeldElsewhere, every failed request counts: a server answers, and the call is not about an outage.
+        request that crashes every server is given up, and one that meets an outage waits until it ends. After
+        HeldElsewhere, every failed request counts: a server answers, so this is no outage.
         """
         shut: dict[Replica, float] = {}
         last: Exception | None = None
@@ -203,8 +205,8 @@ class EnvClient:
         raise EnvFault(f"{failures} requests failed; last: {last}") from last
 
     def _late(self, waited: float, last: Exception | str, *, outage: bool) -> EnvFault:
-        """Makes the fault of a call that ended after `waited` seconds. A server steps one game at a time, so a call may
-        have waited for others alone."""
+        """Makes the fault of a call whose time ended after `waited` seconds. A server steps one game at a time, so the
+        call may only have waited for others."""
         key, others = ("env.outage_seconds", 0) if outage else ("env.call_seconds", self._under_way - 1)
         line = f"; {number_of(others, 'other call')} waited too: give more env.servers or fewer rollout.slots"
         what = f"no answer within {rounded(waited)} s ({key}); last: {last}"
@@ -214,7 +216,7 @@ class EnvClient:
         return sum(replica.answers for replica in self._replicas)
 
     def _later(self, began: float) -> float:
-        """The new deadline of a call that met an outage, by the clock of the event loop."""
+        """Returns the new deadline of a call that met an outage, by the clock of the event loop."""
         return min(asyncio.get_running_loop().time() + self._timeout_s + BACKOFF_S[1], began + self._outage_s)
 
 
@@ -228,7 +230,7 @@ class EpisodeHandle:
         """Number of times that the session was rebuilt, on another server or after a restart."""
         self._client = client
         self._home: Replica | None = None
-        self._unsure: set[Replica] = set()  # they have not answered a reset, and may hold its session
+        self._unsure: set[Replica] = set()  # replicas that did not answer a reset, and may hold its session
         self._actions: list[str] = []
         self._results: list[Result] = []
         self._digest = ""
@@ -240,8 +242,8 @@ class EpisodeHandle:
         return result
 
     async def step(self, action: str) -> Result:
-        """Takes one action. A server takes no more than MAX_ACTION characters of it: what is beyond is cut, because an
-        action that a policy wrote is no fault."""
+        """Takes one action. It is cut at MAX_ACTION characters, the server's limit: a long action is the policy's
+        mistake, not a fault."""
         action = action[:MAX_ACTION]
         result = await self._ask("step", {
             "episode_id": self.episode_id, "task": self.task, "actions": self._actions, "action": action,
@@ -255,7 +257,7 @@ class EpisodeHandle:
     async def close(self) -> None:
         """Frees the session, also one that a reset without an answer has opened.
 
-        It asks once: a server that is unavailable or full frees the session when its lease ends.
+        It asks once: a server that does not answer frees the session when its lease ends.
         """
         element = msgspec.json.encode({"episode_id": self.episode_id})
 

@@ -1,10 +1,10 @@
 """Request batching without a timer: all elements that queue up during one request go together in the next.
 
-There is one batcher for each verb of each replica. It keeps IN_FLIGHT requests going, so that the server works on one
-batch while the client handles the results of the other. A batch takes all queued elements, within bounds. A reset may
-take seconds, so each goes alone: a batch of them would need one deadline for all, and be answered after the last one.
-The elements of a batch that is refused, or whose answer is too large, are asked again one by one, so that only the
-episode that is the cause ends by a fault.
+There is one batcher for each verb of each replica. It has up to IN_FLIGHT requests in flight, so that the server works
+on one batch while the client handles the results of the other. A batch takes all queued elements, within bounds. A
+reset may take seconds, so each goes alone: a batch of them would need one deadline for all, and be answered after the
+last one. The elements of a batch that is refused, or whose answer is too large, are sent again one by one, so that only
+the episode that is the cause ends by a fault.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from services.errors import EnvFault
 from services.http.bounded import TooLarge, read_response
 
 AGAIN_S = 5.0
-"""Seconds without an answer after which a request is sent once more. The pauses before further copies double."""
+"""Seconds without an answer after which a copy of a request is sent. The pause before each further copy doubles."""
 
 
 async def first_answer(
@@ -38,9 +38,9 @@ async def first_answer(
 
     All copies together have `within_s`: each also has its own deadline, but that of a late copy would come too late.
 
-    A connection may be dead without a sign, and the server may also be slow. It carries out a reset or a step once,
-    however often it is asked. A server that shuts down refuses a copy but still answers the first request, so an
-    error counts only if no other copy is under way. Raises httpx.HTTPError.
+    Copies are sent because a connection may be dead without a sign. If the server is only slow, they do no harm: it
+    carries out a reset or a step once, however often it is asked. A server that shuts down refuses a copy but still
+    answers the first request, so an error counts only if no other copy is under way. Raises httpx.HTTPError.
     """
     copies: set[asyncio.Task[httpx.Response]] = set()
     pause = None if once else AGAIN_S
@@ -79,19 +79,20 @@ BATCH = 128
 BATCH_BYTES = 2 * 1024 * 1024
 """The most bytes of one request, unless a single element is larger. A server accepts 4 MiB."""
 PLACES = re.compile("([0-9]{1,9}( *, *[0-9]{1,9})*)?")
-"""The places of a batch whose sessions were rebuilt for it."""
+"""The value of REPLAYS_HEADER: positions of a batch's elements, or nothing."""
 ANSWER_BYTES = MAX_BODY
 ELEMENT_BYTES = 1 << 20
-"""The most bytes of an answer: so many, and so many more for each element. An observation above MAX_BODY could not be
-sent back to a server that has lost its session, and fits no prompt."""
+"""An answer has at most ANSWER_BYTES, and ELEMENT_BYTES more for each element. An observation above MAX_BODY could not
+be sent back to a server that has lost its session, and fits no prompt."""
 LIST_BYTES = 256 << 20
-"""The most bytes of a list of tasks: that of 600,000 tasks whose ids have MAX_TASK characters."""
+"""The most bytes of a list of tasks: enough for 600,000 tasks whose ids have MAX_TASK characters."""
 SHARE = 1 / 3
-"""The share of a call's time that one replica gets for an answer, copies included: the rest is to ask another one."""
+"""The share of a call's time that one replica gets for an answer, copies included. The rest is left to ask another."""
 QUOTED = 300
 """Characters of a wrong answer that an error repeats."""
-FOR_NOW = (408, 425, 429)
-"""Refusals that a proxy or a load balancer before the server sends: too late, too early, too many requests."""
+TEMPORARY = (408, 425, 429)
+"""Statuses after which the same request is sent again: timeout, too early, too many requests. A proxy or a load
+balancer in front of the server may send them."""
 BACKOFF_S = (0.05, 2.0)
 """First and longest pause after a replica failed. The pause doubles each time it fails again."""
 Form = TypeVar("Form", bound=WireModel)
@@ -102,7 +103,7 @@ class Unreachable(Exception):
 
 
 class NotSent(Unreachable):
-    """No connection came about, so the request was not carried out."""
+    """No connection could be made, so the request was not carried out."""
 
 
 class FinalRefusal(EnvFault):
@@ -139,8 +140,8 @@ class _Queued(NamedTuple):
 class Replica:
     """One server: its batchers, and the time at which it may be asked again after a failure.
 
-    `live`: whether its environment acts on the world, so that a second reset would be another act. `answer_s`: how
-    long it has for each answer.
+    `live`: whether its environment acts on the world, so that a second reset would act again. `answer_s`: the seconds
+    that it has for each answer.
     """
 
     def __init__(self, http: httpx.AsyncClient, url: str, live: Callable[[], bool], answer_s: float) -> None:
@@ -154,20 +155,21 @@ class Replica:
         self.unavailable = False
         """Whether its last answer was that a service behind its environment is unavailable."""
         self._pause = 0.0
-        """The pause after its last failure. 0: it has answered since."""
+        """Seconds of the pause after its last failure. 0: it has answered since."""
         self._batchers = {
             "reset": RequestBatcher(self, http, f"{url}/v1/episodes:reset", once=live, most=1),
             **{verb: RequestBatcher(self, http, f"{url}/v1/episodes:{verb}", once=_never, most=BATCH)
                for verb in ("step", "close")}}
 
     async def ask(self, verb: str, element: bytes) -> ElementReply:
-        """Sends one element with others. Raises Unreachable, Later, or EnvFault if no retry helps."""
+        """Sends one element, together with others that wait. Raises Unreachable, Later, or EnvFault if no retry
+        helps."""
         return await self._batchers[verb].ask(element)
 
     async def get(self, path: str, form: type[Form]) -> Form:
         """Reads a document. Raises Unreachable, Later, or EnvFault if no retry helps.
 
-        If it has another form, that is no answer: a proxy may send a page of its own for a server that starts.
+        A document of another form raises Unreachable: a proxy may send a page of its own while the server starts.
         """
         url = self.url + path
         try:
@@ -190,7 +192,7 @@ class Replica:
         return reply
 
     def failed(self) -> None:
-        """Pauses requests to it: longer after each failure, and at random, so that clients return one by one."""
+        """Pauses requests to it: longer after each failure, with jitter, so that clients do not return all at once."""
         first, longest = BACKOFF_S
         self._pause = min(2 * self._pause or first, longest)
         self.open_at = time.monotonic() + self._pause * random.uniform(0.5, 1.0)
@@ -201,7 +203,7 @@ class Replica:
         self.answers += 1
 
     def refused(self, response: httpx.Response) -> Exception:
-        """Notes a reply other than 200, and returns the exception for it."""
+        """Counts a reply other than 200 as an answer or a failure, and returns the exception for it."""
         error = refusal(response)
         if isinstance(error, Unreachable):
             self.failed()
@@ -216,8 +218,7 @@ class Replica:
 
 
 class RequestBatcher:
-    """Sends the elements of one verb to one replica, at most `most` in a request. While `once()`, no copies are sent.
-    """
+    """Sends the elements of one verb to one replica, at most `most` in a request, and without copies if `once()`."""
 
     def __init__(self, replica: Replica, http: httpx.AsyncClient, url: str, *, once: Callable[[], bool],
                  most: int) -> None:
@@ -248,7 +249,7 @@ class RequestBatcher:
                 if batch:
                     await self._send(batch)
         finally:
-            # No await since the queue was empty, so the next request starts another sender.
+            # No await since the queue was seen empty, so an element that is queued later starts another sender.
             self._sending -= 1
 
     def _take(self) -> list[_Queued]:
@@ -332,4 +333,4 @@ def refusal(response: httpx.Response) -> Exception:
     if status in (429, 503) and response.headers.get("retry-after", "").isdecimal():
         return Later("the server is full", float(response.headers["retry-after"]))
     text = f"{response.url} answered {status}: {response.text[:QUOTED]}"
-    return FinalRefusal(text) if status in range(400, 500) and status not in FOR_NOW else Unreachable(text)
+    return FinalRefusal(text) if status in range(400, 500) and status not in TEMPORARY else Unreachable(text)
