@@ -1,8 +1,8 @@
 """The guessing game: a secret number from 1 to 7, three tries, and after each a hint.
 
-Whoever halves what is left wins every game, and whoever ignores the hints wins three of seven at most. So the first
-guesses matter although only the last one is rewarded. Prompts and answers are short, for a first run of a small
-instruct model on CPUs.
+A player that halves the remaining numbers wins every game, and one that ignores the hints wins at most three of seven.
+So the first guesses matter although only the last one is rewarded. Prompts and answers are short, for a first run of a
+small instruct model on CPUs.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class GuessingGame:
         return f"{number} is too {hint}.", 0.0, over, False, self._info()
 
     def _info(self) -> dict[str, Any]:
-        """Names the state by the numbers that are left and the tries that are gone."""
+        """Returns the info, whose state id has the numbers that are left and the tries that are gone."""
         return {"admissible_actions": _ACTIONS, "state_id": f"{self._low}-{self._high} after {self._tries}"}
 
 
 class GuessTemplate:
-    """One message with the rules and the last `history` hints. An answer counts by the first number in it and ends with
-    its first sentence, because models of this size surround the number with words."""
+    """One message with the rules and the last `history` hints. The first number in an answer is the guess, and the
+    answer ends with its first sentence, because models of this size surround the number with words."""
 
     name, chat = "full", True
 
@@ -72,7 +72,7 @@ class GuessTemplate:
 
 
 class Halver:
-    """Plays the middle of the numbers that are left, by the hints that it has read."""
+    """Guesses the middle of the numbers that the hints have left."""
 
     def __init__(self) -> None:
         self._low, self._high = 1, NUMBERS

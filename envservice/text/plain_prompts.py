@@ -1,4 +1,4 @@
-"""Two prompts for any environment of text. Both are rebuilt every turn; response_format.py reads the answers."""
+"""Two prompts for any environment of text. Each turn has a new prompt; response_format.py reads the answers."""
 
 from __future__ import annotations
 
@@ -39,4 +39,4 @@ PLAIN: Mapping[str, Callable[[int], PromptTemplate]] = {
     "full": lambda history: PlainTemplate(history, name="full", chat=True),
     "compact": lambda history: PlainTemplate(history, name="compact", chat=False),
 }
-"""`full` is a user message with an instruction. `compact` is the same as raw text without it, for small models."""
+"""`full` is a user message with an instruction. `compact` is raw text without the instruction, for small models."""

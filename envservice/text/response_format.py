@@ -31,8 +31,8 @@ def has_ideograph(text: str) -> bool:
 def closed(text: str, end: str, flags: re.RegexFlag = re.NOFLAG) -> str:
     """Returns a text up to the last closing tag `end`, "" without one. No pattern `<tag>(.*?)</tag>` matches after it.
 
-    Without a closing tag such a pattern reads all the rest from each opening tag on, and a model that is stuck repeats
-    the tag up to the end of its answer.
+    Without a closing tag such a pattern reads to the end from each opening tag, in quadratic time: a model that is
+    stuck repeats the tag up to the end of its answer.
     """
     ends = [match.end() for match in re.finditer(re.escape(end), text, flags)]
     return text[:ends[-1]] if ends else ""
@@ -58,8 +58,8 @@ class Thought(NamedTuple):
         <think>hm              Thought("hm", closed=False), ""
         go                     None, "go"
 
-    Thought and rest put together are the answer's own characters. So an agent that sends an answer back as it came
-    continues the call's row of tokens.
+    Thought and rest joined are exactly the answer's characters. So if an agent sends an answer back as it came, the
+    next call continues the same row of tokens.
     """
 
     text: str
@@ -85,7 +85,7 @@ def read_answer(text: str, *, tail: int = 30) -> ParsedAction:
     The action is the text between the first `<action>` and the first `</action>`, in any case of the tags. If a tag is
     missing, it is the answer's last `tail` characters. The answer is valid if both action tags (in any case) and both
     think tags (in lower case) occur, and no CJK ideograph (U+4E00 to U+9FFF) does. The order of the tags does not
-    matter, nor whether the action is admissible. The environment receives the action in either case.
+    matter, nor whether the action is admissible. The environment receives the action of an invalid answer too.
     """
     opens, closes = _OPENS.search(text), _CLOSES.search(text)
     if opens is None or closes is None:
@@ -97,7 +97,7 @@ def read_answer(text: str, *, tail: int = 30) -> ParsedAction:
 def read_lowered(text: str, *, tail: int = 30) -> ParsedAction:
     """Reads an answer as read_answer does, and puts the action in lower case.
 
-    The published pipelines of ALFWorld, WebShop and ScienceWorld do that: their games know lower-case actions alone.
+    The published pipelines of ALFWorld, WebShop and ScienceWorld do that: their games know only lower-case actions.
     """
     parsed = read_answer(text, tail=tail)
     return replace(parsed, action=parsed.action.lower())
@@ -109,17 +109,17 @@ SHOWN_ANSWERS = 3
 """Number of the latest answers that a full prompt repeats."""
 _ACTION = re.compile(r"<action>(.*?)</action>", re.IGNORECASE | re.DOTALL)
 _BLOCKS = [re.compile(rf"<({tag})>(.*?)</{tag}>", re.IGNORECASE | re.DOTALL) for tag in REASONING_TAGS]
-"""One for each tag, so that a block within another one counts too."""
+"""A pattern for each tag, so that a block within another one counts too."""
 _MARKUP = re.compile(r"<.*?>")
 _THOUGHT = re.compile(r"<think>(.*?)</think>", re.DOTALL)
 
 
 def read_meta(text: str) -> ParsedAction:
-    """Reads an answer. Its action is empty if it does not have exactly one.
+    """Reads an answer with a tag. The action is empty unless the answer has exactly one.
 
-    The answer is valid if it has exactly one action, exactly one tagged block that is not empty and begins before the
-    action, and no CJK ideograph; markup alone counts as empty. `tag` is the block's name in a valid answer, and `kept`
-    is the entire answer.
+    The answer is valid if it has exactly one action and exactly one tagged block, the block is not empty and begins
+    before the action, and there is no CJK ideograph. A block of markup alone counts as empty. `tag` is the block's name
+    in a valid answer, and `kept` is the entire answer.
     """
     actions = list(_ACTION.finditer(closed(text, ACTION_END, re.IGNORECASE)))
     blocks = [block for place in range(len(REASONING_TAGS)) for block in _blocks(place, text)]
@@ -134,7 +134,7 @@ def _blocks(place: int, text: str) -> Iterator[re.Match[str]]:
 
 
 def _has_text(block: str) -> bool:
-    """Returns whether a block has more than markup, which ends on its line."""
+    """Returns whether a block has text outside of markup. Markup never spans lines."""
     return any(_MARKUP.sub("", head := closed(line, ">")).strip() or line[len(head):].strip()
                for line in block.split("\n"))
 

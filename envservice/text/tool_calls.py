@@ -12,7 +12,7 @@ one of these forms:
 An environment receives a call as its action, the JSON text of written_call, so sessions with tools are recorded,
 rebuilt and checked as all others are.
 
-An answer that opens a call and does not finish it, or whose call names no tool, is broken: the agent gets its text, and
+An answer that opens a call and does not finish it, or whose call has no name, is broken: the agent gets its text, and
 the step is invalid. Tags in the thought that an answer begins with are no calls.
 """
 
@@ -22,7 +22,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import msgspec
 
@@ -34,7 +34,7 @@ CALL, CALL_END = CALL_TAGS = ("<tool_call>", "</tool_call>")
 MISTRAL_CALLS, MISTRAL_ID, MISTRAL_ARGUMENTS = MISTRAL = ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
 """Special tokens of Mistral's models."""
 TAGS = (THINK, THINK_END, "<action>", ACTION_END, *CALL_TAGS, *MISTRAL)
-"""Texts that stay in prompts and answers as they are, even if they are special tokens of the model."""
+"""Texts that are kept in prompts and answers, even if they are special tokens of the model."""
 _MISTRAL_ID = re.compile("[a-zA-Z0-9]{9}")
 _CALLS = re.compile(re.escape(CALL) + "(.*?)" + re.escape(CALL_END), re.DOTALL)
 _FUNCTION = re.compile(r"<function=([^<>\s]+)>(.*)</function>", re.DOTALL)
@@ -60,7 +60,7 @@ class ToolCall(msgspec.Struct, frozen=True):
     name: str
     arguments: dict[str, Any] = {}
     id: str = ""
-    """The id that the model itself gives the call, as Mistral's models do, or ""."""
+    """The id that the model itself gave the call, as Mistral's models do; else empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,20 +71,23 @@ class ParsedAnswer:
     """The text around the calls. Without calls, the entire text as it is."""
     calls: list[ToolCall]
     complete: bool
-    """False if a call is broken. Then it is part of the content."""
+    """False if a call is broken. Then that call's text is part of the content."""
+
+
+Name = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class _Tagged(msgspec.Struct, frozen=True):
     """A call as Hermes and Qwen write it."""
 
-    name: str
+    name: Name
     arguments: dict[str, Any] | list[Any] | str | None = None
 
 
 class _WholeAnswer(msgspec.Struct, frozen=True):
     """A call as Llama 3 writes it."""
 
-    name: str
+    name: Name
     parameters: dict[str, Any]
 
 
@@ -110,12 +113,12 @@ def parse_calls(text: str, tools: Sequence[Tool] = ()) -> ParsedAnswer:
 
 
 def given_arguments(arguments: object) -> object:
-    """Returns the arguments of a call, {} for the forms in which clients and models write that there are none."""
+    """Returns the arguments of a call; {} for null, "" and [], by which clients and models say that there are none."""
     return {} if arguments is None or arguments in ("", []) else arguments
 
 
 def invalid_reason(text: str, *, cut: bool) -> str:
-    """Returns why an answer with this text is invalid. `cut`: its limit of tokens ended it."""
+    """Returns why an answer with this text is invalid. `cut`: it reached its limit of tokens."""
     if cut:
         return "cut at its limit of tokens"
     return "a broken call of a tool" if CALL in text or MISTRAL_CALLS in text else "not in the form of the prompt"
@@ -130,7 +133,7 @@ def _thought(text: str) -> tuple[str, str]:
 
 
 def _mistral(written: str) -> list[ToolCall]:
-    """Reads what follows the first [TOOL_CALLS]. Raises DecodeError if that is not calls alone, or if an id has another
+    """Reads the text after the first [TOOL_CALLS]. Raises DecodeError if it is not calls alone, or if an id has another
     form than the models' templates demand: they would refuse the entire conversation."""
     if written.lstrip().startswith("["):
         calls = msgspec.json.decode(written.strip(), type=list[ToolCall])
@@ -145,7 +148,7 @@ def _mistral(written: str) -> list[ToolCall]:
 
 
 def _tagged(body: str, tools: Sequence[Tool]) -> ToolCall:
-    """Reads what stands between the tags. Raises DecodeError if that is no call."""
+    """Reads the text between the tags. Raises DecodeError if it is no call."""
     function = _FUNCTION.fullmatch(body)
     if function is None:
         call = msgspec.json.decode(body, type=_Tagged)
@@ -165,7 +168,7 @@ def _tagged(body: str, tools: Sequence[Tool]) -> ToolCall:
 
 
 def _argument(text: str, choices: Sequence[Schema]) -> Any:
-    """Returns the value of a parameter, which is its text if one of its schemas allows that text."""
+    """Returns the value of a parameter: its text if one of its schemas allows that text, else the text read as JSON."""
     if not any(_of_type(one, "string") or text in _listed(one, "enum") or one.get("const") == text for one in choices):
         return _value(text)
     return None if text == "null" and any(_of_type(one, "null") for one in choices) else text
@@ -176,8 +179,8 @@ def _of_type(schema: Schema, kind: str) -> bool:
 
 
 def _choices(schema: object, root: Schema, seen: frozenset[str] = frozenset()) -> Iterator[Schema]:
-    """Yields a schema and those in it that describe the same value: an optional text is a choice of two, and pydantic
-    refers to an enumeration, which is defined elsewhere in `root`.
+    """Yields a schema and the schemas in it that describe the same value: an optional text is a choice of two, and
+    pydantic refers to an enumeration that is defined elsewhere in `root`.
     """
     if not isinstance(schema, Mapping):
         return
@@ -220,9 +223,9 @@ def _whole_answer(text: str) -> ToolCall | None:
 
 
 def call_id(call: ToolCall, place: str) -> str:
-    """Returns the id that the model gave a call, or else nine letters and digits, as Mistral's templates want them.
+    """Returns the id that the model gave a call, else one of nine letters and digits, as Mistral's templates want it.
 
-    They are the same for the same call at the same place, so that a replayed conversation reads the same tokens.
+    The same call at the same place gets the same id, so that a replayed conversation has the same tokens.
     """
     return call.id or hashlib.blake2b(f"{place} {written_call(call)}".encode()).hexdigest()[:9]
 

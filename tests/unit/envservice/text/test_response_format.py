@@ -43,6 +43,13 @@ def test_an_answer_that_repeats_a_tag_is_read_at_once(parse, text, nothing):
     assert getattr(parsed, "action", getattr(parsed, "calls", parsed)) == nothing
 
 
+@pytest.mark.parametrize("text", [
+    '<tool_call>{"name": "", "arguments": {}}</tool_call>', '[TOOL_CALLS][{"name": "", "arguments": {}}]'])
+def test_a_call_of_no_tool_is_broken(text: str):
+    parsed = parse_calls(text)
+    assert (parsed.content, parsed.calls, parsed.complete) == (text, [], False)
+
+
 PLAN = "<planning>step 1: find a mug</planning><action>look</action>"
 
 
