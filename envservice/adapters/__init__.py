@@ -1,1 +1,1 @@
-"""Environments of others: games with Gymnasium's interface, rows of a data set, OpenEnv servers both ways."""
+"""Adapters: games with Gymnasium's interface, rows of a dataset, and OpenEnv and MCP servers in both directions."""

@@ -1,10 +1,11 @@
 """Rows of a dataset as the tasks of an environment: JSON lines, parquet, or a folder that Hugging Face datasets saved.
 
-A task is a row: `<name>/<split>/<row's number>`. Where the rows of a split come from, below `env.data`:
+A task is a row: `<name>/<split>/<row's number>`. `env.data` names one of these:
 
     a file FILE.jsonl or FILE.parquet     its column `split` names each row's split; without one, a hash of each row
-                                          puts 8 of 10 rows into train, one into validation and one into test
-    a folder                              split.jsonl, split.parquet, or split-*.parquet, in it or in its folder `data`
+                                          puts about 8 of 10 rows into train, one into validation and one into test
+    a folder                              SPLIT.jsonl, SPLIT.parquet, or SPLIT-00000-of-00002.parquet and so on, in it
+                                          or in its folder `data`
     a folder by DatasetDict.save_to_disk  the splits that it names
 
 pyarrow reads them all; the package `datasets` is not needed.
@@ -41,15 +42,16 @@ FILE_BYTES = 4 << 30
 """Largest .jsonl file that is read."""
 _NUMBER = re.compile("[0-9]{8}")
 _SHARD = re.compile(r"(.+?)(?:-\d+-of-(\d+)(?:-[0-9a-f]{16})?)?\.(jsonl|parquet)")
-"""Name of a file: its split, the number of files that the split has, and the suffix. The hub once added a hash."""
+"""Name of a file: its split, the number of files of the split, and the suffix. Older files of the hub have a hash."""
 _KINDS = {int: "whole numbers", bool: "true or false", float: "fractions"}
-"""The types that pyarrow makes one column of fractions from."""
+"""The types of JSON values that pyarrow may turn into one column of fractions, with their names."""
 
 
 class DatasetEnvironment:
     """An environment whose tasks are rows. `make` returns a fresh session of a row.
 
-    Its version is the author's, and then the digest of the rows that runs use: a task's id is the number of its row.
+    Its version is the author's, followed by the digest of the rows that runs use, because a task's id is only the
+    number of its row.
 
     `splits` names the splits to train on, to choose the best checkpoint by, and to report on. Raises UserError for
     data that is missing, cannot be read, or lacks one of these splits.
@@ -91,7 +93,7 @@ class DatasetEnvironment:
         return self.name if self._type is None else self._type(row)
 
     def digest(self, split: str) -> str:
-        """Covers the version that the author gives, and each row with its number."""
+        """Covers the version that the author gives, and the rows in their order."""
         self.tasks(split)
         if split not in self._digests:
             self._digests[split] = digest_of(chain([self._own_version], map(_written, _rows_of(self._tables[split]))))
@@ -124,8 +126,8 @@ def dataset_spec(  # noqa: PLR0913 - datasets differ in all of it
     """Makes the EnvironmentSpec of a dataset's rows, for `env.name` to point to. `env.data` says where the data is.
 
     `make` returns a fresh Session of a row, `task_type` the kind of a row in one word. `replayable`: whether the same
-    actions lead to the same outcomes again. If not, a lost session ends its episode, which is played anew. `threaded`
-    is as in `text_spec`. Raises UserError for a name or `max_steps` as it does, and unless `splits` names three.
+    actions lead to the same outcomes again. If not, a lost session ends its episode, which is played again. `threaded`
+    is as in `text_spec`. Raises UserError for a name or `max_steps` as that does, and unless `splits` names three.
     """
     check_declared(name, max_steps)
     if isinstance(splits, str) or len(splits) != 3:
@@ -148,22 +150,23 @@ def dataset_spec(  # noqa: PLR0913 - datasets differ in all of it
 
 
 def read_splits(data: Path) -> dict[str, pa.Table]:
-    """Reads the tables of all splits, by their names in order. Raises UserError if there are none."""
+    """Reads the tables of all splits, sorted by name. Raises UserError if there are none, or for one that cannot be
+    read."""
     if data.is_file():
-        found = _cut(_read(data), data)
+        tables = _cut(_read(data), data)
     elif (data / "dataset_dict.json").is_file():
         names = read_json(data / "dataset_dict.json", dict[str, list[str]]).get("splits", [])
-        found = {Path(name).name: _saved(data / Path(name).name) for name in names}
+        tables = {Path(name).name: _saved(data / Path(name).name) for name in names}
     elif data.is_dir():
-        found = _by_file_names(data)
+        tables = _by_file_names(data)
     else:
         raise UserError(f"{data} does not exist", "set env.data to a file or a folder of a dataset")
-    if not found and data.is_file():
+    if not tables and data.is_file():
         raise UserError(f"{data} has no rows", "give it one for each task")
-    if not found:
+    if not tables:
         raise UserError(f"{data} holds no .jsonl and no .parquet file",
                         "name the files by their splits: train.jsonl, or set env.data to the folder that holds them")
-    return {name: found[name] for name in sorted(found)}
+    return {name: tables[name] for name in sorted(tables)}
 
 
 def _by_file_names(folder: Path) -> dict[str, pa.Table]:
@@ -175,7 +178,8 @@ def _by_file_names(folder: Path) -> dict[str, pa.Table]:
 
 
 def _joined(name: str, paths: Sequence[Path]) -> pa.Table:
-    """Reads the only file of a split, or all of its numbered files. Raises UserError for more, fewer or others."""
+    """Reads the only file of a split, or all of its numbered files. Raises UserError if some are missing, or if there
+    are files of other kinds or places."""
     import pyarrow as pa
 
     kinds: dict[tuple[object, ...], Path] = {}
@@ -213,13 +217,14 @@ def _read(path: Path) -> pa.Table:
 
 
 def _valid(table: pa.Table) -> pa.Table:
-    """Returns the table. Raises ArrowInvalid for text that is none, and offsets that lead out of a made-up file."""
+    """Returns the table. Raises ArrowInvalid for text that is not UTF-8, and for offsets beyond the end of their data,
+    as a malicious file may have them."""
     table.validate(full=True)
     return table
 
 
 def _saved(folder: Path) -> pa.Table:
-    """Reads one split that Hugging Face datasets saved: Arrow streams, and the list of their files."""
+    """Reads one split that Hugging Face datasets saved: Arrow streams, in the files that state.json lists."""
     import pyarrow as pa
 
     try:
@@ -232,7 +237,7 @@ def _saved(folder: Path) -> pa.Table:
 
 
 def _cut(table: pa.Table, file: Path) -> dict[str, pa.Table]:
-    """Cuts the rows of one file into splits. A row's own content decides, so new rows move no other."""
+    """Divides the rows of one file into splits. Only a row's own content decides, so further rows move no other."""
     rows: Sequence[Row] = table.to_pylist()
     named = SPLIT in table.column_names
     places: dict[str, list[int]] = {}
@@ -250,7 +255,7 @@ def _drawn(row: Row) -> str:
 
 
 def _rows_of(table: pa.Table) -> Iterator[Row]:
-    """Yields the rows. All of them at once take several times the memory of the table."""
+    """Yields the rows, batch by batch: all at once would take several times the memory of the table."""
     for batch in table.to_batches(BATCH_ROWS):
         yield from batch.to_pylist()
 
@@ -262,7 +267,7 @@ def _written(row: Row) -> str:
 def table_of_lines(data: bytes) -> pa.Table:
     """Reads one object per line. pyarrow's own reader crashes on some broken files, and takes dates for numbers.
 
-    Raises DecodeError for a line that is no object, and ArrowInvalid for a column whose values cannot stay as they are.
+    Raises DecodeError for a line that is no object, and ArrowInvalid for a column whose values would have to change.
     """
     import pyarrow as pa
 
@@ -287,16 +292,17 @@ def _column(name: str, values: list[Any]) -> pa.Array:
 
 
 def _mixed(values: Sequence[Any]) -> str:
-    """Says what a column has besides fractions at the same place of its values, or ""."""
-    found: dict[tuple[str | int, ...], set[type]] = {}
+    """Returns the kinds that a column mixes at one place of its values, such as `whole numbers and fractions`, or
+    ""."""
+    by_place: dict[tuple[str | int, ...], set[type]] = {}
     for place, kind in _kinds(values, ()):
-        found.setdefault(place, set()).add(kind)
-    mixed = next((kinds for kinds in found.values() if len(kinds) > 1), ())
+        by_place.setdefault(place, set()).add(kind)
+    mixed = next((kinds for kinds in by_place.values() if len(kinds) > 1), ())
     return " and ".join(name for kind, name in _KINDS.items() if kind in mixed)
 
 
 def _kinds(value: object, place: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], type]]:
-    """Yields the place and the type of each number in a value. All entries of a list are at the same place."""
+    """Yields the place and type of each number and truth value in a value. All items of a list have the same place."""
     if isinstance(value, list):
         for one in cast("list[object]", value):
             yield from _kinds(one, (*place, 0))

@@ -26,11 +26,11 @@ _PROBED_STEPS = 8
 _UNLISTED = "say something that means nothing"
 _SEED = re.compile("[0-9]{8}")
 MOST_TASKS = 10**8
-"""Number of the seeds that eight digits write."""
+"""Number of seeds of eight digits."""
 _RESET: Mapping[str, Any] = {"text": str, "info": Mapping}
 _STEP: Mapping[str, Any] = {"text": str, "reward": SupportsFloat, "terminated": object, "truncated": object,
                             "info": Mapping}
-"""The parts of what reset and step return, with their types."""
+"""The parts of the results of reset and step, with their types."""
 _VERDICTS = (True, False)
 """The values that say yes or no. Booleans of numpy are equal to them; a text such as "False" would count as true."""
 
@@ -38,9 +38,10 @@ _VERDICTS = (True, False)
 class TextGame(Protocol):
     """The part of gymnasium.Env that is used, with text for observations and actions.
 
-    Of `info` four keys are read: `admissible_actions`, a list of texts; `won`, by default whether the game terminated
-    with a reward; `state_id`, the game's own name of its state, a text or a whole number; `unchanged`, whether the
-    action changed nothing. A method `close`, if it has one, is called once when its session has been dropped.
+    Four keys of `info` are read: `admissible_actions`, a list of texts; `won`, by default whether the game terminated
+    with a positive reward; `state_id`, the game's own name of its state, a text or a whole number; `unchanged`, whether
+    the action changed nothing. A reset's info may have the first and the third. A method `close`, if it has one, is
+    called once when its session has been dropped.
     """
 
     def reset(self, *, seed: int) -> tuple[str, dict[str, Any]]: ...
@@ -49,7 +50,8 @@ class TextGame(Protocol):
 
 
 class TextSession:
-    """One play of a game. Truncation ends it, and the outcome says so: credit may continue from the state of a cut."""
+    """One play of a game. Truncation ends it, and the outcome says so: credit may use the value of the last state
+    then."""
 
     def __init__(self, game: TextGame, seed: int) -> None:
         self._game = game
@@ -127,10 +129,10 @@ def text_spec(
     """Makes the EnvironmentSpec of a game, for `env.name` to point to.
 
     `make` returns a fresh game for every session. `sizes` are those of train, valid and heldout. `replayable`: whether
-    the same actions lead to the same outcomes again. If not, a lost session ends its episode, which is played anew.
-    `threaded`: whether a server plays all games in one thread besides its event loop, for a game whose steps are slow
-    or run an event loop of their own. Raises UserError for a name that is no word, for `max_steps` and `sizes` of
-    another form, and for a game in place of `make`.
+    the same actions lead to the same outcomes again. If not, a lost session ends its episode, which is played again.
+    `threaded`: whether a server plays all games in one separate thread, not in its event loop, for games whose steps
+    are slow or run an event loop of their own. Raises UserError for a name that is no word, for `max_steps` and `sizes`
+    of another form, and for a game in place of `make`.
     """
     check_declared(name, max_steps)
     _check_sizes(name, sizes)
@@ -152,15 +154,15 @@ def _check_sizes(name: str, sizes: object) -> None:
 
 
 def plays_twice(environment: Environment, task: str) -> None:
-    """Plays two sessions of the same task side by side, and one to which an action means nothing. Raises EnvFault if
-    the two differ. What the game raises passes through."""
+    """Plays two sessions of the same task in step, and a third one with an action that means nothing. Raises EnvFault
+    if the two differ, and whatever the game raises."""
     _takes_any_text(environment, task)
     one, other = environment.open(task), environment.open(task)
     now, same = (outcome_of(play.reset(), "reset") for play in (one, other))
-    for step in range(_PROBED_STEPS):
+    for step in range(_PROBED_STEPS + 1):
         if now != same:
             raise EnvFault(f"after {step} equal actions two plays differ: not a pure function of seed and actions")
-        if now.done:
+        if now.done or step == _PROBED_STEPS:
             return
         choices = now.admissible_actions or [str(step)]
         action = choices[7 * step % len(choices)]
@@ -168,16 +170,16 @@ def plays_twice(environment: Environment, task: str) -> None:
 
 
 def _takes_any_text(environment: Environment, task: str) -> None:
-    """Plays an action that no game lists. A model writes such ones, and a fault would end its group."""
+    """Plays an action that no game lists. A model writes such actions, and a fault would end its group."""
     play = environment.open(task)
     if not outcome_of(play.reset(), "reset").done:
         outcome_of(play.step(_UNLISTED), "step")
 
 
 def _parts(returned: Any, wanted: Mapping[str, Any]) -> Any:
-    """Returns what a game returned. Raises EnvFault if it is not `wanted`, the name of each part and its type.
+    """Returns `returned`. Raises EnvFault unless it has the parts `wanted`, which maps their names to their types.
 
-    The game is the user's own, so nothing else says that an observation has to be text.
+    The game is the user's own, so only this check says that an observation has to be text.
     """
     verb, form = ("reset", "step")[wanted is _STEP], f"({', '.join(wanted)})"
     if not isinstance(returned, tuple | list) or len(cast("tuple[Any, ...]", returned)) != len(wanted):
@@ -189,7 +191,7 @@ def _parts(returned: Any, wanted: Mapping[str, Any]) -> Any:
 
 
 def _close(close: Callable[[], object]) -> None:
-    """Closes a game whose session has been dropped. Nobody could catch what it raises, so that is logged."""
+    """Closes a game whose session has been dropped. Nobody could catch an exception here, so it is logged."""
     try:
         close()
     except (Exception, SystemExit) as error:
@@ -205,8 +207,8 @@ def _verdict(name: str, value: Any) -> bool:
 
 
 def _state(info: Mapping[str, Any]) -> str:
-    """Returns the game's name of its state. Raises EnvFault unless it is a text or a whole number: the text of an array
-    leaves out its middle, and that of None is one state for all."""
+    """Returns the game's name of its state. Raises EnvFault unless it is a text or a whole number: str() of a long
+    array leaves out its middle, and str(None) is the same for all states."""
     state = info.get("state_id", "")
     try:
         return state if isinstance(state, str) else str(index(state))

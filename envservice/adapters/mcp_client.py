@@ -1,11 +1,12 @@
 """Any MCP server as an environment: an episode is a session of its own, and its actions are calls of tools.
 
-    begin(episode)     returns the task's text; before, it may fill the episode's folder and call tools
+    begin(episode)     returns the task's text; it may first fill the episode's folder and call tools
     an action          a call as JSON text, whose result is the observation; any other text is the episode's `answer`
-    score(episode)     after each action: a number is the reward of this step and ends the episode, None continues it
+    score(episode)     called after each action; a number is this step's reward and ends the episode, None continues it
 
-A server is a command, which is started for each episode in an empty folder, or a URL that speaks Streamable HTTP. All
-sessions of a process share the event loop of one thread, since a client of MCP lives in the task that opened it.
+A server is a command, which is started for each episode in an empty folder, or the URL of a Streamable HTTP server. All
+sessions of a process share one event loop in a thread of its own, since a client of MCP must be closed in the task that
+opened it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 Server = str | Sequence[str]
 """A URL, or a command with its arguments."""
 PROCESS_BYTES = 100 << 20
-"""Memory of a server that a command starts: a small one of Python with the package `mcp`."""
+"""Memory of a server that a command starts, for a small one in Python with the package `mcp`."""
 INVALID_PARAMS = -32602
 """The error of JSON-RPC by which a server refuses a call's name or arguments."""
 
@@ -57,8 +58,8 @@ class McpCall:
 
 
 class McpConnection:
-    """One session of a server, which is open when this returns. Raises EnvFault if it cannot be opened, Unavailable if
-    its URL does not answer."""
+    """One session of a server, open once this is made. If it cannot be opened, raises EnvFault for a command and
+    Unavailable for a URL."""
 
     def __init__(self, server: Server, folder: Path, seconds: float) -> None:
         with naming_extras():
@@ -79,7 +80,7 @@ class McpConnection:
         return self._server if isinstance(self._server, str) else " ".join(self._server)
 
     async def _hold(self, opened: Future[list[Tool]]) -> None:
-        """Opens the session, and closes it in the same task once it is to end."""
+        """Opens the session, waits for `close`, and closes the session in the same task."""
         try:
             async with AsyncExitStack() as held:
                 async with asyncio.timeout(self._seconds):
@@ -106,8 +107,8 @@ class McpConnection:
         return client
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> McpCall:
-        """Calls a tool. Raises EnvFault if the server breaks, does not answer in time, or answers with other than
-        text."""
+        """Calls a tool. If the server refuses the name or arguments, the result has `failed`. Raises EnvFault if the
+        server breaks, does not answer in time, or answers with anything but text."""
         try:
             result = asyncio.run_coroutine_threadsafe(self._answer(name, dict(arguments)), _loop()).result()
         except Exception as error:
@@ -128,7 +129,7 @@ class McpConnection:
             return (await self._client.call_tool(name, arguments)).model_dump(by_alias=True, mode="json")
 
     def close(self) -> None:
-        """Lets the session end. It waits for nothing, since Python may call it in any thread."""
+        """Asks the session to end, and does not wait for it, since Python may call this in any thread."""
         _loop().call_soon_threadsafe(self._ended.set)
 
 
@@ -141,14 +142,14 @@ class McpEpisode:
     folder: Path
     """Working directory of the server that a command starts, empty when `begin` gets it. It is deleted at the end."""
     connect: Callable[[], McpConnection]
-    """Opens the server's session once, and returns it."""
+    """Returns the server's session, and opens it at the first call."""
     calls: list[McpCall] = field(default_factory=list["McpCall"])
     """The calls of the model so far."""
     answer: str = ""
     """The last action, if it is no call."""
 
     def call(self, name: str, /, **arguments: Any) -> McpCall:
-        """Calls a tool by the user's own will. It is not one of `calls`. Raises EnvFault as a session does."""
+        """Calls a tool for `begin` or `score`. The call is not added to `calls`. Raises EnvFault as a session does."""
         return self.connect().call(name, arguments)
 
 
@@ -214,10 +215,10 @@ def mcp_spec(  # noqa: PLR0913 - servers differ in all of it
 ) -> EnvironmentSpec:
     """Makes the EnvironmentSpec of an MCP server, for `env.name` to point to.
 
-    `server`: a command with its arguments, of which each episode starts one in a folder of its own, or a URL. `begin`
-    returns the text of a task, `score` what the module's header says. `hidden`: names of tools that these two alone may
-    call. `seconds`: the deadline of each answer. The rest is as in `text_spec`. For larger servers, replace the spec's
-    `session_bytes`. Raises UserError for a server that is neither, and as `text_spec` does.
+    `server`: a command with its arguments, which each episode starts in a folder of its own, or a URL. The module's
+    header describes `begin` and `score`. `hidden`: names of tools that only these two may call. `seconds`: the deadline
+    of each answer. The rest is as in `text_spec`. For larger servers, replace the spec's `session_bytes`. Raises
+    UserError for a server that is neither, and as `text_spec` does.
     """
     if not (re.match("https?://", server) if isinstance(server, str) else server):
         raise UserError(f"the MCP server of {name} is {server!r:.60}",
@@ -275,4 +276,4 @@ def _loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-os.register_at_fork(after_in_child=_loop.cache_clear)  # a fork has the loop and no thread that runs it
+os.register_at_fork(after_in_child=_loop.cache_clear)  # a fork inherits the loop without its thread

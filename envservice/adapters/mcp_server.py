@@ -1,9 +1,8 @@
 """Our environments as tools of MCP, over standard input and output: `reset` starts a game, `step` takes an action.
 
 The client starts this process, which holds one session and ends with its input. Each line is a message of JSON-RPC 2.0.
-The protocol is written out here, and not taken from the package `mcp`, because agents' packages ask for versions of it
-that exclude each other. A call that hangs holds its own client alone, which has a deadline of its own and ends the
-process.
+The protocol is written out here, and not taken from the package `mcp`, because agents' packages require versions of it
+that exclude each other. A call that hangs blocks only its own client, which has its own deadline and ends the process.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from services.errors import described, utf8
 from services.files import NOT_JSON
 
 VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
-"""Versions of the protocol, in all of which our messages are the same. A client that asks for another gets the last."""
+"""Versions of the protocol. Our messages are the same in all. A client that asks for another version gets the last."""
 TOOLS = [
     {"name": "reset", "description": "Starts a game: the task with this id, or task number `seed` of a split, or a "
      "random one. Returns what there is to see.",
@@ -54,7 +53,7 @@ class McpSession:
         self._play = OpenEnvPlay(self.environment)
 
     def answer(self, line: bytes) -> bytes | None:
-        """Returns the answer to one message as a line; None for a notification, which has none."""
+        """Returns the answer to one message as a line, or None for a notification, which gets none."""
         number: object = None
         try:
             message = _decoded(line)
@@ -111,7 +110,8 @@ def _content(text: str, **fields: object) -> dict[str, Any]:
 
 
 def _shown(now: dict[str, Any]) -> str:
-    """Returns an outcome as a model reads it: the text, what may be done, and at the end whether it was won."""
+    """Returns an outcome as a model reads it: the text, then the admissible actions, or the result of a game that is
+    over."""
     seen = now["observation"]
     if now["done"]:
         return f"{seen['text']}\n\nThe game is over: {'won' if seen['won'] else 'lost'}."

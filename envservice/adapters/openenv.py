@@ -7,8 +7,8 @@ A session of OpenEnv is one WebSocket at `/ws`. Each message and each answer is 
     state                          state         {"episode_id": ..., "step_count": 2}
     close                          error         {"message": ..., "code": ...}
 
-A server whose actions are calls of tools (MCP) offers them to agents: a step lists them, `{"type": "list_tools"}`, or
-calls one, `{"type": "call_tool", "tool_name": ..., "arguments": {...}}`. The observation of a call has `result`, the
+A server whose actions are calls of tools (MCP) offers them to agents: the step `{"type": "list_tools"}` lists them, and
+`{"type": "call_tool", "tool_name": ..., "arguments": {...}}` calls one. The observation of a call has `result`, the
 result of MCP, or `error`.
 """
 
@@ -39,7 +39,7 @@ MAX_MESSAGE = 16 * 1024 * 1024
 SHOWN = 300
 """Characters of an answer that a fault repeats."""
 _MAKERS = {"reset": "begin", "step": "write"}
-"""The argument of `openenv_spec` that makes the fields of each message."""
+"""Maps a message to the argument of `openenv_spec` that makes its fields, for errors."""
 
 
 def write_action(text: str) -> Fields:
@@ -58,19 +58,19 @@ def read_text(observation: Fields) -> str:
 
 
 class NoAnswer(EnvFault):
-    """A server closed the connection or did not answer in time."""
+    """The server closed the connection or did not answer in time."""
 
 
 class NoConnection(Unavailable):
-    """A server cannot be reached, and no session has begun."""
+    """The server cannot be reached, so no session has begun."""
 
 
 class OpenEnvGame:
     """One session of an OpenEnv server, as a game of gymnasium.py. Every failure of the server is an EnvFault,
     Unavailable if it cannot be reached.
 
-    If an observation has `admissible_actions` or `won`, they are taken as they are. `begin` returns the fields of a
-    reset from the task's number, `write` those of a step from an action, and `read` the text of an observation.
+    `admissible_actions` and `won` of an observation go into the info. `begin` turns the task's number into the fields
+    of a reset, `write` an action into those of a step, and `read` an observation's fields into its text.
     """
 
     def __init__(self, url: str, *, begin: Callable[[int], Fields] = seeded,
@@ -85,7 +85,7 @@ class OpenEnvGame:
         return self._text(observation), _info(observation)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Takes one action. One that `write` refuses by ValueError is answered with its reason."""
+        """Takes one action. If `write` raises ValueError, its text is the observation, and the server is not asked."""
         try:
             fields = self._write(action)
         except ValueError as refused:
@@ -138,7 +138,7 @@ class OpenEnvGame:
         self._socket = held.enter_context(connect(  # a server that steps in its event loop answers no ping meanwhile
             url, open_timeout=self._seconds, ping_timeout=self._seconds, close_timeout=1, max_size=MAX_MESSAGE,
             proxy=None))
-        # A session ends when its server forgets it, and with the process, which waits for no hung server.
+        # The socket closes when the session is dropped. At its end the process does not wait for a hung server.
         weakref.finalize(self, held.close).atexit = False
         return self._socket
 
@@ -153,7 +153,7 @@ class OpenEnvGame:
         return text
 
     def _reward(self, data: Fields) -> float:
-        """Returns the reward, 0 if the server says that a step has none (null)."""
+        """Returns the reward: 0 for null, by which a server says that a step has none."""
         reward: object = data.get("reward", "")
         if not isinstance(reward, int | float | None):
             raise EnvFault(f"{self._url} answered a step without a number as its reward: {str(data)[:SHOWN]}")
@@ -220,7 +220,7 @@ def read_tool_result(observation: Fields) -> str:
 
 
 def _text_of(part: Fields) -> str:
-    """Returns the text of a part of a result. Parts left out would make one state of different answers."""
+    """Returns the text of a part of a result. No part is left out: different answers would look like one state."""
     text = part.get("resource", part).get("text")
     if text is None:
         raise TypeError(f"a part of type {part.get('type')}, and the policy reads text alone; give your own `read`")
@@ -244,7 +244,8 @@ def openenv_tools_spec(
     max_steps: int = LONGEST, sizes: tuple[int, int, int] = (1000, 100, 300), replayable: bool = False,
     seconds: float = 60.0,
 ) -> EnvironmentSpec:
-    """Makes the EnvironmentSpec of an OpenEnv server with tools. The server is asked for them by its `tools` alone.
+    """Makes the EnvironmentSpec of an OpenEnv server with tools. Only the spec's `tools` asks the server for their
+    list.
 
     The arguments are those of `openenv_spec`.
     """

@@ -1,10 +1,10 @@
-"""Our environments for clients of OpenEnv, over WebSockets. The protocol is in the package's docstring.
+"""Our environments for clients of OpenEnv, over WebSockets. openenv.py describes the protocol.
 
-A reset takes `task`, or `split` and `seed` (task number `seed` of the split, modulo their number); without any of them
-it takes a random task of the training split. An action is `{"action": "text"}`.
+A reset takes `task`, or `split` and `seed`: task number `seed` of the split, modulo the number of its tasks. Without
+`split` it is the training split, without `seed` a random task. An action is `{"action": "text"}`.
 
 The session lives as long as its connection, which is closed after an hour without a message. One thread opens and steps
-all sessions, as engines are not thread-safe. So a call that hangs would hold them all: it ends the process, as it does
+all sessions, as engines are not thread-safe. So a call that hangs would block them all: it ends the process, as it does
 in the server of our own API (envservice/server/watchdog.py).
 """
 
@@ -75,7 +75,7 @@ class OpenEnvPlay:
     last: Outcome | None = None
 
     def reset(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Opens the task that is asked for. Raises OpenEnvError for one that there is not."""
+        """Opens the requested task. Raises OpenEnvError if it does not exist."""
         self.task, self.session = self._task(asked), None
         try:
             self.session = self.environment.open(self.task)
@@ -86,7 +86,7 @@ class OpenEnvPlay:
         return self._reply(self.last)
 
     def step(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Takes an action. Raises OpenEnvError if there is none or the episode is over."""
+        """Takes an action. Raises OpenEnvError for a message without one, before a reset, and after the end."""
         action = asked.get("action")
         if not isinstance(action, str) or len(action) > MAX_ACTION:
             raise OpenEnvError("VALIDATION_ERROR", f'an action is {{"action": "text"}}, up to {MAX_ACTION} characters')
@@ -101,13 +101,14 @@ class OpenEnvPlay:
         return {"episode_id": self.episode_id, "step_count": self.steps, "task": self.task}
 
     def fail(self, error: BaseException) -> None:
-        """Drops the session, whose engine raised `error`. Raises it again if it comes from a signal to this process."""
+        """Drops the session, whose engine raised `error`. Raises `error` again if it comes from a signal to this
+        process."""
         if signal_of(error) is not None:
             raise error
         log.exception("the engine failed", task=self.task)
         self.session = None
 
-    def leave(self, _: dict[str, Any]) -> dict[str, Any]:
+    def drop(self, _: dict[str, Any]) -> dict[str, Any]:
         """Drops the session, which closes its game."""
         self.session = None
         return {}
@@ -139,13 +140,13 @@ class OpenEnvServer:
     idle_s: float = 3600.0
     """Longest wait in seconds for the next message of a client. After it the connection is closed."""
     call_s: float | None = None
-    """Longest time of one call of the environment, after which the process ends. None: no bound."""
+    """Longest time of one call of the environment. If it takes longer, the process ends. None: no bound."""
     _activity: Activity = field(default_factory=Activity)
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="engine"))
     _playing: int = 0
 
     async def start(self, listener: socket.socket) -> Server:
-        """Listens from now on. Pages of browsers, which send an Origin, are refused."""
+        """Starts to listen. Refuses pages of browsers, which send an Origin."""
         from websockets.asyncio.server import serve
 
         return await serve(self._play, sock=listener, process_request=self._before, origins=[None], compression=None,
@@ -173,7 +174,7 @@ class OpenEnvServer:
         return Watchdog(self._activity, asyncio.get_running_loop(), self.call_s).watching()
 
     def _before(self, connection: ServerConnection, request: Request) -> Response | None:
-        """Answers what is no WebSocket, and refuses clients without the token."""
+        """Answers requests that are no WebSocket's, and refuses clients without the token."""
         path = request.path.partition("?")[0]
         given = request.headers.get("Authorization", "")
         if path in ("/health", "/healthz"):  # OpenEnv's own path, and that of all our servers
@@ -206,8 +207,8 @@ class OpenEnvServer:
             return
         finally:
             self._playing -= 1
-            # A game takes its time to close, and may belong to its thread.
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._inside, play.leave, {})
+            # A game may take long to close, and must be closed in the thread that plays it.
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._inside, play.drop, {})
 
     async def _answer(self, play: OpenEnvPlay, message: str | bytes) -> str | None:
         """Returns the answer to one message; None ends the session."""

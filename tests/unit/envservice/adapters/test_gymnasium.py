@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import itertools
 import random
 import threading
 
@@ -122,6 +123,25 @@ def test_a_game_of_its_seed_passes_the_check_and_one_of_shared_chance_does_not()
         plays_twice(pure, task)
     with pytest.raises(EnvFault, match="not a pure function of seed and actions"):
         plays_twice(impure, "dice/train/00000000")
+
+
+def test_the_check_also_compares_the_outcomes_of_its_last_action():
+    plays = itertools.count()
+
+    class Late:
+        """Each play differs from all others, but only after its eighth action."""
+
+        def reset(self, *, seed):
+            self._taken, self._play = 0, next(plays)
+            return "hi", {}
+
+        def step(self, action):
+            self._taken += 1
+            return f"play {self._play}" if self._taken == 8 else "on", 0.0, False, False, {}
+
+    games = TextEnvironment(Late, name="late", version="1", sizes=(1, 1, 1))
+    with pytest.raises(EnvFault, match="after 8 equal actions two plays differ"):
+        plays_twice(games, "late/train/00000000")
 
 
 class OnlyListed(Dice):
