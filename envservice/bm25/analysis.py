@@ -90,7 +90,7 @@ def _past_and_gerund(word: str) -> str:
 
 
 def _restored(word: str) -> str:
-    """Spells the rest of a word without -ed or -ing as a word again."""
+    """Restores the spelling of a word that has lost -ed or -ing, such as an e at its end."""
     if word.endswith(("at", "bl", "iz")):
         return word + "e"
     if _ends_double(word):

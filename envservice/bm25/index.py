@@ -7,13 +7,13 @@ Scores equal Lucene's BM25Similarity (8.11) to the bit: the length is rounded to
 single precision, and their sum is in double precision and then rounded to single. N and the mean count only documents
 that have a term. Equal scores are ordered by document id. anserini and pyserini use the same k1 = 0.9 and b = 0.4.
 
-A build takes bounded memory: blocks of postings on disk, then one pass that puts each posting in its place.
+The postings of a build never are in memory all at once: they go to blocks on disk, and then each to its place.
 
     documents ──analysis──▶ term numbers ──a block full: sort by (term, document), count──▶ block files
     all read: sort terms and ids; for each block in turn, scatter its postings to the places of their terms
 
-Three things in memory grow with the catalogue: the vocabulary, the ids, and 9 bytes per document. A build writes to a
-folder next to the target and renames it at the end, so an index is either complete or absent.
+Besides a block, a build holds only the words and terms, the ids, and a few numbers per document. It writes to a folder
+next to the target and renames it at the end, so an index is either complete or absent.
 """
 
 from __future__ import annotations
@@ -49,12 +49,13 @@ FORMAT = f"1/{analysis.VERSION}"
 """The version of the folder's format and of the analysis that made its terms."""
 META = "meta.json"
 _PRUNING_PAYS = 4
-"""Searching for the k-th best passes over all documents, which costs as much as a fourth as many postings."""
+"""A pass over all documents, to find the k-th best score, costs as much as reading a quarter as many postings. So
+pruning pays if this many times the remaining postings exceed the documents."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """One document that matches a query."""
+    """A document that matches a query."""
 
     id: str
     score: float
@@ -180,11 +181,15 @@ class Strings:
 
 
 def open_index(folder: Path, *, mapped: bool = True) -> Index:
-    """Opens the index in a folder. Raises FileNotFoundError, and ValueError for an index of another format."""
+    """Opens the index in a folder. Raises FileNotFoundError if there is none, and ValueError if it is damaged or has
+    another format."""
     meta = json.loads((folder / META).read_text(encoding="utf-8"))
-    if meta["format"] != FORMAT:
-        raise ValueError(f"{folder} has format {meta['format']}, not {FORMAT}")
-    return Index(meta, {path.stem: _load(path, mapped) for path in folder.glob("*.npy")})
+    if meta.get("format") != FORMAT:
+        raise ValueError(f"{folder} has format {meta.get('format')}, not {FORMAT}")
+    try:
+        return Index(meta, {path.stem: _load(path, mapped) for path in folder.glob("*.npy")})
+    except (EOFError, KeyError) as error:  # of an empty and of a missing file
+        raise ValueError(f"{folder} is damaged: {error!r}") from error
 
 
 def _load(path: Path, mapped: bool) -> NDArray[Any]:
@@ -232,7 +237,7 @@ BLOCK = 4_000_000
 WAIT_S = 3600.0
 """Longest wait for another process that builds the same index."""
 IN_MEMORY = 20_000
-"""The index of so many documents takes seconds to build. A larger one is kept in the user's cache and shared."""
+"""The most documents of an index that is built in memory, in seconds. A larger index is kept in the user's cache."""
 _STOPPED = -1
 
 
@@ -265,7 +270,7 @@ def cache_folder(kind: str, digest: str) -> Path:
 
 
 def open_or_build(folder: Path, digest: str, documents: Callable[[], Iterable[tuple[str, str]]]) -> Index:
-    """Opens the index in the folder if it was built from the documents that `digest` names; else builds it there.
+    """Opens the index in the folder if it is sound and of the documents that `digest` names; else builds it there.
 
     If several processes ask at once, one builds and the others wait for it. Raises EnvFault after an hour of waiting.
     """
@@ -319,7 +324,7 @@ class _Writer:
         self._vocabulary: dict[str, int] = {}  # term -> number, in order of arrival
         self._words: dict[str, int] = {}  # word -> number of its term
         self._pending = array("i")  # the terms of the block, ordered by document
-        self._first = 0  # the document of each term in the block
+        self._first = 0  # the first document of the block
 
     def add(self, document: str, text: str) -> None:
         numbers = self._words

@@ -126,6 +126,23 @@ def test_a_stale_index_is_rebuilt_and_a_fresh_one_is_not(tmp_path: Path):
     assert asked == ["one", "two"]
 
 
+@pytest.mark.parametrize("file", ["meta.json", "docs.npy", "ids.npy"])
+@pytest.mark.parametrize("content", [b"", b"{}"])
+def test_a_damaged_index_is_rebuilt(tmp_path: Path, file: str, content: bytes):
+    """A machine that ends during a build may leave empty files behind."""
+    folder = tmp_path / "index"
+    open_or_build(folder, "one", lambda: SHOES)
+    (folder / file).write_bytes(content)
+    assert [hit.id for hit in open_or_build(folder, "one", lambda: SHOES).search("hat", 10)] == ["c", "b"]
+
+
+def test_an_index_that_lacks_a_file_is_rebuilt(tmp_path: Path):
+    folder = tmp_path / "index"
+    open_or_build(folder, "one", lambda: SHOES)
+    (folder / "docs.npy").unlink()
+    assert [hit.id for hit in open_or_build(folder, "one", lambda: SHOES).search("hat", 10)] == ["c", "b"]
+
+
 OPEN = """
 import sys
 from pathlib import Path
