@@ -4,9 +4,9 @@ It answers character by character as `AlfredDemangler(PddlEnv(infos), shuffle=Fa
 textworld 1.7.0 does, which tests/parity/alfworld checks. A session is a small state over a shared game, and a step
 takes tens of microseconds. A session is not thread-safe; sessions are independent.
 
-Some rules look odd, but equal the reference on purpose: only a held object can be examined; heating, cooling, cleaning
-and switching on need no open door; the agent cannot go to its own place; all receptacles of one location are within
-reach together; a lamp never goes off; an object in a closed receptacle can be sliced.
+Some rules look odd, but are those of the reference: only a held object can be examined; heating, cooling, cleaning and
+switching on need no open door; the agent cannot go to its own place; all receptacles of one location are within reach
+together; a lamp never goes off; an object in a closed receptacle can be sliced.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from envservice.base import Outcome
 VERSION = "1"
 """Raise it whenever a text, a command list or a reward changes."""
 Command = tuple[str, str, str]
-"""A verb with up to two ids, which are (object, receptacle) if there are two."""
+"""A verb with up to two ids; an id that is left out is empty. Two ids are (object, receptacle), or (object, knife) for
+`slice`. `examine` has either a receptacle as its first id or the held object as its second."""
 
 _PLAIN: dict[str, Command] = {verb: (verb, "", "") for verb in ("help", "inventory", "look")}
 _KNIVES = {"knifetype", "butterknifetype"}
@@ -58,7 +59,7 @@ class WorldState:
 
 
 def admissible_commands(state: WorldState) -> dict[str, Command]:
-    """Returns all admissible commands, unsorted: the text that a player types -> its command."""
+    """Returns all admissible commands, unsorted: the player's text -> its command."""
     game, here = state.game, state.here
     commands = _PLAIN | {
         text: command for text, command in game.travel.items() if game.location_of[command[1]] != state.location
@@ -322,7 +323,7 @@ class OwnSession:
     """One play of one game."""
 
     def __init__(self, game: Game, *, exact_state: bool = False) -> None:
-        """`exact_state`: outcomes carry the exact state, which no real environment would reveal."""
+        """`exact_state`: outcomes have the exact state's digest as `state`, which no real environment would reveal."""
         self._exact_state = exact_state
         self._state = WorldState(game)
         self._commands = admissible_commands(self._state)

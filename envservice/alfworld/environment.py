@@ -34,7 +34,7 @@ LEVELS = ("L0", "L1", "L2")
 
 
 class LevelGames:
-    """A list of games with the splits of the levels in addition to its own."""
+    """A list of games that has the splits of the levels in addition to those of `games`."""
 
     def __init__(self, games: Games, level: str, unseen_types: Collection[str]) -> None:
         """`level`, one of LEVELS, is the split to report on."""
@@ -93,7 +93,7 @@ class AlfworldEnvironment:
         self._exact_state = exact_state
         self._types = frozenset(task_types)
         self._lists: dict[str, list[str]] = {}
-        self._origins: dict[str, bytes] = {}  # splits overlap, and to read thousands of files takes seconds
+        self._origins: dict[str, bytes] = {}  # splits overlap, and reading thousands of files takes seconds
         self._digesting = threading.Lock()
         self._parsed = lru_cache(maxsize=_PARSED_GAMES)(self._parse)
 
@@ -117,7 +117,7 @@ class AlfworldEnvironment:
         return list(self._lists[split])
 
     def digest(self, split: str) -> str:
-        """Covers ids and contents; for generated games ids and their generator, since making all takes long."""
+        """Covers ids and contents. For generated games it covers ids and the generator, since making all takes long."""
         total = hashlib.blake2b(digest_size=16)
         with self._digesting:
             for task in self.tasks(split):
@@ -156,7 +156,7 @@ def open_environment(env: EnvSection) -> AlfworldEnvironment:
 
 
 def holding(env: EnvSection, task: str) -> AlfworldEnvironment:
-    """Opens the environment that a task id names, also if another one is the default.
+    """Opens the environment that a task id names, official or generated, whichever the config asks for.
 
     Raises UserError as open_environment does, and KeyError for an id that is not ALFWorld's.
     """

@@ -3,9 +3,9 @@
 Legend: o object id, r receptacle id, l location id; ids are the lower-case PDDL names. Text lists several objects or
 receptacles in the order of their ids.
 
-The rules and sentences of engine.py are those of one PDDL domain and one grammar, so a file with another one is refused
-by UnknownGame. So is a game whose goal has none of the six known shapes (sliced objects, movable receptacles), because
-a goal must not be guessed. Costs and distances are not read, because nothing here plans.
+The rules and sentences of engine.py are those of the two PDDL domains and grammars that are in use, so a file with
+another one raises UnknownGame. So does a game whose goal has none of the six known shapes (sliced objects, movable
+receptacles), because a goal must not be guessed. Costs and distances are not read, because nothing here plans.
 """
 
 from __future__ import annotations
@@ -173,14 +173,14 @@ class Game:
     contents: Mapping[str, tuple[str, ...]]
     """r -> objects in or on it at the start; an object may be in several."""
     object_locations: Mapping[str, frozenset[str]]
-    """o -> the place where it can be sliced and is seen on the floor, at the start."""
+    """o -> the locations where it can be sliced, and be seen on the floor, at the start."""
     start: str
     """l of the agent at the start."""
     travel: Mapping[str, tuple[str, str, str]]
     """`go to <receptacle>` -> its command, for every receptacle."""
 
     def has(self, trait: str, entity: str) -> bool:
-        """Whether the entity has the trait at the start."""
+        """Returns whether the entity has the trait at the start."""
         return entity in self.traits[trait]
 
 

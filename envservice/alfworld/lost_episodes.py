@@ -1,4 +1,4 @@
-"""Why an episode was lost, from its texts: how far it came, and the mistakes in the actions that had no effect."""
+"""Explains from an episode's texts why it was lost: how far it came, and the mistakes in its inadmissible actions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def explain(turns: Sequence[LostTurn], final: str) -> LostEpisode:
     start = turns[0].observation
     first = Outcome(observation=start, admissible_actions=[])
     kind, sought, target = parse_task(task_of(first))
-    rooms = set(THING.findall(start.partition("Your task is to")[0]))
+    places = set(THING.findall(start.partition("Your task is to")[0]))
     memory, held, mistakes = GameMemory(first), set[str](), Counter[str]()
     saw = {sought: False, target: False}
     for turn in (*turns, LostTurn(observation=final, action="", admissible=True)):
@@ -32,13 +32,13 @@ def explain(turns: Sequence[LostTurn], final: str) -> LostEpisode:
         held.add(memory.held)
         saw |= {name: True for name in saw if memory.find(name)}
         if not turn.admissible:
-            mistakes[_mistake(turn.action, memory, rooms)] += 1
+            mistakes[_mistake(turn.action, memory, places)] += 1
     right = [thing for thing in held if kind_of(thing) == sought]
     return LostEpisode(stage=_stage(kind, memory, right, saw, (sought, target)), mistakes=mistakes)
 
 
 def _stage(kind: str, memory: GameMemory, held: Sequence[str], saw: Mapping[str, bool], goal: tuple[str, str]) -> str:
-    """Returns the first part of the task that was not done. `held`: objects of the right kind that it ever held."""
+    """Returns the first part of the task that was not done. `held`: the objects of the right kind that were held."""
     sought, target = goal
     if not held:
         return "saw the object, never held it" if saw[sought] else "never found the object"
@@ -55,13 +55,13 @@ def _stage(kind: str, memory: GameMemory, held: Sequence[str], saw: Mapping[str,
     return "placed one of two, did not bring the other"
 
 
-def _mistake(action: str, memory: GameMemory, rooms: set[str]) -> str:
-    """Returns the mistake in an action that the game does not allow, in the words of the report."""
+def _mistake(action: str, memory: GameMemory, places: set[str]) -> str:
+    """Returns the mistake in an inadmissible action, in the words of the report. `places`: the game's receptacles."""
     if match := _GO.fullmatch(action):
         place = match[1]
-        if place in rooms:
+        if place in places:
             return "goes where it is"
-        return "wrong number of a place" if kind_of(place) in map(kind_of, rooms) else "no such place"
+        return "wrong number of a place" if kind_of(place) in map(kind_of, places) else "no such place"
     if match := _TAKE.fullmatch(action):
         thing, place = match.groups()
         if memory.held:

@@ -1,7 +1,7 @@
 """The facts in ALFWorld's texts: the task, places of objects, the object in hand, and treated objects.
 
-The scripted player decides by them, a prompt shows them, and the analysis of lost episodes sees in them how far they
-came.
+The scripted player decides by them, the prompts `memory` and `memory-chat` show them, and the analysis of lost episodes
+takes from them how far an episode came.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class GameMemory:
         starts = (action.removeprefix("go to ") for action in first.admissible_actions if action.startswith("go to "))
         self.receptacles = sorted(starts, key=lambda name: (kind_of(name), int(name.rpartition(" ")[2])))
         self.contents: dict[str, list[str]] = {}
-        """Receptacles that were looked into, with their contents."""
+        """Contents of the receptacles that were looked into, or that an object was put into."""
         self.held = ""
         self.origin: dict[str, str] = {}
-        """The receptacle from which a held object was taken."""
+        """The receptacle from which each object was last taken."""
         self.treated: dict[str, set[str]] = defaultdict(set)
 
     def read(self, observation: str) -> None:
@@ -81,7 +81,7 @@ class GameMemory:
         return None
 
     def unseen(self) -> list[str]:
-        """Returns the receptacles that were not looked into."""
+        """Returns the receptacles without known contents."""
         return [each for each in self.receptacles if each not in self.contents]
 
 

@@ -2,7 +2,8 @@
 
     full            the fields, order and quoting of the paper's pipeline, as one user message
     compact         the same in a tenth of the words, for models of less than a million parameters
-    memory          compact after a memory: what is held and treated, and where objects of the task were seen or placed
+    memory          compact after three lines of memory: the object in hand, and where objects of the task were seen or
+                    placed
     memory-chat     the same for instruct models
     meta            full with RLVMR's tagged answers (envservice/text/response_format.py)
     compact-meta    compact with tagged answers
@@ -82,7 +83,7 @@ class AlfworldFullTemplate:
         self.history = history
 
     def render(self, first: Outcome, turns: Sequence[Turn], now: Outcome) -> str:
-        """Renders the prompt. The first turn shows no task line and no history; so do all turns if `history` is 0."""
+        """Renders the prompt. The first turn has no task line and no history; if `history` is 0, no turn has them."""
         shows_past = turns and self.history
         opening = _situation(first, turns, now, self.history) if shows_past else _first_situation(now)
         return f"{opening}{_admissible(now)}\n\n{_INSTRUCTION}"
@@ -138,7 +139,7 @@ def _here(actions: Sequence[str]) -> str:
 
 
 def _by_kind(names: Iterable[str]) -> str:
-    """Joins drawer 2, shelf 1, drawer 1 to `drawer 1 2, shelf 1`. Returns a dash for no place."""
+    """Joins drawer 2, shelf 1, drawer 1 to `drawer 1 2, shelf 1`. Returns a dash for no names."""
     kinds: dict[str, list[str]] = {}
     for name in names:
         kind, _, number = name.rpartition(" ")
@@ -186,7 +187,7 @@ class AlfworldMemoryChatTemplate(AlfworldMemoryTemplate):
 
 
 def _held(memory: GameMemory) -> str:
-    """Returns the object in hand with its states, such as `mug 1 hot`. A dash for nothing."""
+    """Returns the object in hand with its states, such as `mug 1 hot`, or a dash."""
     states = (_STATES[verb] for verb in sorted(memory.treated[memory.held]))
     return " ".join([memory.held, *states]) if memory.held else "-"
 
@@ -194,7 +195,7 @@ def _held(memory: GameMemory) -> str:
 def _objects(memory: GameMemory, task: str) -> tuple[str, str]:
     """Returns where objects of the task's kinds lie, as `mug 1 in desk 1, mug 2 in shelf 1` or a dash, in two lists.
 
-    The second has those in a receptacle of a kind that the task names, treated as it wants them: they stay there.
+    The second list has those that are done: in a receptacle of a kind that the task names, and treated as it asks.
     """
     named = set(re.findall(r"\w+", task.lower()))
     wanted = {verb for verb, state in _STATES.items() if {verb, state} & named}

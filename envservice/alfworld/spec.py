@@ -26,7 +26,7 @@ from services.errors import UserError
 from services.process.packages import installed
 
 _PUBLISHED_STEPS = 50
-"""The limit of steps of the games themselves."""
+"""The limit of steps in published results."""
 _SPLITS = ("train", "valid_seen", "valid_unseen")
 
 
@@ -43,8 +43,8 @@ def describe(env: EnvSection) -> str:
 
 
 def check(environment: Environment, task: str) -> None:
-    """Parses the game without an engine: the shipped engine keeps megabytes for every game that it opens. Raises
-    UserError for a game of an older alfworld."""
+    """Parses the game without the shipped engine, which keeps megabytes for every game that it opens. Raises UserError
+    for a game of an older alfworld, EnvFault for one that is broken or unknown."""
     assert isinstance(environment, AlfworldEnvironment)
     try:
         environment.game(task)
@@ -54,7 +54,7 @@ def check(environment: Environment, task: str) -> None:
 
 
 def findings() -> Iterator[Finding]:
-    """Finds the official games, and the shipped engine, which only comparisons need."""
+    """Reports on the official games, and on the shipped engine, which only comparisons need."""
     yield _games()
     missing = [name for name in ("alfworld", "textworld", "tatsu") if installed(name) is None]
     yield Finding(check="alfworld extra", status="warning" if missing else "ok",
@@ -79,7 +79,7 @@ def _games() -> Finding:
 
 
 def _is_old(file: Path) -> bool:
-    """Returns whether a game is of an older alfworld. One that cannot be read at all is for the check before a run."""
+    """Returns whether a game is of an older alfworld. The check before a run reports games that cannot be read."""
     try:
         load_game(file.read_bytes())
     except OldGame:

@@ -4,9 +4,10 @@ Official layout, as `alfworld-download` makes it. Nothing is written into it, an
 
     <data>/json_2.1.1/{train,valid_seen,valid_unseen}/<task>-<Obj>-<Movable|None>-<Recep>-<scene>/trial_*/game.tw-pddl
 
-Splits of official games: the three above; `heldout`, a fixed quarter of the train game *folders*, so that no (task,
-object, receptacle, scene) of it is trained on; `train_kept`, the rest of train. Not valid_seen in `heldout`: nearly
-all its folders are in train too, and runs choose their best checkpoint on it. A task id names the official split.
+Splits of official games: the three above; `heldout`, about a quarter of the train game *folders*, chosen by their
+names, so that no (task, object, receptacle, scene) of it is trained on; `train_kept`, the rest of train. `heldout` is
+not valid_seen, because nearly all folders of that are in train too, and runs choose their best checkpoint on it. A task
+id names the official split.
 """
 
 from __future__ import annotations
@@ -43,19 +44,20 @@ DOWNLOAD = f"run {FETCH}, set {VARIABLE} to its folder, or unset it for generate
 
 
 class Games(Protocol):
-    """A list of games in splits. It is thread-safe, and makes each list once."""
+    """Games in splits. It is thread-safe."""
 
     name: str
     training_splits: tuple[str, str, str]
     """The splits to train on, to choose the best checkpoint by, and to report on. They share no game."""
 
     level_splits: tuple[str, str]
-    """The splits that levels of generalisation (LevelGames) train on and choose by, without games of `tested`."""
+    """The splits that levels of generalisation (LevelGames) train on and choose checkpoints by. They share no game with
+    `tested`."""
 
     def splits(self) -> list[str]: ...
 
     def tested(self, *, seen_rooms: bool) -> tuple[str, ...]:
-        """Returns the test games in rooms that training has seen, or in rooms that it has not."""
+        """Returns the games to report levels on, in rooms that training has seen, or in rooms that it has not."""
         ...
 
     def tasks(self, split: str) -> tuple[str, ...]:
@@ -67,7 +69,7 @@ class Games(Protocol):
         ...
 
     def origin(self, task: str) -> bytes:
-        """Returns a digest that, with the task's id, decides its content. Raises as `content` does."""
+        """Returns a digest that determines the content together with the task's id. Raises as `content` does."""
         ...
 
 
@@ -84,7 +86,7 @@ def task_type(task: str) -> TaskType:
 
 
 def is_held_out(folder: str) -> bool:
-    """Returns by its name alone whether a train game folder belongs to `heldout`, so all machines agree."""
+    """Returns whether a train game folder belongs to `heldout`. Only its name decides, so all machines agree."""
     return hashlib.blake2b(folder.encode(), digest_size=8).digest()[0] % _HELD_OUT_ONE_IN == 0
 
 
@@ -103,7 +105,8 @@ class OfficialGames:
     level_splits: tuple[str, str] = ("train_kept", "heldout")
 
     def __init__(self, data: Path, *, all_games: bool = False) -> None:
-        """`all_games`: train on all of train, as the papers do. Raises UserError if `data` holds no games."""
+        """`all_games`: train on all of train, as the papers do. Raises UserError if the folder of games in `data` is
+        missing or cannot be read."""
         self.training_splits: tuple[str, str, str] = ("train", "valid_seen", "valid_unseen") if all_games else \
             ("train_kept", "valid_seen", "heldout")
         self._root = data / "json_2.1.1"
@@ -112,9 +115,7 @@ class OfficialGames:
         except (FileNotFoundError, NotADirectoryError) as error:
             raise UserError(f"there are no ALFWorld games in {data}: no folder {self._root}", DOWNLOAD) from error
         except OSError as error:
-            raise UserError(
-                f"the ALFWorld games in {data} cannot be read ({error.strerror}: {error.filename})",
-                "make them readable for this user, or set ALFWORLD_DATA or env.data to another folder") from error
+            raise _unreadable(data, error) from error
         self._lists: dict[str, tuple[str, ...]] = {}
         self._listed: set[str] = set()
 
@@ -142,7 +143,10 @@ class OfficialGames:
         folder = self._root / split
         if not folder.is_dir():
             raise UserError(f"the ALFWorld split {split} is missing: no folder {folder}", DOWNLOAD)
-        tasks = sorted(f"{self.name}/{split}/{game}/{trial}" for game, trial in _scan(folder))
+        try:
+            tasks = sorted(f"{self.name}/{split}/{game}/{trial}" for game, trial in _scan(folder))
+        except OSError as error:
+            raise _unreadable(folder, error) from error
         if not tasks:
             raise UserError(f"the ALFWorld split {split} is empty: no solvable game in {folder}", DOWNLOAD)
         return tuple(tasks)
@@ -196,6 +200,11 @@ class GeneratedGames:
         return generator.made_by()
 
 
+def _unreadable(folder: Path, error: OSError) -> UserError:
+    return UserError(f"the ALFWorld games in {folder} cannot be read ({error.strerror}: {error.filename})",
+                     "make them readable for this user, or set ALFWORLD_DATA or env.data to another folder")
+
+
 def _scan(folder: Path) -> Iterator[tuple[str, str]]:
     """Yields (game folder, trial folder) of every game that can be played and solved."""
     for game in os.scandir(folder):
@@ -207,7 +216,8 @@ def _scan(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _solvable(path: Path) -> bool:
-    """Reads the flag at the file's end, where all official files have it, or else the entire file."""
+    """Returns the game's flag `solvable`. It is read from the end of the file, where all official files have it, else
+    from the entire file. Raises UserError for a broken file."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)

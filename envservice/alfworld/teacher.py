@@ -1,8 +1,8 @@
 """ALFWorld's demonstrations: a scripted player, mistakes as noise, games under other numbers.
 
 The player knows only what it has read, and never the walkthrough. It remembers the contents of receptacles that it has
-looked into. It searches the others, first where such an object usually lies, per step of search. Its task has four
-parts: find, take, treat, place.
+looked into. It searches the others, first those where such an object is most likely found for the steps that a look
+costs. Its task has four parts: find, take, treat, place.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class SearcherMove:
 
 @cache
 def usual_places(kind: str) -> dict[str, float]:
-    """Maps each kind of receptacle to the mean number of such objects in all of them, over rooms that have any."""
+    """Maps each kind of receptacle to how often such an object lies in one: the percentage of such objects that lie
+    there, times the probability that a room has any, summed over the kinds of room."""
     places: dict[str, float] = defaultdict(float)
     for room in tables().rooms.values():
         for name, usual in room["objects"].items():
@@ -96,7 +97,8 @@ class Searcher:
         return SearcherMove(f"use {self.target}", self._at(now, lamp[1], f"use {lamp[0]}"))
 
     def _target(self) -> str:
-        """Chooses the receptacle to fill: one that holds such an object already, else one that was looked into."""
+        """Chooses the receptacle to fill: one that holds such an object already, else one that was looked into, else
+        any of its kind. Returns "" if there is none."""
         fitting = [each for each in self.memory.receptacles if kind_of(each) == self.target]
         holding = [
             each for each in fitting
@@ -106,7 +108,7 @@ class Searcher:
         return next(iter(holding or looked or fitting), "")
 
     def _search(self, now: Outcome, kind: str) -> str:
-        """Stays with one receptacle until its contents have been read."""
+        """Returns the next action of a search, which stays with one receptacle until its contents have been read."""
         unseen = self.memory.unseen()
         if not unseen:
             # All receptacles were looked into, so the object was misread or is out of reach.
@@ -204,7 +206,7 @@ class AlfworldDemonstrator:
 
 
 def disturb(action: str, first: Outcome, now: Outcome, rng: random.Random) -> str:
-    """Returns noise instead of `action`, of three kinds alike: admissible, with a wrong number, or in vain."""
+    """Returns noise instead of `action`, of one of three kinds, equally likely: admissible, misnumbered, or in vain."""
     draw = rng.choice((_admissible, _misnumbered, _in_vain))
     return draw(action, first, now, rng)
 
@@ -223,9 +225,9 @@ def _misnumbered(action: str, _first: Outcome, now: Outcome, rng: random.Random)
 
 
 def _in_vain(action: str, first: Outcome, now: Outcome, rng: random.Random) -> str:
-    """Returns a go to where the agent stands, or a take of an object of the task's kind where none is.
+    """Returns `go to` the place where the agent stands, or `take` of an object of the task's kind that is not there.
 
-    Agents repeat these to the end of a lost episode if no demonstration shows a way out
+    Without demonstrations that show a way out, agents repeat these actions to the end of a lost episode
     (lab/records/reproduction.md, "The best agent").
     """
     possible = set(now.admissible_actions)

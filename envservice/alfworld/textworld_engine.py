@@ -2,10 +2,10 @@
 
 It is about a thousand times slower than ours, and disturbs its process, so every call holds one lock: its translation
 of PDDL replaces sys.argv and sys.stdout while it runs, and its parser is shared and not thread-safe. sys.argv is
-restored afterwards; text that another thread prints meanwhile is lost. Two things are left out. Its expert costs more
-and leaks facts into the observations. The copy of the planner's library that each session loads is never unloaded,
-because that crashes the process: some megabytes stay for every game opened, so use this engine for comparisons and not
-for long training.
+restored afterwards; text that another thread prints meanwhile is lost. Its expert is not used, because that costs more
+and leaks facts into the observations. Each session loads a copy of the planner's library, which is never unloaded,
+because unloading crashes the process. So some megabytes stay for every game opened: use this engine for comparisons,
+not for long training.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """Which games are listed and in which split: on a small folder in the official layout, and on generated games."""
 
+import errno
 import json
 import threading
 import tomllib
@@ -144,6 +145,16 @@ def test_missing_and_broken_data_are_one_line_for_the_user(root, tmp_path_factor
     with pytest.raises(UserError, match=r"game\.tw-pddl is broken: .*; delete it or download it again") as error:
         OfficialGames(root).tasks("train")
     assert "\n" not in str(error.value)
+
+
+def test_a_folder_of_games_that_cannot_be_read_is_one_line_for_the_user(root, monkeypatch):
+    def scandir(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    games = OfficialGames(root)
+    monkeypatch.setattr("envservice.alfworld.tasks.os.scandir", scandir)
+    with pytest.raises(UserError, match=r"cannot be read \(Permission denied: .*/train\); make them readable"):
+        games.tasks("train")
 
 
 def test_a_game_that_breaks_after_it_was_listed_is_a_fault_of_the_environment(root):
