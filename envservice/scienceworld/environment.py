@@ -16,11 +16,11 @@ from services.config.env import ScienceworldSection
 from services.errors import EnvFault, UserError
 
 GAMES = 200
-"""Games of one JVM before a new one replaces it, so that no memory piles up."""
+"""Games after which a new JVM replaces one, so that memory does not grow."""
 
 
 class SimulatorLease:
-    """One simulator for one game. It returns to the pool when the game drops it, in whatever way."""
+    """One simulator for one game. It returns to the pool at `end`, or when the lease is dropped."""
 
     def __init__(self, pool: Pool, simulator: Simulator) -> None:
         self.simulator = simulator
@@ -32,13 +32,14 @@ class SimulatorLease:
         self._back()
 
     def scrap(self) -> None:
-        """Ends a simulator that has failed."""
+        """Ends the simulator instead, because it has failed."""
         self._back.detach()
         self.simulator.end()
 
 
 class Pool:
-    """As many simulators as games were ever played at once. Operations are atomic, because leases end in any thread."""
+    """Simulators for games, at most as many as games were ever played at once. A lease may end in any thread, so all
+    operations are atomic."""
 
     def __init__(self, start: Callable[[], Simulator]) -> None:
         self._start = start
@@ -58,7 +59,7 @@ class Pool:
         return SimulatorLease(self, simulator)
 
     def take_back(self, simulator: Simulator) -> None:
-        """Takes a simulator back, for leases."""
+        """Takes a simulator back from a lease. One that has played GAMES games is ended."""
         if self._closed or simulator.games >= GAMES:
             simulator.end()
         else:
@@ -81,7 +82,7 @@ _NO_WIRES = "noElectricalAction"
 
 
 class ScienceworldEnvironment:
-    """The environment. Leaving it as a context manager ends its JVMs; so does the end of the process.
+    """The environment. Exiting its context ends its JVMs; so does the end of the process.
 
     Raises UserError if the simulator or Java is missing.
     """
@@ -131,7 +132,7 @@ class ScienceworldEnvironment:
         return ids
 
     def digest(self, split: str) -> str:
-        """Returns the digest of the simulator's file, the task ids and their simplifications: all data there is."""
+        """Returns a digest of the simulator's file, the task ids and their simplifications, which decide the tasks."""
         total = hashlib.blake2b(digest_size=16)
         for task in self.tasks(split):
             total.update(f"{task}\0{self.task_digest(task)}\0".encode())
@@ -143,12 +144,12 @@ class ScienceworldEnvironment:
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def open(self, task: str) -> Session:
-        """Opens a session. It starts nothing; its reset starts the JVM."""
+        """Opens a session, which has no JVM before its reset."""
         return ScienceworldSession(place_of(task), self.pool, self._settings)
 
 
 class ScienceworldSession:
-    """One game. It holds a JVM from its reset to its end, or until it is dropped."""
+    """One game. It holds a JVM from its reset until the game is over or the session is dropped."""
 
     def __init__(self, place: Place, pool: Pool, settings: ScienceworldSection) -> None:
         self._place = place

@@ -1,7 +1,8 @@
 """ScienceWorld's prompts, with the parsers of their answers.
 
-`full` has the fields and order of RLVMR's pipeline. `compact` says the same in few words. Their answers have the form
-`<think>...</think><action>...</action>`. `meta` and `compact-meta` are the same with RLVMR's tagged answers.
+`full` has the fields and order of RLVMR's pipeline. `compact` has the task, past actions, observation and objects in
+few words. Their answers have the form `<think>...</think><action>...</action>`. `meta` and `compact-meta` are the same
+with RLVMR's tagged answers.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def task_of(first: Outcome) -> str:
 
 
 def look_of(observation: str, first: Outcome) -> str:
-    """Returns an observation without the task, with which the first one begins."""
+    """Returns an observation without the task. Only the first observation begins with it."""
     return observation.removeprefix(str(first.info.get("task", ""))).strip()
 
 
@@ -150,7 +151,7 @@ class ScienceworldCompactTemplate:
 
 
 def _one_line(text: str) -> str:
-    """Joins a list, which the simulator prints with one entry per line, on one line."""
+    """Joins the lines of a text into one: the simulator prints one entry of a list per line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     joined = lines[0] if lines else ""
     for before, line in pairwise(lines):

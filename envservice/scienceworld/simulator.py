@@ -1,6 +1,6 @@
 """One JVM with one world in it. This process starts it, drives it over one socket, and uses no threads for it.
 
-It ends with this process in every case. It exits when its stdin closes, which is a pipe from this process, and the
+It ends with this process in every case: it exits when its stdin closes, which is a pipe from this process, and the
 kernel closes that even after a SIGKILL. It has its own process group, so that a Ctrl-C lets this process drain first.
 
 The JVM speaks Py4J's text protocol, of which JavaConnection is a client. The py4j package's own client has no deadline
@@ -55,7 +55,7 @@ class Program:
 
 
 def find_program() -> Program:
-    """Finds everything. Raises UserError if the simulator, py4j or Java is missing."""
+    """Finds all files that a simulator needs. Raises UserError if the simulator, py4j or Java is missing."""
     return Program(java=find_java(), jar=find_jar(), gateway=find_gateway())
 
 
@@ -93,7 +93,7 @@ def find_java() -> str:
 
 
 def java_version(command: str) -> int | None:
-    """Reads the main version, such as 8 in `1.8.0`. Returns None if there is none."""
+    """Returns the main version, such as 8 for `1.8.0`, or None if the command prints none."""
     try:
         done = subprocess.run([command, "-version"], capture_output=True, encoding="utf-8", errors="replace",
                               timeout=60, check=False)
@@ -107,7 +107,7 @@ Value = str | int | float | bool | None
 
 
 class JavaError(Exception):
-    """The JVM has ended, missed a deadline, or threw an exception."""
+    """The JVM ended, missed a deadline, or threw an exception."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,8 @@ class Ref:
 
 
 class JavaConnection:
-    """One connection to a Py4J gateway. Calls raise JavaError, after which the connection cannot be used."""
+    """One connection to a Py4J gateway. Calls raise JavaError. After an exception of Java the connection can still be
+    used; after a missed deadline or an end it cannot."""
 
     def __init__(self, port: int, token: str, *, deadline_s: float) -> None:
         self.port = port
@@ -153,8 +154,10 @@ class JavaConnection:
             line = self._lines.readline().decode()
         except (OSError, UnicodeDecodeError) as error:
             raise JavaError(f"{parts[:3]}: {type(error).__name__} {error}") from error
+        if not line.endswith("\n"):  # also a line cut short: it would be taken for the entire value
+            raise JavaError(f"{parts[:3]}: the JVM has ended")
         if not line.startswith("!y"):
-            raise JavaError(f"{parts[:3]}: {line.strip()[:200] or 'the JVM has ended'}")
+            raise JavaError(f"{parts[:3]}: {line.strip()[:200]}")
         return _read(line[2:].rstrip("\n"))
 
 
@@ -203,10 +206,10 @@ START_S = 60.0
 CALL_S = 60.0
 """Deadline of one call. Calls take milliseconds, but a machine may be busy."""
 SOLVE_S = 600.0
-"""Deadline of the call that finds a gold path, which takes seconds."""
+"""Deadline of each call of a simulator that finds gold paths. Finding one takes seconds."""
 _OPTIONS = (
     "-Xms16m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:+ExitOnOutOfMemoryError",
-    "-XX:-UsePerfData",  # which would leave files in /tmp
+    "-XX:-UsePerfData",  # UsePerfData would leave files in /tmp
     # Doors are listed in the order of their identity hashes, which the JVM draws one after the other from its start
     # on, so a room's text would depend on all earlier games. With equal hashes, doors stay in the order of insertion.
     "-XX:+UnlockExperimentalVMOptions", "-XX:hashCode=2",
@@ -215,7 +218,7 @@ _PYTHON_SIDE = "scienceworld.runtime.pythonapi.PythonInterface"
 
 
 class Simulator:
-    """A running JVM. Calls raise JavaError. It cannot be used after such an error or after `end`."""
+    """A running JVM. Calls raise JavaError. It must not be used after such an error or after `end`."""
 
     def __init__(self, program: Program, *, heap_mib: int = HEAP_MIB, call_s: float = CALL_S) -> None:
         gateway = ["py4j.GatewayServer", "--enable-auth", "--die-on-broken-pipe", "0"]
@@ -301,7 +304,8 @@ class Simulator:
 
 
 def _connect(process: subprocess.Popen[bytes], call_s: float) -> JavaConnection:
-    """Reads the gateway's port and token, and silences the simulator's output, since nobody would read the pipe."""
+    """Connects by the port and token that the gateway prints. Silences the simulator's output, since nobody reads the
+    pipe afterwards."""
     assert process.stdout is not None
     with process.stdout as lines:
         if not select.select([lines], [], [], START_S)[0]:

@@ -34,7 +34,7 @@ def describe(env: EnvSection) -> str:
 
 
 def check(environment: Environment, task: str) -> None:
-    """Checks the id alone: without a JVM nothing else shows that a task is broken."""
+    """Checks only the id: without a JVM nothing else would show that a task is broken."""
     environment.task_digest(task)
 
 

@@ -1,4 +1,5 @@
-"""The 30 tasks with their variations and splits, in a table, so that listing needs no Java. A test compares the jar."""
+"""The 30 task types with their variations and splits, as a table, so that listing needs no Java. A test compares it
+with the jar."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ COUNTS: dict[str, tuple[int, int, int]] = {
     "power-component-renewable-vs-nonrenewable-energy": (10, 5, 5), "test-conductivity": (450, 225, 225),
     "test-conductivity-of-unknown-substances": (300, 150, 150), "use-thermometer": (270, 135, 135),
 }
-"""Variations of train, dev and test, counted from 0 one after the other. The order is that of the published indices."""
+"""Number of variations in train, dev and test, which are numbered from 0 in this order. The types are in the order of
+the published indices."""
 
 _NAMES = tuple(COUNTS)
 TRAIN_TYPES = frozenset(_NAMES[i] for i in (0, 22, 9, 20, 25, 26, 27, 5, 6, 7, 10, 2, 3, 17, 19, 12, 14, 15, 23))
@@ -41,11 +43,11 @@ SPLITS: dict[str, tuple[Part, frozenset[str]]] = {
     **{f"seen_{part}": (part, TRAIN_TYPES) for part in PARTS},
     "unseen_test": ("test", HELD_OUT_TYPES),
 }
-"""Maps the name of a split to its variations and task types."""
+"""Maps the name of a split to its part and its task types."""
 LEVELS: dict[Level, tuple[str, str, str]] = {
     "all": ("train", "dev", "test"),
-    # Seen types, with the variations held back for development. So that no task is in two splits, the best
-    # checkpoint is chosen by the test variations.
+    # The published level reports on the variations of dev. So that no task is in two splits, the best checkpoint is
+    # chosen by those of test.
     "L0": ("levels_train", "levels_test", "levels_dev"),
     "L1": ("levels_train", "levels_dev", "levels_test"),
     "L2": ("seen_train", "seen_dev", "unseen_test"),
@@ -75,14 +77,14 @@ def variations(name: str, part: Part) -> range:
 
 
 def split_tasks(split: str, names: Collection[str]) -> Iterator[Place]:
-    """Returns the tasks of these types in a split. Raises KeyError for an unknown split."""
+    """Yields the tasks of a split whose types are among `names`. Raises KeyError for an unknown split."""
     part, types = SPLITS[split]
     return (Place(part, name, variation) for name in _NAMES if name in types and name in names
             for variation in variations(name, part))
 
 
 def sample(name: str, part: Part, count: int) -> list[Place]:
-    """Returns variations of a type, evenly spaced over a part."""
+    """Returns up to `count` variations of a type, evenly spaced over a part."""
     places = list(split_tasks(part, {name}))
     return places[:: max(1, len(places) // count)][:count]
 

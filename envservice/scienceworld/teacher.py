@@ -1,7 +1,8 @@
-"""ScienceWorld's demonstrations: gold paths, with looks around as noise.
+"""ScienceWorld's demonstrations: gold paths, with actions that change nothing as noise.
 
 A gold path is the simulator's own solution, which it finds by its knowledge of the world, not by reading. It shows the
-actions that win, but not how a player could know them. Imitation teaches the grammar and the usual orders at most.
+actions that win, but not how a player could know them. Imitation teaches at most the grammar and the usual order of
+actions.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from services.config.tree import SftSection
 from services.errors import EnvFault
 
 IDLE_S = 30.0
-"""An idle solver ends after this time: it is as large as three games, and demonstrations come all at once."""
+"""An idle solver ends after this time: it takes the memory of three games, and all demonstrations are made at once."""
 
 
 class Solver:
@@ -87,16 +88,16 @@ def gold_path(task: str, simplifications: str) -> tuple[str, ...]:
 
 NOISE: dict[str, tuple[str, ...]] = {
     "look around": ("This room is called", "This outside location is called"), "inventory": ("In your inventory",)}
-"""Actions that change nothing, with the first words of their answers. After any other action a gold path would fail."""
+"""Actions that change nothing, with the first words of their answers. Any other noise could make a gold path fail."""
 _THOUGHT = "go on"
 """The thought of every answer, because the simulator gives no reasons."""
 
 
 class ScienceworldDemonstrator:
-    """Plays the actions of a gold path in order. It repeats each one until it was taken."""
+    """Plays the actions of a gold path in order. An action that noise has replaced is played again."""
 
     def __init__(self, first: Outcome, rng: random.Random, sft: SftSection) -> None:
-        del rng, sft  # its play has no chance
+        del rng, sft  # its play is not random
         self._path = gold_path(str(first.info["task_id"]), str(first.info["simplifications"]))
         self._next = -1
 
@@ -113,7 +114,7 @@ class ScienceworldDemonstrator:
 
 
 def disturb(action: str, first: Outcome, now: Outcome, rng: random.Random) -> str:
-    """Returns a look that changes nothing, to be taken instead of `action`."""
+    """Returns an action of NOISE, to be taken instead of `action`."""
     del action, first, now
     return rng.choice(list(NOISE))
 

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -165,3 +166,21 @@ def test_a_call_has_a_deadline():
 def test_a_port_without_a_java_gateway_is_an_error():
     with pytest.raises(JavaError, match="no gateway on port 1"):
         JavaConnection(1, "token", deadline_s=1)
+
+
+def test_an_answer_that_is_cut_short_is_an_error():
+    """A JVM that is killed may have sent the beginning of a line."""
+    def serve() -> None:
+        connection, _ = gateway.accept()
+        with connection:
+            for answer in (b"!yv\n", b"!ysThe sto"):
+                connection.recv(4096)
+                connection.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as gateway:
+        serving = threading.Thread(target=serve, daemon=True)
+        serving.start()
+        wire = JavaConnection(gateway.getsockname()[1], "token", deadline_s=10)
+        with pytest.raises(JavaError, match="the JVM has ended"):
+            wire.call("world", "look")
+        serving.join(10)
