@@ -2,8 +2,8 @@
 
     python -m envservice.search.app documents.jsonl --port 8000
 
-POST /retrieve takes {"query": str} or {"queries": [str, ...]}, with "topk" and "return_scores", and returns one list of
-documents for each query, best first, ranked by BM25. It only reads, so it needs no token.
+POST /retrieve takes {"query": str} or {"queries": [str, ...]}, optionally with "topk" and "return_scores". It returns
+one list of documents for each query, best first, ranked by BM25. It only reads, so it needs no token.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pydantic import BaseModel, Field, model_validator
 from envservice.search.facts import world
 from envservice.search.questions import read_documents
 from envservice.search.retrieval import IndexRetriever
+from services.errors import UserError
 from services.http.server import Server, bind, server_config
 from services.http.strict_json import StrictRoute
 from services.process.addresses import host_port, is_local
@@ -29,7 +30,7 @@ Query = Annotated[str, Field(max_length=8192)]
 
 
 class Retrieve(BaseModel):
-    """One query, or several. If both are given, `queries` counts."""
+    """One query, or several. If both are given, `query` is ignored."""
 
     query: Query | None = None
     queries: Annotated[list[Query], Field(max_length=256)] | None = None
@@ -71,16 +72,23 @@ def _hits(retriever: IndexRetriever, query: str, asked: Retrieve) -> list[dict[s
 
 
 def main() -> None:
-    """Serves until SIGTERM or Ctrl-C; prints its URL when ready."""
+    """Serves until SIGTERM or Ctrl-C, and prints its URL when ready. Exits with 2 for a mistake of the user."""
     parser = argparse.ArgumentParser(description="Serves BM25 retrieval over a jsonl file of {id, contents}.")
     parser.add_argument("documents", type=Path, nargs="?", help="the file (default: the invented facts)")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000, help="0: a free one")
     args = parser.parse_args()
-    with contextlib.closing(bind(args.host, args.port)) as listener:
-        retriever = IndexRetriever(read_documents(args.documents) if args.documents else world().documents())
-        server = Server(server_config(create_retrieval_app(retriever), local_only=is_local(args.host)))
-        address = host_port(args.host, listener.getsockname()[1])
+    try:
+        _serve(args.documents, args.host, args.port)
+    except UserError as error:
+        parser.exit(2, f"error: {error}\n")
+
+
+def _serve(documents: Path | None, host: str, port: int) -> None:
+    with contextlib.closing(bind(host, port)) as listener:
+        retriever = IndexRetriever(read_documents(documents) if documents else world().documents())
+        server = Server(server_config(create_retrieval_app(retriever), local_only=is_local(host)))
+        address = host_port(host, listener.getsockname()[1])
         print(f"{len(retriever)} documents on http://{address}/retrieve", flush=True)
         asyncio.run(server.serve(sockets=[listener]))
 

@@ -18,7 +18,7 @@ class SearchSession:
     """A session that ends with an answer, or with the last of `turns`.
 
     The results of a search are not a function of the actions, so a lost session is rebuilt from its outcomes. The
-    reward is a function of the actions alone.
+    reward is a function of the question and the actions.
     """
 
     def __init__(self, question: Question, retriever: Retriever, *, turns: int, topk: int) -> None:
@@ -28,20 +28,20 @@ class SearchSession:
         self._topk = topk
         self._actions: list[str] = []
         self._begun: dict[str, Future[Sequence[str]]] = {}
-        """The search that was foreseen, by its query."""
+        """The search that `foresee` has begun, by its query. At most one."""
 
     def reset(self) -> Outcome:
         self._actions, self._begun = [], {}
         return self._outcome(self._question.question)
 
     def foresee(self, action: str) -> None:
-        """Begins the search of an action, so that a server's games search at the same time."""
+        """Begins the search of an action in the background, so that a server's games search at the same time."""
         query = None if self._ends(action) else prompts.query_of(action)
         if query and isinstance(self._retriever, BackgroundRetriever):
             self._begun = {query: self._retriever.begin(query, self._topk)}
 
     def step(self, action: str) -> Outcome:
-        """Takes one action. Raises EnvFault if the retriever fails; the step has not been taken then."""
+        """Takes one action. Raises EnvFault if the retriever fails, and then the step is not taken."""
         begun, self._begun = self._begun, {}
         if self._ends(action):
             self._actions.append(action)
@@ -55,7 +55,7 @@ class SearchSession:
         self._actions.append(action)
         return self._outcome(prompts.information(documents))
 
-    def recall(self, action: str, outcome: Outcome) -> None:  # noqa: ARG002 - no later outcome depends on results
+    def recall(self, action: str, outcome: Outcome) -> None:  # noqa: ARG002 - no later outcome depends on it
         self._actions.append(action)
 
     def _ends(self, action: str) -> bool:
@@ -83,8 +83,8 @@ class SearchEnvironment:
         self, name: str, questions: Questions, retriever: Retriever, *, turns: int = TURNS, topk: int = TOPK,
         data: str = "",
     ) -> None:
-        """The environment. `name` is `search`, or `search-gen` for the invented world, which has no `data`: the digest
-        of the user's questions and documents."""
+        """`name` is `search`, or `search-gen` for the invented world. `data`: the digest of the user's questions and
+        documents; empty for the invented world."""
         self.name = name
         version = f"{VERSION}-{turns}-{topk}"
         self.version = with_data(version, data) if data else version
@@ -134,4 +134,4 @@ class SearchEnvironment:
         return rows[number]
 
     def _rows(self, split: str) -> tuple[Question, ...] | None:
-        return self._questions.get(cast("Split", split))  # or any other text, which no question has
+        return self._questions.get(cast("Split", split))  # None for any other text

@@ -1,8 +1,8 @@
 """A small invented world to ask about, so that search can be tried without data: people, towns and regions.
 
-One seed makes it, so it is the same everywhere. Nothing in it is true, so a model must look up every answer. Names
-share their parts, so that a search also finds near misses. A one-hop question needs one document, a two-hop question
-two. All questions about a person or a town are in one split.
+One seed makes it, so it is the same everywhere. Nothing in it is true, so a model must look up every answer. Names are
+made of the same parts, so that a search also returns near misses. A one-hop question needs one document, a two-hop
+question two. All questions that name a person or a town are in one split.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class World:
 
 @cache
 def world() -> World:
-    """Returns the one world."""
+    """Returns the world, which is made once per process."""
     rng = random.Random(_SEED)
     regions, rivers = _names(rng, "region", _REGIONS), _names(rng, "river", _TOWNS // 2)
     towns = tuple(

@@ -4,8 +4,8 @@ An answer searches, `<search>query</search>`, or ends the episode, `<answer>text
 `<information>{"result": "Doc 1: ...\\nDoc 2: ...\\n"}</information>`. An answer scores by exact match.
 
 `full` has the fields and order of verl-agent's pipeline: the question, searches with their results, the instruction.
-`compact` is raw text for models of less than a million parameters: the question, then queries with their results. Both
-are rebuilt at every turn.
+`compact` is raw text for models of less than a million parameters: the question, then queries with their results. Each
+turn has a new prompt.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def parse_action(text: str) -> ParsedAction:
     The text after the first `</search>` is cut off; if there is none, the text after the first `</answer>`. The action
     is the first search block of the rest, else its first answer block, else empty. The answer is invalid if it has no
     block, opening tags of both kinds, or two of one kind, also in the part that was cut off. Reasoning does not
-    matter. The environment receives the action in either case.
+    matter. The environment receives the action of an invalid answer too.
     """
     kept = text
     for close in (SEARCH_END, ANSWER_END):
@@ -58,7 +58,7 @@ def _answer(text: str) -> re.Match[str] | None:
 
 
 def query_of(action: str) -> str:
-    """Returns the query of an action, or "" if it searches for nothing."""
+    """Returns the query of an action, or "" if it has none."""
     match = _search(action)
     return "" if match is None else match[1].strip()
 

@@ -2,7 +2,7 @@
 
 A folder holds either `train.jsonl`, `valid.jsonl` and `heldout.jsonl`, or one `questions.jsonl` that is split by a hash
 of the question. A line is {"question": str, "golden_answers": str or [str, ...], "data_source": str}. Results are
-reported by data_source, which may be left out.
+reported by data_source, which is `qa` if it is left out.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ Questions = Mapping[Split, tuple[Question, ...]]
 
 
 def split_of(key: str) -> Split:
-    """Returns the split of a key by its hash: of 16 keys 3 are `heldout`, one is `valid`, the others are `train`."""
+    """Returns the split of a key by its hash: about 3 of 16 keys are `heldout`, one is `valid`, the others are
+    `train`."""
     place = hashlib.blake2b(key.encode(), digest_size=1).digest()[0] % 16
     return "valid" if place == 0 else "heldout" if place <= 3 else "train"
 
@@ -132,11 +133,11 @@ def _read(path: Path) -> tuple[Question, ...]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yields the lines that are not empty, with their numbers."""
+    """Yields the lines that are not blank, with their numbers from 1. Raises UserError if the file cannot be read."""
     try:
         data = without_mark(path.read_bytes(), path)
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}", "point env.data at a readable folder") from None
+        raise UserError(f"cannot read {path}: {error.strerror}", "name a file that exists and is readable") from None
     for number, line in enumerate(data.split(b"\n"), start=1):
         if line.strip():
             yield number, line

@@ -1,7 +1,7 @@
 """Two sources of evidence: retrieval servers over HTTP, or an index in this process.
 
-While no retrieval server answers, a search is Unavailable, and the episode waits. A refusal, or an answer that is no
-result, is an EnvFault, which ends the attempt at the episode. The original pipeline shows the policy the text
+While no retrieval server answers, a search raises Unavailable, and the episode waits. A refusal, or an answer that is
+no result, is an EnvFault, which ends the attempt at the episode. The original pipeline shows the policy the text
 "Search error: ..." instead, but a policy must not learn from faults of our machines.
 """
 
@@ -22,11 +22,12 @@ from services.files import JSON_BYTES
 from services.http.bounded import PLAIN, UNLIMITED, read_response_within
 
 DEADLINE_S = 15.0
-"""Longest time of one search with all retries. It is less than the time that a client waits for a step."""
+"""Longest time of one search with all retries. By default a client waits longer for a step: env.call_seconds / 3."""
 AT_ONCE = 32
-"""Searches of one environment server at the same time."""
+"""The most background searches of one environment server at the same time."""
 PAUSE_S = 1.0
-"""After a search without an answer, further ones fail at once for so long: they would wait one after the other."""
+"""For this long after a search without an answer, further searches fail at once. They would wait one after the
+other."""
 _BACKOFF_S = (0.1, 2.0)
 _AGAIN = frozenset({429, 500, 502, 503, 504})
 
@@ -35,16 +36,17 @@ class Retriever(Protocol):
     """A source of evidence. It must be thread-safe."""
 
     def search(self, query: str, topk: int) -> Sequence[str]:
-        """Returns the contents of the best documents, best first. Raises EnvFault, Unavailable if a retry may help."""
+        """Returns the contents of the best documents, best first. Raises EnvFault; it is Unavailable if a retry may
+        help."""
         ...
 
 
 @runtime_checkable
 class BackgroundRetriever(Retriever, Protocol):
-    """A source that other machines search, so that many searches at once take as long as one."""
+    """A source on other machines, where many searches at once take as long as one."""
 
     def begin(self, query: str, topk: int) -> Future[Sequence[str]]:
-        """Begins a search. The result is that of `search`, or its error."""
+        """Begins a search. The future gets the result of `search`, or its error."""
         ...
 
 
@@ -70,9 +72,9 @@ class IndexRetriever:
 
 
 class HttpRetriever:
-    """Asks retrieval servers by turns, and the next one after a failure. `urls` are those of POST /retrieve.
+    """Asks retrieval servers in turn, and the next one after a failure. `urls` are those of POST /retrieve.
 
-    Each has its share of the deadline to answer, so that one that hangs leaves time for the others.
+    Each gets an equal share of the deadline to answer, so that one that hangs leaves time for the others.
     The request has the fields of both servers in use, verl-agent's `query` and Search-R1's `queries`. Each server
     reads its own field and ignores the other. Both return
     {"result": [[{"document": {"contents": str}, "score": float}, ...]]}.
@@ -86,7 +88,7 @@ class HttpRetriever:
         self._deadline_s, self._share_s = deadline_s, deadline_s / len(urls)
         self._http = httpx.Client(trust_env=False, headers=PLAIN, limits=UNLIMITED)
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="search")
-        self._failure, self._open_at = "", 0.0  # of the last search without an answer, and when to ask again
+        self._failure, self._open_at = "", 0.0  # why the last search without an answer failed, and when to ask again
 
     def begin(self, query: str, topk: int) -> Future[Sequence[str]]:
         return self._pool.submit(self.search, query, topk)

@@ -37,7 +37,8 @@ _ROUTES: tuple[tuple[str, str, str | None], ...] = (
 
 
 class SearchDemonstrator:
-    """Plays one question. It answers `unknown` if the question is about another world or the documents do not help."""
+    """Plays one question. It answers `unknown` if it does not know the form of the question, or if the documents do not
+    help."""
 
     def __init__(self, first: Outcome, _rng: random.Random, _sft: SftSection) -> None:
         self._name, self._steps = _route(first.observation)
@@ -55,7 +56,7 @@ class SearchDemonstrator:
         return f"<answer>{name}</answer>" if self._steps else "<answer>unknown</answer>"
 
     def _search(self, name: str) -> str:
-        if self._asked.count(name) > 1:  # search once more: noise may have replaced the first search
+        if self._asked.count(name) > 1:  # two searches, because noise may have replaced the first one
             return "<answer>unknown</answer>"
         self._asked.append(name)
         return f"<search>{name}</search>"
@@ -78,7 +79,7 @@ TEACHER = Teacher(player=SearchDemonstrator, disturb=disturb)
 
 
 PROBE_S = 5.0
-"""Longest wait for a retriever's first answer."""
+"""Longest wait for each retriever in the check before a run."""
 
 
 def open_environment(env: EnvSection) -> Environment:
