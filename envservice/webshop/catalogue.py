@@ -1,6 +1,7 @@
 """Our catalogue, for users without the official files: invented products in the official schema, the same everywhere.
 
-Products come in families of four of one kind. The first is the model. Each of the others differs from it in one thing:
+Products come in families of four of one kind. The first is the model. Each of the others has a brand drawn anew, and
+differs from the model in one more thing:
 
     one attribute is replaced by another        one value of an option is missing
     the price is well above the limit of the model's goals
@@ -50,7 +51,7 @@ class Kind(msgspec.Struct, frozen=True):
 
 
 class Department(msgspec.Struct, frozen=True):
-    """One department. `category` is the shop's name of it; `root` starts every category path."""
+    """One department. `category` is the shop's name for it; every category path in it begins with `root`."""
 
     category: str
     root: str
@@ -58,7 +59,7 @@ class Department(msgspec.Struct, frozen=True):
 
 
 class Words(msgspec.Struct, frozen=True):
-    """The content of the file of words. `options` maps option names to values."""
+    """The content of WORDS. `options` maps option names to values."""
 
     brands: tuple[str, ...]
     series: tuple[str, ...]
@@ -147,7 +148,7 @@ class _Designer:
 
 
 def _record(draft: _Draft, asin: str, rng: random.Random) -> dict[str, Any]:
-    """Returns a product as a record of the official product files."""
+    """Returns a draft as a record in the form of the official product files."""
     noun = draft.kind.noun
     in_title, in_bullet, *hidden = draft.attributes
     rng.shuffle(hidden)
@@ -167,7 +168,7 @@ def _record(draft: _Draft, asin: str, rng: random.Random) -> dict[str, Any]:
 
 
 def _instructions(drafts: Sequence[_Draft], rng: random.Random) -> Iterator[Instruction]:
-    """Yields instructions. No two ask for the same attributes of one kind, so no goal is in two splits."""
+    """Yields instructions. No two ask for the same attributes of one kind, so that no two splits have the same goal."""
     seen: set[tuple[str, frozenset[str]]] = set()
     for index, draft in enumerate(drafts):
         asked = rng.sample(draft.attributes, rng.randint(2, 3))

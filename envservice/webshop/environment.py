@@ -37,7 +37,7 @@ _ORDERS = 256
 
 
 class WebshopEnvironment:
-    """One shop for all sessions of a process. Its version names everything but the task that a score depends on."""
+    """One shop for all sessions of a process. Its version names all that a score depends on, except the task."""
 
     replay: Replay = "pure"
     engine = "own"
@@ -96,7 +96,7 @@ class WebshopEnvironment:
         return self._goals(seed)[index]
 
     def search(self, query: str) -> Sequence[Product]:
-        """Returns the best products for a query, at most fifty."""
+        """Returns the best products for a query, at most HITS."""
         return [self._by_asin(hit.id.lower()) for hit in self._index.search(query, HITS)]
 
     def _by_asin(self, asin: str) -> Product:
@@ -120,7 +120,8 @@ def open_webshop(data: Path | None, settings: WebshopSection) -> WebshopEnvironm
 
 
 def _version(stock: Stock, settings: WebshopSection, tagger: str) -> str:
-    """Returns the version, such as `1+catalogue+endings-1`. It names official data: a task's id is only an index."""
+    """Returns the version, such as `1+catalogue+endings-1`. It has the digest of official data, since a task's id is
+    only an index."""
     parts = [VERSION, stock.source, tagger]
     parts += [settings.goals] if settings.goals != "synthetic" else []
     parts += [settings.observation] if settings.observation != "text" else []

@@ -4,7 +4,7 @@
     <data>/items_shuffle.json, items_ins_v2.json                all 1.18 million ("all")
     <data>/items_human_ins.json                                 instructions by people, only needed for human goals
 
-An error in them is reported in one line that names file, product and field.
+An error in a record is reported in one line that names file, product and field.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def load_stock(data: Path, *, size: Size = "small", goals: Goals = "synthetic") 
 
 
 _Asked = tuple[str, tuple[str, ...], tuple[str, ...] | None]
-"""An instruction: text, attributes, option values."""
+"""An instruction: its text, attributes and option values. None: options are not given, as in synthetic instructions."""
 
 
 def _products(file: Path, attributes: Mapping[str, tuple[str, ...]]) -> Iterator[Product]:
@@ -57,10 +57,11 @@ def _products(file: Path, attributes: Mapping[str, tuple[str, ...]]) -> Iterator
     with _reading(file) as stream:
         for number, record in enumerate(ijson.items(stream, "item", use_float=True)):
             asin = record.get("asin") if isinstance(record, dict) else None
-            where = f"{file}: product {asin or number}"
+            where = f"{file}: product {asin if isinstance(asin, str) and asin else number}"
             if isinstance(asin, str) and (not listed(asin) or asin in seen):
                 continue
-            product = parse_product(record, attributes.get(asin or "", NO_ATTRIBUTES), where)
+            listed_attributes = attributes.get(asin, NO_ATTRIBUTES) if isinstance(asin, str) else NO_ATTRIBUTES
+            product = parse_product(record, listed_attributes, where)
             seen.add(product.asin)
             yield product
     if not seen:
@@ -68,7 +69,7 @@ def _products(file: Path, attributes: Mapping[str, tuple[str, ...]]) -> Iterator
 
 
 def _synthetic(file: Path) -> dict[str, tuple[tuple[str, ...], _Asked | None]]:
-    """Returns a dict from ASIN to its attributes and its instruction (None if it has none)."""
+    """Maps each ASIN to its attributes and its instruction, None if it has none."""
     by_asin: dict[str, tuple[tuple[str, ...], _Asked | None]] = {}
     with _reading(file) as stream:
         for asin, record in ijson.kvitems(stream, "", use_float=True):
@@ -86,7 +87,8 @@ def _synthetic(file: Path) -> dict[str, tuple[tuple[str, ...], _Asked | None]]:
 
 
 def _human(file: Path) -> dict[str, list[_Asked]]:
-    """Returns a dict from ASIN to the instructions by people. Those that name no attribute are not goals."""
+    """Maps each ASIN to the instructions by people. Instructions without an attribute are left out: they set no
+    goal."""
     by_asin: dict[str, list[_Asked]] = {}
     with _reading(file) as stream:
         for asin, records in ijson.kvitems(stream, "", use_float=True):

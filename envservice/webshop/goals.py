@@ -1,12 +1,12 @@
 """Goals: the products that sessions should buy. One seed fixes prices, price limits and order in every process.
 
-Legend: a goal is (instruction, combination of option values); the combinations of a product are numbered like the
-digits of a clock, the last option name turning fastest. Goals are numbers until one is played: the 1.18 million
-products have many more of them than memory has room for.
+Legend: a goal is (instruction, combination of option values). The combinations of a product are numbered so that the
+last option name in alphabetical order changes fastest. A goal is only a number until it is played: the 1.18 million
+products have more goals than fit into memory.
 
 Random draws have the kind and order of the original: a price for every product with a price range, then for each
-instruction two of the next four multiples of ten dollars above the price, then a shuffle of all goals by a fresh
-generator of that seed. With seed 233 the order is the original's. The original's prices differ between processes,
+instruction two of the next four multiples of ten dollars above the price, then a shuffle of all goals by a new
+generator with the same seed. With seed 233 the order is the original's. The original's prices differ between processes,
 because it draws them without a seed.
 """
 
@@ -50,7 +50,7 @@ class ShoppingGoal:
 
 
 class Goals:
-    """All goals of a stock in the order of one seed, with the prices that this seed drew. Immutable."""
+    """All goals of a stock in the order of one seed, with the prices drawn by it. Immutable."""
 
     def __init__(self, stock: Stock, seed: int = SEED) -> None:
         self._stock = stock
@@ -110,7 +110,7 @@ def _combinations(stock: Stock, instruction: Instruction) -> int:
 
 
 def _combination(options: Mapping[str, tuple[str, ...]], number: int) -> dict[str, str]:
-    """Returns combination `number` of the options, whose names are taken in alphabetical order."""
+    """Returns combination `number` of the options, with their names in alphabetical order."""
     chosen: list[tuple[str, str]] = []
     for name in sorted(options, reverse=True):
         number, digit = divmod(number, len(options[name]))
@@ -141,7 +141,7 @@ TEST, EVAL, SMALLEST_PART = 500, 1000, 6
 NAMES = ("train", "eval", "test")
 FIRST = "first500"
 WORKER_SEEDS = {"train": range(16), "eval": range(1000, 1064), "test": range(1064, 1128)}
-"""verl-agent's sixteen groups of workers and 128 validation workers."""
+"""Seeds of verl-agent's sixteen groups of training workers, and of its 128 validation workers in two halves."""
 Place = tuple[int, int]
 """The seed of an order, and an index in it."""
 
@@ -215,14 +215,14 @@ class VerlAgent:
 
 
 def tasks(splits: Splits, split: str) -> Iterator[str]:
-    """Returns all task ids of a split. Raises UserError for an unknown one."""
+    """Yields all task ids of a split. Raises UserError for an unknown split."""
     for seed in splits.seeds(split):
         for index in splits.indices(split):
             yield f"{FAMILY}/{split}/{splits.name((seed, index))}"
 
 
 def place_of(splits: Splits, task: str) -> Place:
-    """Finds the goal of a task id. Raises KeyError for an id that `tasks` does not list."""
+    """Returns the place of a task id's goal. Raises KeyError for an id that `tasks` does not list."""
     environment, _, rest = task.partition("/")
     split, _, name = rest.partition("/")
     numbers = [int(part) for part in name.split("-") if part.isascii() and part.isdigit() and len(part) < 20]

@@ -1,8 +1,8 @@
 """The nouns of a title, which decide whether two products are of one type.
 
-The original uses spaCy's small English model, and so do we if it is installed. Not every package index has it, so we
-have a tagger of our own, which uses stop words and word endings and takes a few microseconds per title. The version of
-a server names its tagger, so it is in /v1/info, every digest and every result. The tagger only matters if a product
+The original uses spaCy's small English model, and so do we if it is installed. Not every package index has it, so there
+is a tagger of our own, which uses stop words and word endings and takes a few microseconds per title. The environment's
+version names its tagger, so it is in /v1/info, every digest and every result. The tagger only matters if a product
 other than the goal's is bought: see docs/environments.md.
 """
 
@@ -47,7 +47,8 @@ def fallback(title: str) -> tuple[str, ...]:
 
 
 def _ends_otherwise(word: str) -> bool:
-    """Returns whether an ending shows that a word is not a noun. The stem must be longer than in `table` and `seed`."""
+    """Returns whether an ending shows that a word is no noun. The stem needs three letters or more: `table` and `seed`
+    are nouns."""
     return any(word.endswith(ending) and len(word) > len(ending) + 2 for ending in _NO_NOUN_ENDINGS)
 
 

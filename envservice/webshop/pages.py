@@ -2,7 +2,7 @@
 
 Each page is a list of nodes. `text` joins their texts by ` [SEP] ` and shows no difference between a button and a
 word; `text_rich` gives each a line and marks buttons, options and links, and those already clicked. A node without
-text does not exist.
+text is left out.
 """
 
 from __future__ import annotations
@@ -42,24 +42,25 @@ class ShopState:
     options: dict[str, str] = field(default_factory=dict[str, str])
     """Chosen values by option name, in order of the first choice."""
     sub: str = ""
-    """Title of the sub page."""
+    """Title of the current or last sub page."""
     visited: set[str] = field(default_factory=set[str])
     """ASINs opened since the last return to the search page."""
     total: float = 0.0
     """The score, on the last page."""
 
     def shown(self) -> Sequence[Product]:
-        """Products on the current results page."""
+        """Returns the products on the current results page."""
         return self.hits[(self.number - 1) * PAGE_LENGTH : self.number * PAGE_LENGTH]
 
     def opened(self) -> Product:
-        """The product of an item page."""
+        """Returns the product of an item page or of its sub pages."""
         assert self.product is not None, f"no product is open on the page {self.page}"
         return self.product
 
 
 def clickables(state: ShopState, *, attributes: bool) -> list[str]:
-    """Returns what can be clicked, in lower case, in page order, without repeats: buttons, then links or options."""
+    """Returns the things that can be clicked, in lower case, without repeats: all buttons, then all links or
+    options."""
     if state.page == "index":
         return [SEARCH.lower()]
     if state.page == "results":

@@ -1,6 +1,6 @@
-"""Products, read from records of the official product files, and the stock of a shop.
+"""Products, parsed from records of the official product files, and the stock of a shop.
 
-Of a product only what pages, ranking and score need is kept.
+A product keeps only the fields that pages, ranking and score need.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from services.errors import UserError
 NO_PRICE = 100.0
 """Price in dollars of a product whose record names none."""
 NO_ATTRIBUTES = ("DUMMY_ATTR",)
-"""Attributes of a product that the attribute file does not list."""
+"""Attributes of a product for which the file of synthetic instructions has none."""
 LONGEST_ASIN = 10
 _FIX = "fix the record, or take the file from the WebShop repository again"
 _NOT_PRICE = re.compile(r"[^\d.]")
@@ -30,7 +30,7 @@ class Product:
     """A product: the fields that pages show and that the score uses."""
 
     asin: str
-    """Its id, up to ten characters, shown in upper case as the file has it."""
+    """Its id, up to ten characters, as the file has it: in upper case. Clicks name it in lower case."""
     title: str
     description: str
     bullets: tuple[str, ...]
@@ -44,9 +44,10 @@ class Product:
     """One price in dollars, or the two ends of a range."""
     price_tag: str
     options: Mapping[str, tuple[str, ...]]
-    """Option name to its values, both in lower case, in page order."""
+    """Maps option names to values, both in lower case, in page order."""
     attributes: tuple[str, ...]
-    """Attributes from the attribute file. Pages show them only if env.webshop.show_attributes is set."""
+    """Attributes from the file of synthetic instructions. Pages show them only if env.webshop.show_attributes is
+    set."""
 
     def document(self) -> str:
         """Returns the text that the ranking sees, in lower case: title, description, first bullet, options."""
@@ -60,7 +61,7 @@ def listed(asin: str) -> bool:
 
 
 def parse_product(record: Any, attributes: Sequence[str], where: str) -> Product:
-    """Parses one record. Raises UserError, in which `where` names the record, if it is malformed."""
+    """Parses one record. Raises UserError if it is malformed. `where` names the record in the error."""
     if not isinstance(record, Mapping):
         raise UserError(f"{where} is not an object", _FIX)
     prices, tag = _prices(record.get("pricing"), where)
@@ -135,7 +136,7 @@ def _options(value: Any, where: str) -> dict[str, tuple[str, ...]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instruction:
-    """The wish of a shopper, before the highest price and (if synthetic) the options are added."""
+    """The request of a shopper, before the price limit and (if synthetic) the options are added."""
 
     product: int
     """Index of the product for which it was written."""

@@ -19,11 +19,12 @@ from envservice.webshop.reader import Page, instruction_of, name_of, parse_reque
 LONGEST = 13_000
 """Most characters of a full prompt. A longer one is rendered again without its history."""
 _TAIL = 20
-"""If an answer has no action tags, the environment receives its last characters, as many as this."""
+"""If an answer lacks action tags, the environment receives this many of its last characters."""
 
 
 def page_text(observation: str, instruction: str) -> str:
-    """Returns the text of a page after its instruction, each piece in quotes, or all of it without an instruction.
+    """Returns the text of a page after its instruction, with each piece in quotes. A page without the instruction is
+    returned as it is.
 
     Within one task, two pages have the same page text if and only if they have the same observation.
     """
@@ -185,7 +186,7 @@ def _page(page: Page, memory: ShoppingMemory) -> list[str]:
 
 
 def _last_of_each(page: Page, chosen: Sequence[str]) -> list[str]:
-    """Returns the chosen values that count: the last one of each option."""
+    """Returns the last chosen value of each option, which is the one that counts."""
     last = {next((name for name in reversed(list(page.options)) if value in page.options[name]), value): value
             for value in chosen}
     return [value for value in chosen if value in last.values()]
@@ -200,10 +201,7 @@ def _title(title: str) -> str:
 
 
 def _dollars(tag: str) -> str:
-    """Returns `24 to 31` for `$23.49 to $30.5`. Prices are rounded up, so that one that seems to fit a limit does."""
+    """Returns `24 to 31` for `$23.49 to $30.5`. Prices are rounded up: one that is shown within a limit is
+    within it."""
     return " to ".join(str(math.ceil(float(price.lstrip("$")))) for price in tag.split(" to "))
 
-
-TEMPLATES: dict[str, type[WebshopFullTemplate] | type[WebshopCompactTemplate]] = {
-    "full": WebshopFullTemplate, "compact": WebshopCompactTemplate}
-"""Maps `env.prompt` to its template."""

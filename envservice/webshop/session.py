@@ -5,7 +5,7 @@
     anything else    changes nothing
 
 Only a purchase ends a session. The original treats some queries as commands (`<r>`, `<a>`, `<c>`, `<q>`). Here they are
-ordinary words: an agent that learns them reads the shelves instead of searching.
+ordinary words: an agent that learned them would list products without searching.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from envservice.webshop.products import Product, option_value
 # 2`, so a purchase with a wrong option can score 1.0. `strict` asks for the exact value instead.
 
 MATCH_ABOVE = 85
-"""Texts count as equal if their token set ratio is above this."""
+"""Texts count as equal if their token set ratio, from 0 to 100, is above this."""
 TITLE_MATCH, TITLE_POOR, POOR_TYPE, OTHER_TYPE = 0.2, 0.1, 0.1, 0.5
 _COLOR_LIST = """
     alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze brown burgundy camel camo
@@ -103,10 +103,10 @@ def score(goal: ShoppingGoal, bought: Purchase, nouns: Tagger, *, strict: bool =
 
 
 def _type(goal: ShoppingGoal, product: Product, nouns: Tagger) -> tuple[float, bool, bool, float]:
-    """Returns r_type, whether queries are equal, whether two category names are shared, and the share of title nouns.
+    """Returns r_type, whether queries are equal, whether at least two category names are shared, and the share of the
+    nouns in the goal's title that the product's title has too.
 
-    In the share, the numerator counts each noun of the goal's title once and the denominator every repeat, as in the
-    original.
+    As in the original, the numerator counts each noun once, and the denominator counts repeats.
     """
     query = product.query == goal.query
     category = len(_names(product.product_category) & _names(goal.product_category)) > 1
@@ -147,7 +147,8 @@ def _options_strictly(wanted: Mapping[str, str] | tuple[str, ...], chosen: Mappi
 
 
 def _color(value: str | tuple[str, str]) -> str | tuple[str, str]:
-    """Returns the colour in an option value. In a pair (name, value), an element must be exactly a colour."""
+    """Returns the colour in an option value, else the value. In a pair (name, value), an element must be exactly a
+    colour."""
     return next((color for color in COLORS if color in value), value)
 
 
@@ -156,7 +157,8 @@ def _alike(one: str | tuple[str, str], other: str | tuple[str, str]) -> bool:
 
 
 def similarity(one: str | tuple[str, str], other: str | tuple[str, str]) -> int:
-    """Returns the token set ratio, 0 to 100, as thefuzz computes it: of a pair its text as Python prints it."""
+    """Returns the token set ratio, 0 to 100, as thefuzz computes it. A pair is compared as the text that Python
+    prints."""
     first, second = (default_process(str(value).translate(_LATIN_1)) for value in (one, other))
     return round(token_set_ratio(first, second))
 
@@ -172,7 +174,7 @@ class Shop:
     search: Callable[[str], Sequence[Product]]
     """Maps a query to ranked products, at most fifty."""
     by_asin: Callable[[str], Product]
-    """Products by lower-case ASIN."""
+    """Maps a lower-case ASIN to its product."""
     nouns: Tagger
     observation: Format = "text"
     show_attributes: bool = False
@@ -211,7 +213,7 @@ class WebshopSession:
         self._to_results(1)
 
     def _click(self, thing: str) -> Purchase | None:
-        """Takes a click. Returns the purchase, None for any other click."""
+        """Takes a click. Returns the purchase, or None if it was another click."""
         state = self._state
         if thing == pages.BUY.lower():
             return Purchase(product=state.opened(), price=self._price(state.opened()), options=state.options)
@@ -244,7 +246,7 @@ class WebshopSession:
         self._state.options[name] = value
 
     def _to_results(self, number: int) -> None:
-        """Leaves an item page, and forgets the product and the chosen options."""
+        """Shows page `number` of the results, and forgets the open product and the chosen options."""
         state = self._state
         state.page, state.number, state.product, state.options = "results", number, None, {}
 

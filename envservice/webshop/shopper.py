@@ -4,7 +4,7 @@ It searches with words of the instruction. It opens results whose price fits, th
 titles first. It checks that every wanted option is offered, reads "Features" for words that the title lacks, picks the
 options and buys. Before its steps run out it buys the best product that it has seen.
 
-It does not use the product of the goal nor the attributes of the score, because no page shows them.
+It uses neither the goal's product nor the attributes that the score counts, because no page shows them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from envservice.webshop import pages
 from envservice.webshop.reader import ListedProduct, Page, Request, instruction_of, parse_request, read
 
 STEPS = 15
-"""Steps of a published episode. The shopper plans for no more."""
+"""Steps of a published episode, within which the shopper plans to buy."""
 _LEAD = re.compile(
     r"(?:find me|show me|i need|i want|i would like|i(?:'m| am) (?:looking|searching) for) ", re.IGNORECASE)
 _WORD = re.compile(r"\w+")
@@ -54,7 +54,7 @@ class Known:
     """Whether its features were read."""
 
     def worth(self) -> tuple[int, int, int]:
-        """Its rank for a purchase. A higher one is better."""
+        """Returns its rank for a purchase. A higher one is better."""
         return -len(self.lacks or ()), -len(self.missing), -self.place
 
 
@@ -66,7 +66,7 @@ class Shopper:
         self._wanted = content_words(_LEAD.sub("", self._request.wish))
         self._known: dict[str, Known] = {}
         self._clicked = ""
-        """The product that it asked to open last."""
+        """ASIN of the product that it opened last."""
         self._chosen: set[str] = set()
         self._pending = ""
         """The option value that it clicked last. It is chosen if the same page comes back."""
@@ -154,7 +154,7 @@ class Shopper:
         return self._request.limit is None or price_of(product.price) <= self._request.limit
 
     def _needed(self) -> int:
-        """Counts the steps from a results page to the purchase, with the opening."""
+        """Returns the number of steps from a results page to the purchase, both clicks included."""
         return len(self._request.options) + 2
 
 

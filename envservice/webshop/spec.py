@@ -24,7 +24,7 @@ class WebshopDemonstrator:
     """A Demonstrator that plays the shopper's moves. The reason of a move is the thought."""
 
     def __init__(self, first: Outcome, rng: random.Random, sft: SftSection) -> None:
-        del rng, sft  # its play has no chance
+        del rng, sft  # its play is not random
         self._shopper = Shopper(first)
 
     def act(self, now: Outcome) -> str:
@@ -57,7 +57,7 @@ MODEL = "en_core_web_sm"
 
 
 def open_environment(env: EnvSection) -> Environment:
-    """Loads products and goals: milliseconds for our catalogue, minutes for all 1.18 million products."""
+    """Loads products and goals. It takes milliseconds for our catalogue, minutes for all 1.18 million products."""
     from envservice.webshop.environment import open_webshop
 
     return open_webshop(env.data, env.webshop)
@@ -73,12 +73,12 @@ def describe(env: EnvSection) -> str:
 
 
 def check(environment: Environment, task: str) -> None:
-    """Checks nothing: a task cannot be broken once the product files are read."""
+    """Checks only the id: a task cannot be broken once the product files are read."""
     environment.task_digest(task)
 
 
 def findings() -> Iterator[Finding]:
-    """Finds the original's tagger. Without it, ours tags the nouns of titles."""
+    """Reports whether the original's tagger of nouns is installed. Without it, ours is used."""
     has_model = installed("spacy") is not None and installed(MODEL) is not None
     yield Finding(check="WebShop tagger", status="ok",
                   detail=f"{MODEL} of spaCy" if has_model else f"our own; {MODEL} of spaCy is not installed")

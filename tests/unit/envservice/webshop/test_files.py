@@ -65,6 +65,7 @@ def test_fields_that_are_not_kept_do_not_change_the_digest(files):
         ("customization_options", {"Size": ["large"]}, "product B0LAMP: customization_options are not lists"),
         ("customization_options", ["large"], "product B0LAMP: customization_options are not lists"),
         ("asin", ..., "product 0: asin is missing"),
+        ("asin", ["B0LAMP"], "product 0: asin is not a string"),
     ],
 )
 def test_a_malformed_product_is_named_in_one_line(files, field, value, complaint):
