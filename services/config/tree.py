@@ -321,7 +321,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _check_list(self) -> Config:
-        """Refuses what does not work with several environments yet."""
+        """Refuses what does not work with a list of environments."""
         if not self.env.more:
             if self.env.weight != 1:
                 raise ValueError(f"env.weight={self.env.weight:g} is for a list of environments, and env is one; "
@@ -335,7 +335,7 @@ class Config(Section):
              "set it to uniform: the weights of the list decide"),
         ):
             if chosen:
-                raise ValueError(f"{key}={chosen} is not there for several environments yet; {fix}")
+                raise ValueError(f"{key}={chosen} does not work with a list of environments; {fix}")
         return self
 
     @property

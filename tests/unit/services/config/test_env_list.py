@@ -96,8 +96,8 @@ def test_a_mistake_in_a_list_is_one_line(tmp_path: Path, env: str, message: str)
 
 @pytest.mark.parametrize("key", ["agent.name=my_agent:play", "sft.file=mine.jsonl", "learner.judge.correction=true",
                                  "learner.task_sampling=contrast"])
-def test_keys_that_are_not_there_for_several_environments_are_refused_by_name(tmp_path: Path, key: str):
-    with pytest.raises(UserError, match=rf"^{key.replace('true', 'True')} is not there for several environments yet; "):
+def test_keys_that_do_not_work_with_a_list_are_refused_by_name(tmp_path: Path, key: str):
+    with pytest.raises(UserError, match=rf"^{key.replace('true', 'True')} does not work with a list of environments; "):
         read(tmp_path, LIST, key)
 
 
