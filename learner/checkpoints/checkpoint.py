@@ -43,7 +43,7 @@ HELD_BY = "config.json"
 STATE, WEIGHTS = "step", "weights"
 """First word of a folder's name: a checkpoint, or only the weights of an evaluated step."""
 MIRROR = "mirror.json"
-"""File of the record in the run's folder."""
+"""File in the run's folder that records what an object store has of the run."""
 log = get_logger("checkpoints")
 
 
@@ -80,7 +80,7 @@ _SomePointer = TypeVar("_SomePointer", bound=_Pointer)
 
 
 def steps_in(root: Path, kind: str = STATE) -> list[int]:
-    """Returns the steps of all checkpoints in a folder, oldest first; [] if there is no such folder."""
+    """Returns the steps of all folders of this kind in `root`, oldest first; [] if there is no `root`."""
     matches = (re.fullmatch(rf"{kind}-(\d{{8,12}})", path.name) for path in root.glob(f"{kind}-*"))
     return sorted(int(match[1]) for match in matches if match)
 
@@ -164,9 +164,9 @@ class Checkpoints:
     def newest_intact(self, *, wait_s: float = 0.0) -> Position | None:
         """Returns the position of the newest checkpoint whose files all have their digests; None before the first.
 
-        Newer checkpoints that are damaged are renamed. Raises UserError if all checkpoints are damaged; then nothing is
-        renamed. A shared folder that is unavailable damages none: it is read again for up to `wait_s` seconds, and then
-        this raises DeadlineExceeded.
+        Newer checkpoints that are damaged are renamed. Raises UserError if all checkpoints are damaged, or if the
+        newest that is not has the pickled format; then nothing is renamed. A shared folder that is unavailable damages
+        none: it is read again for up to `wait_s` seconds, and then this raises DeadlineExceeded.
         """
         return retry_files(self._newest_intact, seconds=wait_s, what=f"{self.root} could not be read")
 
@@ -234,7 +234,10 @@ class Checkpoints:
         return final
 
     def commit_weights(self, position: Position, digests: Mapping[str, str] | None = None) -> Path:
-        """Does as `commit`, for weights without a training state, from which no run can continue."""
+        """Makes the draft durable as the weights of an evaluated step, from which no run continues. Returns its path.
+
+        Removes the weights since the newest checkpoint that are no longer the best. `digests` and errors: see `commit`.
+        """
         final = self._only_weights(position.step)
         self._seal(position, final, digests)
         newest = max(self.steps(), default=0)
@@ -260,7 +263,7 @@ class Checkpoints:
         """Records the score of `step`. The best weights are kept alongside the newest; of equal scores, the earlier.
 
         Scores of another `measure` (split and temperature) do not compare: a run that continues with another measure
-        has its best step from then on. A score with an unknown measure (None) compares with all.
+        has its best step from then on. A best score of unknown measure (None) compares with all.
         A second score of the best step replaces its first one: the step was taken again, and may have other weights.
         Raises LearnerFault if the weights of `step` are not kept.
         """
@@ -390,7 +393,7 @@ class MirrorState(msgspec.Struct, kw_only=True):
 
 def mirrored_step(run_dir: Path) -> int:
     """Returns the step of the newest checkpoint that is completely in the object store; 0 before the first, and while
-    the run's folder is unavailable."""
+    the run's folder is unavailable. Raises Damaged."""
     try:
         return read_json(run_dir / MIRROR, MirrorState).step
     except OSError:

@@ -33,6 +33,7 @@ DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 PREFIX = "base_model.model."
 """Precedes each of the base model's names, because peft wraps the model twice."""
 ENDS = {DOWN: "lora_A.weight", UP: "lora_B.weight"}
+"""Name of an adapter's matrix here -> its name in peft's files."""
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import msgspec
 from services.files import Damaged
 
 META = "meta.json"
-"""The file that holds the facts of the others."""
+"""The file that holds the facts of all others."""
 DIGEST_BYTES = 16
 
 
@@ -77,7 +77,7 @@ def check_facts(folder: Path, files: Mapping[str, FileFacts]) -> None:
     sizes = _sizes(folder)
     if changed := sorted(set(sizes) ^ set(files)) or sorted(
             name for name, facts in files.items() if sizes[name] != facts.bytes):
-        raise Damaged(f"{folder / changed[0]} is missing, is too many or has another size", "restore it")
+        raise Damaged(f"{folder / changed[0]} is missing, is not in {META} or has another size", "restore it")
     present = digests(folder, list(files))
     if changed := sorted(name for name, facts in files.items() if present[name] != facts.blake2b):
         raise Damaged(f"{folder / changed[0]} is not as it was written", "restore it")

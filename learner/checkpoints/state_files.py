@@ -93,7 +93,7 @@ class PatientWriter(HuggingFaceStorageWriter):
 
 
 def _files(plan: SavePlan) -> dict[str, int]:
-    """Returns the number of the file of each tensor of one rank, from 1."""
+    """Returns tensor name -> number of its file, from 1, for the tensors of one rank."""
     files: dict[str, int] = {}
     number, filled = 1, 0
     for item in plan.items:
@@ -114,7 +114,7 @@ def save_state(state: dict[str, Any], folder: Path, *, copy: HostCopy | None = N
     A collective. The future is done when all ranks have written. On rank 0 it has the digest of each file, by name.
     `copy`: the host memory of the last save, to be used again; that save must have ended. `group`: a gloo group only
     for the writing threads, because the collectives of two threads must not use the same group. `wait_s`: longest wait
-    for a full disk.
+    for a disk that is full or unavailable.
     """
     writer, digests = PatientWriter(folder, wait_s), Future[dict[str, str]]()
 
@@ -133,10 +133,17 @@ def save_state(state: dict[str, Any], folder: Path, *, copy: HostCopy | None = N
 def load_state(state: dict[str, Any], folder: Path) -> None:
     """Overwrites the tensors of `state` with those that save_state wrote on any number of ranks. A collective.
 
-    Raises LearnerFault if the folder lacks a tensor or has it in another shape.
+    Raises LearnerFault if the folder lacks a tensor, has it in another shape, or cannot be read.
     """
-    try:
+    with _learner_faults(folder):
         load(_tensors(state), storage_reader=HuggingFaceStorageReader(str(folder)))
+
+
+@contextmanager
+def _learner_faults(folder: Path) -> Generator[None]:
+    """Raises LearnerFault that names the folder in place of an error of its block."""
+    try:
+        yield
     except (CheckpointException, Exception) as error:  # the first is a BaseException
         first = next((str(line) for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise LearnerFault(f"the checkpoint in {folder} does not fit this run: {first}") from error
@@ -148,7 +155,8 @@ def read_tensors(folder: Path, chosen: Callable[[str], bool]) -> dict[str, Tenso
     Names are those of the nested state, joined by dots. For a process without a process group. Raises LearnerFault as
     load_state does.
     """
-    facts = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+    with _learner_faults(folder):
+        facts = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
     state = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in facts.items()
              if isinstance(entry, TensorStorageMetadata) and chosen(name)}
     with warnings.catch_warnings():

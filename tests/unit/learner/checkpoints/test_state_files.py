@@ -10,7 +10,7 @@ import torch
 
 from learner.checkpoints import state_files
 from learner.checkpoints.file_facts import digests
-from learner.checkpoints.state_files import HostCopy, load_state, save_state
+from learner.checkpoints.state_files import HostCopy, load_state, read_tensors, save_state
 from services.errors import LearnerFault
 
 
@@ -81,6 +81,8 @@ def test_a_broken_shard_is_a_fault_of_one_line(tmp_path, damage):
     with pytest.raises(LearnerFault, match=r"does not fit this run: .+") as error:
         load_state(state(0.0), tmp_path)
     assert "\n" not in str(error.value)
+    with pytest.raises(LearnerFault, match=r"does not fit this run: .+"):
+        read_tensors(tmp_path, lambda _: True)
 
 
 def test_another_models_state_is_a_fault(tmp_path):
