@@ -1,9 +1,9 @@
 """Next-token training on the learner's ranks: the cold start of models for which one process on a CPU is too slow.
 
-The loss is that of sft.py, with AdamW for all weights, or only for the adapters if the learner trains adapters. A row
-is a sequence of a pack, so sharding, memory and the split over ranks are as in RL. Every rank has all rows and draws
-the same batches, so no rank leads until rank 0 exports the weights. From time to time the ranks write a state
-(states.py), from which later processes continue.
+The loss is that of sft.py, with AdamW for all weights, or only for the adapters if the learner trains adapters. Each
+row is one sequence of a pack, so sharding, memory and the split over ranks are as in RL. Every rank has all rows and
+draws the same batches. Rank 0 only decides by its clock when to stop and when to write a state (states.py), from which
+later processes continue; at the end it exports the weights.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def imitator(config: Config, model_path: Path, rank_group: RankGroup) -> Learner
 
 def train_on_ranks(learner: Learner, rows: Sequence[TokenRow], section: SftSection, *, budget: Budget, seed: int,
                    report: Callable[[SftProgress], object], states: States | None = None) -> SftProgress:
-    """Trains in place, on all ranks at once, on the loss of learner/cold_start/sft.py. `report` is called after each
-    update. Rank 0's clock counts for a budget in minutes. With `states` training continues from the newest state.
+    """Trains in place, on all ranks at once, on the loss of learner/cold_start/sft.py. Every rank calls `report` after
+    each update. Rank 0's clock counts for a budget in minutes. With `states` training continues from the newest state.
 
     Raises LearnerFault if the gradient is not finite in several updates in a row, ValueError if there are no rows.
     """
@@ -80,7 +80,7 @@ def train_on_ranks(learner: Learner, rows: Sequence[TokenRow], section: SftSecti
 
 def _update(stepper: Stepper, batch: Sequence[TokenRow], *, response_tokens: float,
             prompt_loss: float) -> tuple[float, float]:
-    """Takes one update. Returns (mean nats per response, mean nats per prompt token), NaN if no prompts are learned.
+    """Takes one update. Returns (mean nats per response, mean nats per prompt token), the second NaN at prompt_loss 0.
 
     Denominators count the entire batch, which every rank has, as in learner/step.py.
     """

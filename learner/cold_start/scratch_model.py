@@ -2,8 +2,8 @@
 
 The tokenizer is trained on the demonstrations. Copying is the hardest part for a tiny policy: "take ladle 1 from
 microwave 2" must repeat two nouns and two numbers of the prompt. So every noun that a number ever follows is one token,
-and so is every number. The same token then occurs in the task, the observation, the choices and the answer, and an
-induction head can find it. The text between them (", and a", "; go to", "</think><action>take") is boilerplate. Its
+and so is every number up to 63. The same token then occurs in the task, the observation, the choices and the answer, so
+an induction head can find it. The text between them (", and a", "; go to", "</think><action>take") is boilerplate. Its
 frequent pieces are tokens too, which shortens prompts and answers. The longest match wins. A byte-level BPE encodes any
 other text.
 
@@ -45,6 +45,7 @@ _QWEN2_WORDS = (
 _NUMBERS = 64
 """The numbers 0 to 63 are always tokens, because official kitchens have up to 54 receptacles of a kind."""
 _PHRASES = 192
+"""Largest number of boilerplate pieces that become tokens."""
 _BASE = 384
 """Number of tokens of the BPE: 256 bytes and the most frequent merges."""
 _WORDS = 2048
@@ -77,7 +78,7 @@ def scratch_model(
 
 
 def scratch_config(section: ModelSection, *, vocabulary: int, max_positions: int, end: int) -> Qwen2Config:
-    """Returns the config of such a model. `end`: id of the token that ends an answer."""
+    """Returns the config of a scratch model. `end`: id of END, which ends a chat turn and pads."""
     from transformers import Qwen2Config
 
     return Qwen2Config(
@@ -97,7 +98,9 @@ def numbered_nouns(texts: Iterable[str]) -> list[str]:
 
 
 def boilerplate(texts: Iterable[str], nouns: Sequence[str], stops: Sequence[str] = (STOP,)) -> list[str]:
-    """Returns the pieces between nouns and numbers that save most characters, longest first: pieces, and their lines.
+    """Returns the texts that save most characters as tokens, longest first.
+
+    They are chosen from the pieces of text between nouns and numbers, and from the lines of these pieces.
     """
     names = rf" (?:{'|'.join(nouns)})\b|" if nouns else ""
     between = re.compile(rf"{names} [0-9]+|{'|'.join(map(re.escape, stops))}")

@@ -1,4 +1,4 @@
-"""Next-token training on demonstrations, the cold start, in one process and with a budget of wall time.
+"""Next-token training on demonstrations, the cold start, in one process. Its budget is wall time or updates.
 
 Three things make a tiny model learn to copy within minutes: small batches (many updates), a loss on the prompt too (its
 many repeats train induction heads), and orthogonalised momentum for the matrices (Muon: Jordan et al. 2024,
@@ -29,7 +29,7 @@ WARMUP_UPDATES = 50
 FINAL_LR = 0.05
 """Share of the learning rate that is left at the end of the cosine."""
 REPORT_SECONDS = 10.0
-"""Time between two reports of the progress."""
+"""Least seconds between two reports of the progress in `train`."""
 RECENT = 100
 """Number of updates over which the reported losses are averaged."""
 

@@ -1,8 +1,8 @@
 """States of a cold start on the learner's ranks, from which it continues after a rank, a node, Ray or the driver died.
 
 `state-00001200/` is the learner's checkpoint after 1200 updates. Its `meta.json` has the position of the training, the
-digest of the order, and the digests of all files. The folder gets its name once it is durable. At most two states, one
-of them a draft, are on disk.
+digest of the order, and the digests of all files. The folder gets its name once it is durable. At most two states are
+on disk: the newest, and the one before it or the draft of the next.
 """
 
 from __future__ import annotations

@@ -30,9 +30,10 @@ LINE_BYTES = 16 << 20
 _FORMS = 'write {"messages": [...]} or {"steps": [...]}'
 _CALLS = "write the calls into its content, in the form in which the model writes them"
 _THOUGHT = "write the thought into its content, in its tags"
-_UNREAD = (("tool_calls|function_call", _CALLS), ("(?i).*(reason|think|thought).*", _THOUGHT))
+_UNREAD = (("tool_calls|function_call", _CALLS), ("(?i)(?!(finish|stop)_?reason$).*(reason|think|thought).*", _THOUGHT))
 """Patterns of message fields that are refused, and the fix: without their content a model would learn to leave it out.
-Services name thoughts differently: thinking_blocks, reasoning_details."""
+Services name thoughts differently: thinking_blocks, reasoning_details. A finish_reason says only why an answer ended.
+"""
 _OTHER_FORMS = (
     (("conversations",), "in ShareGPT's form", "rename conversations to messages, from to role (human: user, gpt: "
      "assistant) and value to content"),
@@ -136,8 +137,12 @@ def _examples(line: bytes, where: str, *, chat: bool) -> Iterator[Example]:
 
 
 def _other_form(line: bytes, where: str) -> UserError:
-    """Returns the error for a line with neither messages nor steps. It names the form of another tool."""
-    fields = msgspec.json.decode(line, type=dict[str, Any])
+    """Returns the error for a line with neither messages nor steps. It names the form of another tool, if it has one.
+    """
+    try:
+        fields = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
+    except NOT_JSON as error:  # a key is not UTF-8, which shows only here
+        return UserError(f"{where} is no trajectory ({error})", _FORMS)
     for keys, form, fix in _OTHER_FORMS:
         if all(key in fields for key in keys):
             return UserError(f"{where} is {form}", fix)

@@ -99,6 +99,22 @@ def test_a_byte_order_mark_before_the_first_line_is_no_part_of_it(tmp_path: Path
         read_trajectories(file, chat=True)
 
 
+@pytest.mark.parametrize(("line", "text"), [
+    (b'{"conversations": [{"from": "human", "value": "caf\xe9"}]}', "is in ShareGPT's form"),
+    (b'{"text": 1e999}', "is a whole text"), (b'{"caf\xe9": 1}', "is no trajectory")])
+def test_a_line_of_another_form_is_named_even_if_it_is_no_utf8(tmp_path: Path, line: bytes, text: str):
+    file = tmp_path / "shown.jsonl"
+    file.write_bytes(line)
+    with pytest.raises(UserError, match=f"line 1 {text}"):
+        read_trajectories(file, chat=True)
+
+
+@pytest.mark.parametrize("name", ["finish_reason", "stop_reason", "finishReason"])
+def test_why_an_answer_ended_is_no_thought(tmp_path: Path, name: str):
+    file = written(tmp_path, {"messages": [ASKED, {**SAID, name: "stop"}]})
+    assert len(read_trajectories(file, chat=True).examples) == 1
+
+
 def test_a_null_for_what_is_not_read_is_nothing(tmp_path: Path):
     """Clients write all fields of an answer, with null for those without a value."""
     file = written(tmp_path, {"messages": [ASKED, {**SAID, "function_call": None, "reasoning_content": ""}]})
