@@ -5,9 +5,9 @@ completions.
     {"task": "7", "messages": [{"role": "user", ...}, {"role": "assistant", "tool_calls": [...]}, ...], "reward": 1}
 
 The lines with one `group` are a group; without that field, those with the same `task` and `example_id`, of which one
-may be missing, or with the same `uid`. Without such fields, the lines with the same first state are a group. Each
-message of the assistant is an action, with its tool calls; messages that follow one another are one. Its state is the
-texts of users and tools since the previous action. `reward`, or `score`, is the reward of the last step.
+may be missing, or with the same `uid`. Without such fields, or if they are empty, the lines with the same first state
+are a group. Each message of the assistant is an action, with its tool calls; consecutive ones are one action. Its state
+is the text of all other messages since the previous action. `reward`, or `score`, is the reward of the last step.
 """
 
 from __future__ import annotations
@@ -19,13 +19,26 @@ from typing import Any, cast
 import msgspec
 
 from learner.logged_groups.files import decode_line, numbered, opened
-from learner.logged_groups.form import LoggedEpisode, LoggedGroup, LoggedStep, Reward
+from learner.logged_groups.form import LARGEST_LOGGED_REWARD, LoggedEpisode, LoggedGroup, LoggedStep, Reward
 from services.errors import UserError
 
 PAGE = "see docs/tasks/logged-episodes.md"
 GROUPS = (("group",), ("task", "example_id"), ("uid",))
-"""Fields that name a group together. The first of these that a line has count. verifiers writes the environment's name
-as `task` and the number of the example as `example_id`."""
+"""Fields that together name a group. The first tuple counts of which a line has a field. verifiers writes the
+environment's name as `task` and the number of the example as `example_id`."""
+
+
+class Function(msgspec.Struct):
+    """A call's function. Other fields are not read."""
+
+    name: Any = None
+    arguments: Any = None
+
+
+class ToolCall(Function):
+    """A call of a tool. Some logs write name and arguments into the call itself."""
+
+    function: Function | None = None
 
 
 class Message(msgspec.Struct):
@@ -33,7 +46,7 @@ class Message(msgspec.Struct):
 
     role: str
     content: Any = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: list[ToolCall] | None = None
 
 
 class ChatLine(msgspec.Struct, kw_only=True):
@@ -98,8 +111,9 @@ def _read_line(number: int, line: ChatLine) -> tuple[str, list[LoggedStep]]:
 def _group(number: int, line: ChatLine, begins: str) -> str:
     """Returns the key of a line's group. `begins`: its first state."""
     for fields in GROUPS:
-        if names := [str(value) for field in fields if isinstance(value := getattr(line, field), str | int)]:
-            return " ".join(names)
+        values = [value for field in fields if isinstance(value := getattr(line, field), str | int) and value != ""]
+        if values:
+            return " ".join(map(str, values))
     if not begins.strip():
         raise UserError(f"line {number}: its group is unknown: it has no text before the first answer",
                         f"give lines of one task the same `group`; {PAGE}")
@@ -110,9 +124,9 @@ def _trl_reward(number: int, text: bytes) -> float | None:
     """Returns the reward of a row of TRL's completions, None for another line.
 
     Raises UserError for more than one column of numbers, because a row does not have the weights of TRL's reward
-    functions.
+    functions, and for a number that is too large.
     """
-    fields = msgspec.json.decode(text, type=dict[str, Any])
+    fields = decode_line(number, text, dict[str, Any], PAGE)
     if not fields.keys() >= {"step", "prompt", "completion", "advantage"}:
         return None
     numbers = {name: value for name, value in fields.items()
@@ -120,22 +134,26 @@ def _trl_reward(number: int, text: bytes) -> float | None:
     if len(numbers) > 1:
         raise UserError(f"line {number}: it has no `reward`, and several numbers: {', '.join(numbers)}",
                         "add a column `reward`, such as the sum of its reward functions by their weights")
-    return next(iter(numbers.values()), None)
+    value = next(iter(numbers.values()), None)
+    if value is not None and abs(value) > LARGEST_LOGGED_REWARD:
+        raise UserError(f"line {number}: {next(iter(numbers))} is {value:g}, and at most {LARGEST_LOGGED_REWARD:g} in "
+                        "size is taken", PAGE)
+    return value
 
 
 def _action(message: Message) -> str:
     """Returns the text of an answer and its calls of tools, each as JSON with its name and arguments."""
-    calls = [call.get("function", call) for call in message.tool_calls or []]
-    return "\n".join(filter(None, [_text(message.content), *(_call(call, call.get("arguments")) for call in calls)]))
+    calls = [call.function or call for call in message.tool_calls or []]
+    return "\n".join(filter(None, [_text(message.content), *(_call(call.name, call.arguments) for call in calls)]))
 
 
-def _call(call: dict[str, Any], arguments: object) -> str:
-    return json.dumps({"name": call.get("name"), "arguments": arguments}, sort_keys=True)
+def _call(name: object, arguments: object) -> str:
+    return json.dumps({"name": name, "arguments": arguments}, sort_keys=True)
 
 
 def _text(content: object) -> str:
-    """Returns the text of a message's content. Of a list of parts it has all texts, and Anthropic's calls of tools and
-    their results."""
+    """Returns the text of a message's content. For a list of parts these are all its texts, and Anthropic's calls of
+    tools and their results."""
     if isinstance(content, list):
         parts = [cast("dict[str, Any]", part) for part in cast("list[object]", content) if isinstance(part, dict)]
         return "\n".join(filter(None, map(_part, parts)))
@@ -144,5 +162,5 @@ def _text(content: object) -> str:
 
 def _part(part: dict[str, Any]) -> str:
     if part.get("type") == "tool_use":
-        return _call(part, part.get("input"))
+        return _call(part.get("name"), part.get("input"))
     return _text(part.get("content") if part.get("type") == "tool_result" else part.get("text"))

@@ -24,7 +24,7 @@ from services.files import JSON_BYTES, Damaged, open_plain, without_mark
 from services.parquet_files import read_rows
 from services.process.packages import naming_extras
 
-Line = TypeVar("Line", bound=msgspec.Struct)
+Line = TypeVar("Line")
 LINES_BYTES = 256 << 20
 """Size of the largest file of lines that is read, in bytes. A learner step of 1,000 groups has about 100 MB."""
 _AGENTS_FIX = "give a file of gagpo serve-agent --out"
@@ -62,7 +62,7 @@ def _document(lines: list[tuple[int, bytes]], called: str) -> LoggedGroup:
 
 
 def _called(name: str) -> str:
-    """Returns the name of a file in messages."""
+    """Returns what messages call a file."""
     return "standard input" if name == "-" else name
 
 
@@ -180,10 +180,10 @@ class AgentLine(msgspec.Struct, kw_only=True):
 
 
 def read_agents(name: str) -> list[LoggedGroup]:
-    """Returns the groups of a file of `gagpo serve-agent --out`, in the order of their first episodes. Episodes without
-    a task, those of no environment whose client named none, are grouped by their first state.
+    """Returns the groups of a file of `gagpo serve-agent --out`, in the order of their first episodes.
 
-    Raises UserError that names the first wrong line.
+    Without an environment a client need not name the task; such episodes are grouped by their first state. Episodes
+    without a call are left out. Raises UserError that names the first wrong line.
     """
     groups: dict[str, list[LoggedEpisode]] = {}
     with opened(name) as stream:

@@ -38,9 +38,9 @@ from services.errors import UserError
 from services.process.own_code import as_user_error
 from services.records import choices_digest
 
-LARGEST_REWARD = 1e100
+LARGEST_LOGGED_REWARD = 1e100
 """The square of a larger one may be infinite, and its advantage 0."""
-Reward = Annotated[float, msgspec.Meta(ge=-LARGEST_REWARD, le=LARGEST_REWARD)]
+Reward = Annotated[float, msgspec.Meta(ge=-LARGEST_LOGGED_REWARD, le=LARGEST_LOGGED_REWARD)]
 
 OF_RUNS = ("prompt", "environment")
 """State keys that compare what only a run records."""
@@ -53,7 +53,7 @@ class LoggedStep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, gc=Fa
     """One step of an episode."""
 
     state: str
-    """The text before the action. Steps with the same key of it share a value."""
+    """The text before the action. Steps of a group whose states have the same key share a value."""
     reward: Reward
     """r_t, the reward of this step alone."""
     action: str | None = None
@@ -154,7 +154,8 @@ def credit_of(groups: Sequence[LoggedGroup], options: CreditSection) -> list[Cre
 
 
 def _credit_of_group(group: LoggedGroup, chosen: Estimator, options: CreditSection) -> Credit:
-    """Returns the credit of one group. A log may have groups of one episode, which have nothing to compare."""
+    """Returns the credit of one group. An episode alone in its group has nothing to compare: it gets the penalty only.
+    """
     steps = _steps(group, options)
     credit = chosen.group(steps, options)
     if len(steps) == 1 and chosen in ESTIMATORS.values() and getattr(chosen, "needs_group", True):

@@ -1,15 +1,16 @@
 """Rollout dumps of verl and of verl-agent (`trainer.rollout_data_dir`): JSON lines, one file per training step.
 
-verl: a line is an episode, or an output of one. Read: `input`, `output`, `score`; `uid` if it is there.
+verl: a line is an episode, or an output of one. Read: `input`, `output`, `score`; `uid` and `step` if they are there.
     A `uid` is the group's. If every line has its own, of the form PROMPT_SESSION_INDEX, it names the row: lines of one
     PROMPT are a group, those of one SESSION an episode, whose outputs follow one another by INDEX. If such outputs have
     equal scores, they repeat the score of the episode; else each score is the reward of its own output.
-    Without a `uid`, lines of one `input` are a group, and each needs another one: it may be a step of verl-agent.
+    Lines without a `uid` are grouped by their `input`. One whose `input` no other has is refused, because it may be a
+    step of verl-agent.
     Lines of another training `step` are other groups: files of several steps may be joined.
-    `output` is the entire conversation. Marks of a chat format divide it: lines `user`, `tool`, `assistant` or `model`,
-    or the special tokens around these words. A mark that follows a closing tag without a line break counts too. Each
-    text of the model is an action. Its state is the text before it, which for the first action is `input`. `score` is
-    the reward of the last step.
+    `output` is the entire conversation. Marks of a chat format divide it: lines that hold only a role (`user`, `tool`,
+    `ipython`, `assistant` or `model`), or the special tokens around a role. A role that follows one of a few closing
+    tags, such as </tool_call>, without a line break counts too. Each text of the model is an action. Its state is the
+    text before it, which for the first action is `input`. `score` is the reward of the last step.
 
 verl-agent: a line is a step. Read: `uid` (group), `traj_uid` (episode), `turn` (order, from 0), `output`, `rewards`;
     `anchor_obs` (the state; without it `input`) and `is_action_valid` if they are there. Its trainer shuffles the steps
@@ -186,7 +187,8 @@ def _outputs(outputs: Sequence[tuple[int, int, EpisodeLine]]) -> list[LoggedStep
 def _turns(number: int, line: EpisodeLine) -> list[LoggedStep]:
     """Returns the steps of a conversation: each text of the model is an action, and the text before it its state.
 
-    Raises UserError for a text of the model that follows another one, since its state is unknown.
+    Raises UserError for a text of the model that follows another one, since its state is unknown, and for a single text
+    with marks that are not read.
     """
     marks = SPECIAL if SPECIAL.search(line.output) else SPEAKER
     parts = ["assistant", *marks.split(line.output)]

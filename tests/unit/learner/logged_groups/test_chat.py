@@ -137,6 +137,34 @@ def test_a_line_without_what_credit_needs_is_refused(tmp_path: Path, row: object
         read_chat(write(tmp_path, [row]))
 
 
+@pytest.mark.parametrize(("line", "match"), [
+    (b'{"messages": [{"role": "user", "content": "Q"}], "by": "caf\xe9"}', "line 1: 'utf-8' codec can't decode"),
+    (b'{"messages": [{"role": "user", "content": "Q"}], "cost": 1e999}', "line 1: Number out of range"),
+    (b'{"messages": [{"role": "assistant", "tool_calls": [{"function": "go"}]}], "reward": 1}',
+     r"line 1: Expected `object \| null`, got `str`"),
+    (b'{"step": 1, "prompt": "Q", "completion": "a", "advantage": 0.5, "right": 1e200}',
+     r"line 1: right is 1e\+200, and at most 1e\+100 in size is taken")])
+def test_a_field_that_cannot_be_read_is_named(tmp_path: Path, line: bytes, match: str):
+    path = tmp_path / "results.jsonl"
+    path.write_bytes(line)
+    with pytest.raises(UserError, match=match):
+        read_chat(str(path))
+
+
+def test_a_call_may_have_its_name_itself(tmp_path: Path):
+    for extra in ({}, {"function": None}):
+        asked = {"role": "assistant", "tool_calls": [{"name": "go", "arguments": {"to": "hall"}, **extra}]}
+        (group,) = read_chat(write(tmp_path, [{"group": 1, "messages": [asked], "reward": 1}]))
+        assert group.episodes[0].steps[0].action == '{"arguments": {"to": "hall"}, "name": "go"}'
+
+
+@pytest.mark.parametrize("field", ["group", "task", "uid"])
+def test_an_empty_name_names_no_group(tmp_path: Path, field: str):
+    """Otherwise the tasks of all such lines would be compared as one."""
+    rows = [{field: "", "prompt": prompt, "completion": "a", "reward": 1.0} for prompt in ("Q", "R", "Q")]
+    assert [len(group.episodes) for group in read_chat(write(tmp_path, rows))] == [2, 1]
+
+
 @pytest.mark.parametrize(("groups", "match"), [
     ([{"episodes": [{"steps": [{"state": "S", "reward": 1}]}]}] * 2, "every group has one episode"),
     ([{"episodes": [{"steps": [{"state": "S", "reward": 1}]}] * 2}], "no step has an advantage"),
