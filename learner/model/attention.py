@@ -1,7 +1,7 @@
-"""Causal attention inside the rows of a pack, registered with transformers under the name ATTENTION.
+"""Causal attention inside the sequences of a pack, registered with transformers under the name ATTENTION.
 
-Two kernels compute the same function. Flash attention for rows of any length (torch's `varlen_attn`) needs CUDA and
-16-bit numbers, and has no padding. In all other cases the rows are laid out as a rectangle [n, L] for
+Two kernels compute the same function. Flash attention for sequences of any length (torch's `varlen_attn`) needs CUDA
+and 16-bit numbers, and has no padding. In all other cases the sequences are laid out as a rectangle [m, L] for
 scaled_dot_product_attention. A pack has a grid only if it needs the rectangle. Neither kernel supports capped scores
 and attention sinks, so these are computed in plain steps on the rectangle, with all scores in memory.
 
@@ -33,7 +33,7 @@ _GROUPED = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn
 
 
 def takes_varlen(device: torch.device, *, half: bool) -> bool:
-    """Whether attention on this device accepts rows one after another. If not, packs need a grid."""
+    """Whether attention on this device accepts sequences one after another. If not, packs need a grid."""
     return device.type == "cuda" and half
 
 
@@ -59,8 +59,7 @@ def packed_attention(module: nn.Module, query: Tensor, key: Tensor, value: Tenso
 
 def attend_varlen(query: Tensor, key: Tensor, value: Tensor, pack: Pack, *, scaling: float | None,
                   window: int | None, kernel: Callable[..., Any] = varlen_attn) -> Tensor:
-    """Attends within rows that lie one after another in the pack. `window`: tokens that a query sees, its own included.
-    """
+    """Attends within sequences that lie one after another. `window`: tokens that a query sees, its own included."""
     flat = [x[0].transpose(0, 1) for x in (query, key, value)]  # [S, h, d]
     left = -1 if window is None else window - 1
     out = kernel(*flat, pack.starts, pack.starts, pack.longest, pack.longest, scale=scaling, window_size=(left, 0),
@@ -80,12 +79,12 @@ PLAIN = Extras(None, None)
 
 def attend_grid(query: Tensor, key: Tensor, value: Tensor, grid: Rectangle, *, scaling: float | None,
                 window: int | None, extras: Extras = PLAIN) -> Tensor:
-    """Attends within rows laid out as a rectangle. It needs no mask: causal queries never see padding on the right."""
-    n, longest = grid.positions.shape
+    """Attends within sequences laid out as a rectangle. Padding on the right needs no mask: causal queries look left."""
+    m, longest = grid.positions.shape
 
-    def rows(x: Tensor) -> Tensor:  # [1, h, S, d] -> [n, h, L, d]; index_select, whose backward is a plain index_add
+    def cells(x: Tensor) -> Tensor:  # [1, h, S, d] -> [m, h, L, d]; index_select, whose backward is a plain index_add
         flat = x[0].transpose(0, 1).flatten(1).index_select(0, grid.positions.flatten())
-        return flat.view(n, longest, x.shape[1], x.shape[3]).transpose(1, 2)
+        return flat.view(m, longest, x.shape[1], x.shape[3]).transpose(1, 2)
 
     mask = None
     if (window is not None and longest > window) or extras != PLAIN:
@@ -93,31 +92,31 @@ def attend_grid(query: Tensor, key: Tensor, value: Tensor, grid: Rectangle, *, s
         mask = (i[:, None] >= i) & (i[:, None] - i < (window or longest))
     if mask is not None and extras != PLAIN:
         scale = query.shape[3] ** -0.5 if scaling is None else scaling
-        out = _attend_in_steps(rows(query) * scale, rows(key), rows(value), mask, extras)
+        out = _attend_in_steps(cells(query) * scale, cells(key), cells(value), mask, extras)
     else:
         grouped = query.shape[1] != key.shape[1] and _takes_groups(query, mask)
-        keys, values = (x if grouped else _repeated(x, query.shape[1]) for x in (rows(key), rows(value)))
+        keys, values = (x if grouped else _repeated(x, query.shape[1]) for x in (cells(key), cells(value)))
         out = nn.functional.scaled_dot_product_attention(
-            rows(query), keys, values, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=grouped)
-    out = out.transpose(1, 2).reshape(n * longest, -1).index_select(0, grid.cells)
+            cells(query), keys, values, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=grouped)
+    out = out.transpose(1, 2).reshape(m * longest, -1).index_select(0, grid.cells)
     return out.view(1, len(grid.cells), query.shape[1], -1)
 
 
 def _takes_groups(query: Tensor, mask: Tensor | None) -> bool:
     """Whether a fast kernel takes fewer key heads than query heads. On CUDA this is flash attention alone: otherwise
-    torch holds all scores [n, H, L, L] (its notes on `enable_gqa`, and `use_gqa_in_sdpa` of transformers)."""
+    torch holds all scores [m, H, L, L] (its notes on `enable_gqa`, and `use_gqa_in_sdpa` of transformers)."""
     return not query.is_cuda or (mask is None and query.element_size() == 2 and query.shape[3] <= FLASH_HEAD)
 
 
 def _repeated(x: Tensor, heads: int) -> Tensor:
-    """x [n, H_kv, L, d] -> [n, H, L, d]."""
+    """x [m, H_kv, L, d] -> [m, H, L, d]."""
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
 
 
 def _attend_in_steps(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, extras: Extras) -> Tensor:
-    """query [n, H, L, d], scaled; key and value [n, H_kv, L, d]; mask bool [L, L]. Returns [n, H, L, d]."""
+    """query [m, H, L, d], scaled; key and value [m, H_kv, L, d]; mask bool [L, L]. Returns [m, H, L, d]."""
     key, value = (_repeated(x, query.shape[1]) for x in (key, value))
-    scores = query @ key.transpose(2, 3)  # [n, H, L, L]
+    scores = query @ key.transpose(2, 3)  # [m, H, L, L]
     if extras.softcap is not None:
         scores = extras.softcap * torch.tanh(scores / extras.softcap)
     scores = scores.float().masked_fill(~mask, -torch.inf)

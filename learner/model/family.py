@@ -1,10 +1,10 @@
 """The features of a model family that decide how the learner computes it, and the families that it refuses.
 
-Packs are right for a family in one of two ways:
+A pack is computed in one of two ways:
 
-    packed      layers mix tokens by attention alone: rows lie one after another, and attention keeps them apart
-    rectangle   layers also carry a state (linear attention, convolutions): rows lie side by side and the model's own
-                code computes every row separately; padding is on the right, where no causal layer looks
+    packed      layers mix tokens by attention alone: sequences lie one after another, and attention keeps them apart
+    rectangle   layers also carry a state (linear attention, convolutions): sequences lie side by side, and the model's
+                own code computes each separately; padding is on the right, where no causal layer looks
 
 probe.py compares packs with the model's own forward pass, which detects features that this file does not list.
 """
@@ -25,9 +25,9 @@ ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
 """Entries of `layer_types` whose layers mix tokens by attention alone."""
 EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 UNPACKED_ROPE = frozenset({"dynamic", "longrope"})
-"""Rotary embeddings whose angles depend on the longest row of a batch."""
+"""Rotary embeddings whose angles depend on the longest sequence of a batch."""
 FLASH_HEAD = 256
-"""Largest head of torch's flash attention, and so of its kernel for rows of any length."""
+"""Largest head of torch's flash attention, and so of its kernel for sequences of any length."""
 ADVICE = "choose a dense text model; docs/models.md lists the families that were tested"
 
 
@@ -56,7 +56,7 @@ def refusal(config: dict[str, Any]) -> str | None:
 
 
 def carries_state(hf: Any) -> bool:
-    """Whether a layer passes a state along the sequence, so that rows in one sequence would affect each other."""
+    """Whether a layer passes a state along the tokens, so that sequences one after another would affect each other."""
     layers = getattr(hf.config.get_text_config(), "layer_types", None) or ()
     return bool(getattr(hf, "_is_stateful", False)) or not ATTENTION_LAYERS.issuperset(layers)
 
@@ -67,7 +67,7 @@ def caps_scores(hf: Any) -> bool:
 
 
 def needs_grid(hf: Any) -> bool:
-    """Whether attention or a layer's state needs the rows of a pack as a rectangle, whatever the device."""
+    """Whether attention or a layer's state needs the sequences of a pack as a rectangle, whatever the device."""
     heads = (getattr(module, "head_dim", None) or 0 for module in hf.modules())
     return (caps_scores(hf) or carries_state(hf) or max(heads) > FLASH_HEAD
             or any(name.endswith("sinks") for name, _ in hf.named_parameters()))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
 
@@ -37,7 +37,7 @@ class Weights:
         self._read = read
 
     def fill(self, module: nn.Module, device: torch.device | str, dtype: torch.dtype) -> None:
-        """Gives every empty parameter below `module` its weights. Tied parameters stay tied."""
+        """Gives every empty parameter and filed buffer below `module` its weights. Tied parameters stay tied."""
         filled: dict[int, nn.Parameter] = {}
         for owner in module.modules():
             for name, empty in list(owner.named_parameters(recurse=False, remove_duplicate=False)):
@@ -65,15 +65,16 @@ def filed(hf: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def empty_model(folder: Path, attention: str) -> tuple[PreTrainedModel, Weights]:
     """Returns the causal LM of a local folder without its weights, and the weights to fill it with.
 
-    Raises UserError if the folder holds no causal LM. Raises OSError if the disk fails (EIO, ESTALE).
+    Raises UserError if the folder holds no causal LM, or its files are damaged. Raises OSError if the disk fails (EIO,
+    ESTALE).
     """
     try:
         for file in (folder / "config.json", *weight_files(folder)):
             file.open("rb").close()  # transformers and safetensors call each failure to open a file "no such file"
         hf = skeleton(AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False), attention)
         return hf, Weights(hf, _reader(folder, dict(filed(hf)).keys()))
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        if isinstance(error, OSError) and error.errno not in _NO_MODEL:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        if (isinstance(error, OSError) and error.errno not in _NO_MODEL) or "(os error " in str(error):
             raise
         raise UserError(f"{folder} holds no causal language model ({str(error).splitlines()[0]})",
                         "set model.path to a folder with config.json and model.safetensors") from error

@@ -110,6 +110,7 @@ class DeviceMemory:
     reference: float
     """Bytes of the frozen models: the reference and the teacher."""
     critic: float
+    """Bytes of the critic's weights, gradients and moments."""
     gathered: float
     """Weights in the compute format and gradients that are not sharded yet."""
     activations: float
@@ -129,14 +130,14 @@ class SharedDevice:
     occupied: float
     """Planned memory of the sampler and of the processes' CUDA contexts."""
     sends: float
-    """The version of the weights that the learner sends, one of its own tensors."""
+    """The snapshot of the weights that the learner sends, which its own allocator holds."""
 
     def bound(self, device_bytes: int) -> float:
         """Returns the bytes of the GPU that the learner's allocator may take."""
         return (1 - HEAD_ROOM) * device_bytes - self.occupied
 
     def room(self, device_bytes: int) -> float:
-        """Returns the bytes of those that are left for training."""
+        """Returns the bytes that `bound` leaves for training."""
         return self.bound(device_bytes) - self.sends
 
 
@@ -253,7 +254,7 @@ def checkpoint_copy(shape: Shape, training: Training) -> float:
 
 
 def stays_gathered(shape: Shape) -> bool:
-    """Whether the model stays gathered between packs: weights in the compute format, and float32 gradients."""
+    """Whether the model stays gathered between packs. Weights and gradients count as float32 in every format."""
     return 8 * shape.parameters <= GATHERED_BYTES
 
 

@@ -81,8 +81,8 @@ def predicting_states(body: nn.Module, pack: Pack) -> Tensor:
     if cast(PreTrainedModel, body).config._attn_implementation == ATTENTION:
         output = body(input_ids=pack.tokens, position_ids=pack.positions, use_cache=False, pack=pack)
         return output.last_hidden_state[0].index_select(0, pack.predicting)
-    assert pack.grid is not None, "rows side by side need packs with a grid"
-    grid = pack.grid.positions  # [n, L]
+    assert pack.grid is not None, "sequences side by side need packs with a grid"
+    grid = pack.grid.positions  # [m, L]
     tokens = pack.tokens[0].index_select(0, grid.flatten()).view(grid.shape)
     hidden = body(input_ids=tokens, use_cache=False).last_hidden_state.flatten(0, 1)
     return hidden.index_select(0, pack.grid.cells.index_select(0, pack.predicting))
@@ -115,7 +115,7 @@ def load_policy(folder: Path, device: torch.device | str = "cpu") -> Policy:
 
 
 def frozen_reference(folder: Path, mesh: DeviceMesh, *, layout: Layout, half: bool) -> Policy:
-    """Returns the initial policy for the KL term, without gradients and sharded like the trained policy.
+    """Returns a frozen model: the initial policy for the KL term, or a teacher. It is sharded over `mesh`.
 
     Its weights have the compute format, because float32 weights would be rounded to it at every use.
     """

@@ -3,7 +3,8 @@
     packed equals alone       a few rows of the first batch in one pack, and each by the model's own forward pass
     learner equals sampler    all tokens of each batch that the current weights sampled
 
-A process is refused at its first batch, before it has updated anything. At later batches a difference is only reported.
+A process is refused if the first differs at its first batch, before it has updated anything, or the second at its
+first batch with such tokens. At later batches a difference between learner and sampler is only reported.
 
 Both sides may differ only by rounding. Each of a layer's matrix products and sums rounds its result to the relative
 precision u of the dtype (2^-24 for float32, 2^-8 for bfloat16), in another order on each side. The errors of about
@@ -12,9 +13,9 @@ logits, so
 
     bound = margin * u * sqrt(OPERATIONS * L + 1) * spread / temperature
 
-in nats, for the mean over the tokens of a row (packed) or of the batch (sampler). If a feature of a family is left out,
-the difference is 10^-3 to 20 nats. In bfloat16 the bound is so wide that only gross mistakes are found: probe new
-families in float32 (`python -m lab.bench.models`).
+in nats, for the mean over the tokens of a sequence (packed) or of the batch (sampler). spread / temperature counts as
+at least 1. If a feature of a family is left out, the difference is 10^-3 to 20 nats. In bfloat16 the bound is so wide
+that only gross mistakes are found: probe new families in float32 (`python -m lab.bench.models`).
 """
 
 from __future__ import annotations

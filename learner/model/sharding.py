@@ -1,12 +1,14 @@
 """Shards models over the learner's ranks, layer by layer, with FSDP2.
 
-Three choices are made for each model (`Layout`); the first and the last depend on its size:
+Four choices are made for each model (`Layout`); all but the second depend on its size:
 
 - Checkpointed layers keep only their input and compute the rest again in the backward pass.
 - Compiled layers fuse what lies between their matrix products (`learner.compile`). All layers of one kind share their
   compiled code, whose sizes are symbolic, since no two packs are alike. FSDP's hooks stay outside.
 - A small model stays gathered from its first pack to its last: weights are gathered once, and gradients of several
   packs are summed before they are reduced over the ranks. The gathered weights and gradients of a large one do not fit.
+- A model that fits on the ranks of one machine is sharded over these, so each machine has a copy and gathers weights
+  without the network. A larger one is sharded over all ranks.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from torch.distributed.tensor import DTensor
 from learner.model.family import carries_state
 from learner.model.loading import Weights
 from learner.model.memory import Layout
-from services.errors import UserError
+from services.errors import UserError, in_short
 
 BACKEND = "inductor"
 """Code generator of compiled layers: Triton on GPUs, C++ on CPUs."""
@@ -40,7 +42,7 @@ def check_compiles(hf: Any, device: torch.device) -> None:
         tensor = torch.ones(4, device=device, requires_grad=True)
         torch.compile(nn.functional.silu, backend=BACKEND)(tensor).sum().backward()
     except Exception as error:  # torch, Triton and the C compiler each raise their own
-        raise UserError(f"torch cannot compile for {device.type} ({str(error).strip().splitlines()[0]})",
+        raise UserError(f"torch cannot compile for {device.type} ({in_short(error)})",
                         "install a C and C++ compiler and Python's headers, or set learner.compile=false") from error
 
 

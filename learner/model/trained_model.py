@@ -34,7 +34,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class HostAdamW(torch.optim.AdamW):
-    """AdamW as in torch.optim, which updates one parameter after another."""
+    """AdamW as in torch.optim, with moments in host memory. It updates one parameter after another."""
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]

@@ -1,6 +1,6 @@
 """Utilization of the GPUs by a learner step: model FLOPs per second over the peak in the data sheet.
 
-Only the multiplications that the algorithm needs are counted: 2 FLOPs per weight and token forwards, twice that
+Only the matrix products that the algorithm needs are counted: 2 FLOPs per weight and token forwards, twice that
 backwards (Kaplan et al., arXiv 2001.08361, section 2.1), and causal attention. Recomputed activations do not count.
 """
 

@@ -113,6 +113,13 @@ def test_a_file_that_cannot_be_read_is_no_users_mistake(folder: Path):
         empty_model(folder, "eager")
 
 
+@pytest.mark.parametrize("data", [b"", b"cut", (2).to_bytes(8, "little") + b"{}more"])
+def test_a_damaged_file_of_weights_is_named_with_what_to_do(folder: Path, data: bytes):
+    (folder / "model.safetensors").write_bytes(data)
+    with pytest.raises(UserError, match=r"holds no causal language model \(Error while .*; set model.path to a folder"):
+        empty_model(folder, "eager")
+
+
 def test_a_folder_without_a_models_files_is_named_with_what_to_do(folder: Path):
     with pytest.raises(UserError, match=r"holds no causal language model .*; set model.path to a folder with"):
         empty_model(folder, "eager")
