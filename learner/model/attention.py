@@ -79,7 +79,7 @@ PLAIN = Extras(None, None)
 
 def attend_grid(query: Tensor, key: Tensor, value: Tensor, grid: Rectangle, *, scaling: float | None,
                 window: int | None, extras: Extras = PLAIN) -> Tensor:
-    """Attends within sequences laid out as a rectangle. Padding on the right needs no mask: causal queries look left."""
+    """Attends within sequences laid out as a rectangle. Padding at the end needs no mask: causal queries look left."""
     m, longest = grid.positions.shape
 
     def cells(x: Tensor) -> Tensor:  # [1, h, S, d] -> [m, h, L, d]; index_select, whose backward is a plain index_add

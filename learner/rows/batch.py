@@ -26,7 +26,8 @@ Groups = Sequence[Sequence[Episode]]
 def assign_credit(groups: Groups, options: CreditSection) -> list[Credit]:
     """Returns one credit per group.
 
-    Raises UserError for an unknown estimator or option, and ValueError for an episode without steps.
+    Raises UserError for an unknown estimator or option, and as check_credit does, and ValueError for an episode without
+    steps.
     """
     chosen, options = estimator(options.estimator), options_of(options)
     credits = chosen.batch([chosen.group(credit_steps(group, options), options) for group in groups], options)

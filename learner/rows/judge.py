@@ -5,8 +5,8 @@
     c = min(1, N_bad / N_good) for good actions, min(1, N_good / N_bad) for bad ones
 
 N counts the questions of the learner step, so both labels weigh the same, and a constant answer gains nothing.
-The paper adds good labels by another model instead. w is `learner.judge.weight`; the paper's equation 3 is lost. A
-question without spread in its rewards makes no rows.
+The paper adds good labels by another model instead. w is `learner.judge.weight`: our copy of the paper lacks equation
+3, which would give it. A question without spread in its rewards makes no rows.
 """
 
 from __future__ import annotations

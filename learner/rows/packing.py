@@ -68,8 +68,8 @@ def make_rows(steps: Sequence[Step], *, advantages: Sequence[float], temperature
     """Returns the rows of these steps, in their order.
 
     `follows`: the row that each row continues, if any. `ends`: whether a row is the last one of its episode; without it
-    each row is an episode. Raises ValueError for an empty prompt or response, and for a row that does not continue the
-    one in `follows`.
+    each row is an episode. Raises ValueError for an empty prompt or response, for another number of logprobs than
+    response tokens, and for a row that does not continue the one in `follows`.
     """
     for step in steps:
         if not len(step.prompt_ids) or not len(step.response_ids):
@@ -112,7 +112,7 @@ class Pack:
     starts: Tensor
     """int32 [m + 1]: where in S the own tokens of each sequence start, and S."""
     longest: int
-    """L, the length of the longest row."""
+    """L, the length of the longest sequence."""
     grid: Rectangle | None
     """None if attention takes the sequences as they lie."""
     members: Ints
@@ -256,7 +256,7 @@ def pack_rows(rows: Rows, indices: Ints, device: torch.device | str = "cpu", *, 
 
 
 def _rectangle(lengths: Ints, shared: Ints, device: torch.device | str) -> Rectangle:
-    """Returns the rectangle of sequences of these lengths, of which each shares tokens with the one before, [m]."""
+    """Returns the rectangle of m sequences. lengths, shared [m]: all tokens, and those shared with the one before."""
     within, longest = ranges(np.zeros_like(lengths), lengths), int(lengths.max())
     cells = np.repeat(np.arange(len(lengths)) * longest, lengths) + within
     positions = np.zeros((len(lengths), longest), dtype=np.int64)

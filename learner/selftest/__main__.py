@@ -18,7 +18,7 @@ def main() -> int:
     from learner.selftest.run import CHECKS, run
 
     parser = argparse.ArgumentParser(prog="python -m learner.selftest", description="Measures the learner on one GPU.")
-    parser.add_argument("checks", nargs="*", metavar="CHECK", help=f"these alone: {', '.join(CHECKS)}")
+    parser.add_argument("checks", nargs="*", metavar="CHECK", help=f"only these, after device: {', '.join(CHECKS)}")
     chosen = parser.parse_args().checks or CHECKS
     if unknown := sorted({*chosen} - {*CHECKS}):
         parser.error(f"there is no check {', '.join(unknown)}; the checks are {', '.join(CHECKS)}")

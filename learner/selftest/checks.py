@@ -79,7 +79,7 @@ class Checks:
                    aim=f"data sheet: {stated / 1e12:.0f}" if stated else "")
 
     def steps(self) -> Lines:
-        """Takes three steps with each pack size: speed, memory, and memory against the plan."""
+        """Takes three steps with each pack size, and with checkpointed layers: speed, and memory against the plan."""
         peaks: dict[int, int] = {}
         for tokens in self.scene.packs:
             learner = self.learner(tokens)
@@ -189,8 +189,7 @@ class Checks:
                    aim=f"<= {100 * SAME_NORM:.0f}%", passed=gap <= SAME_NORM)
 
     def persistence(self) -> Lines:
-        """Saves, loads and takes one more step, which must equal a step without saving. Gathers and packs the
-        weights."""
+        """Saves, takes a step, loads and takes it again, which must give the same weights. Gathers and packs these."""
         learner, batch = self.learner(self.scene.packs[0]), groups(self.scene, 4)
         learner.train(batch)
         folder = self.folder / "saved"

@@ -71,7 +71,7 @@ def _policy(checks: Checks) -> Policy:
 
 
 def _speed(checks: Checks, change: Callable[[Policy], Policy]) -> float:
-    """Returns the tokens per second, forwards and backwards, over a pack of the middle size."""
+    """Returns the tokens per second, forwards and backwards, over a pack of the smallest size."""
     policy = change(_policy(checks))
     rows = max(1, checks.scene.packs[0] // checks.scene.row)
     pack = checks.pack(rows, grid=not takes_varlen(checks.rank_group.device, half=True))

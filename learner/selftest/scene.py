@@ -22,6 +22,7 @@ OTHERS_S = 10.0
 """Longest wait in seconds for a collection of another thread, whose finalizers may wait for anything."""
 PAUSE_S = 0.01
 OLDEST = 2
+"""The generation of a complete collection."""
 
 
 def collect_garbage() -> None:

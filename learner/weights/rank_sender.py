@@ -1,9 +1,10 @@
 """One rank's part in sending weights (services/weights/channel.py). Rank 0's calls command the other ranks.
 
-A *stream* is a snapshot of a rank's pieces on its device: c P / R bytes for `nccl`, where every rank sends its own
-rows, and c P for `ipc`, where the ranks gather tensor by tensor for the sampler that shares their GPU. It stays until
-the next snapshot, so that it can be copied to host memory while training continues. The memory for `ipc` is allocated
-once: torch would never free that of a version without receivers.
+A *stream* is a snapshot of a rank's pieces on its device. With P parameters of c bytes it has c P / R for `nccl`,
+where the R ranks with one copy of the model send their own rows, and c P for `ipc`, where the ranks gather tensor by
+tensor for the sampler that shares their GPU. It stays until the next snapshot, so that it can be copied to host memory
+while training continues. The memory for `ipc` is allocated once: torch would never free that of a version without
+receivers.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ from services.weights.shared_memory import exported, imported
 class PolicyWeights:
     """The policy's tensors and this rank's piece of each, tied entries included and adapters merged.
 
-    `dtype`: the number format of the sampler. `gathers`: whether a rank's piece is the entire tensor, gathered from all
-    ranks; otherwise it is the rank's own rows, which only rank 0 has of a tensor that is not sharded.
+    `dtype`: the number format of the sampler. `gathers`: whether a rank's piece is the entire tensor. Otherwise it is
+    the rank's own rows; a tensor that is not sharded is the piece of rank 0.
     """
 
     def __init__(self, policy: Policy, dtype: torch.dtype, *, rank: int, gathers: bool) -> None:
@@ -48,9 +49,9 @@ class PolicyWeights:
         """One piece of each tensor, in the order of the manifest; empty where this rank has no rows."""
 
     def pieces(self) -> Iterator[Tensor]:
-        """Yields the pieces in the order of the manifest, flat. What they share with the model changes with it.
+        """Yields the pieces in the order of the manifest, flat. They may be the model's memory, and change with it.
 
-        A collective of all ranks if tensors are gathered, and of the ranks of one machine if there are adapters.
+        A collective of the ranks with one copy of the model if tensors are gathered, or if there are adapters.
         """
         state, scale = self._policy.hf.state_dict(), adapter_scale(self._policy)
         for entry, piece in zip(self.manifest, self.share, strict=True):
@@ -91,10 +92,10 @@ class Snapshot:
 
 
 class RankSender:
-    """This rank's policy and its part in sending it. All ranks make theirs together.
+    """This rank's policy and its part in sending it. All ranks create theirs together, which is a collective.
 
-    `dtype`: the number format of the sampler. `shards`: ranks over which one copy of the model is sharded. `ipc`: way
-    of snapshots.
+    `dtype`: the number format of the sampler. `shards`: ranks over which one copy of the model is sharded. `ipc`:
+    whether snapshots are for `ipc`, else for `nccl`.
     """
 
     def __init__(self, policy: Policy, group: RankGroup, *, dtype: torch.dtype, shards: int, ipc: bool) -> None:
@@ -114,7 +115,7 @@ class RankSender:
         """The commands of rank 0 to the other ranks."""
 
     def pack(self) -> Packed:
-        """Returns the weights in host memory, which are not those of a snapshot."""
+        """Returns the current weights in host memory, without a snapshot."""
         self._settle()
         with exported(self._weights.size, HOST) as (memory, handle):
             self._group.send_command("pack", handle())
@@ -137,7 +138,7 @@ class RankSender:
         return self._copying
 
     def snapshot(self) -> Snapshot:
-        """Waits for the last copy, then copies the weights into a stream on each sender's device, and sums them."""
+        """Waits for the last copy, then copies the weights into a stream on each sender's device, with their digest."""
         self._group.send_command("snapshot")
         return self._snapshot()
 

@@ -1,9 +1,8 @@
 """Rank 0's end of the weight channel (services/weights/channel.py).
 
-In a round with the workers of the registry all ranks send, and rank 0 asks for progress until every member has reported
-or is gone, or until the deadline. A failed round ends its connections, and the next one connects the
-members of that time. After GIVE_UP failed rounds in a row there are no more rounds, because each may take until its
-deadline.
+In a round the ranks send to the workers of the registry. Rank 0 asks for progress until every member has reported or is
+gone, or until the deadline. A failed round ends its connections, and the next round connects the members that it has.
+After GIVE_UP failed rounds in a row there are no more, because each may take until its deadline.
 """
 
 from __future__ import annotations
