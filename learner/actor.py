@@ -1,7 +1,8 @@
 """The Ray actors of one learner rank: LearnerActor for RL, ImitatingActor for a cold start.
 
-An ImitatingActor shares a folder with the driver and nothing else: it needs no Redis. It reads rows from a file. Rank 0
-writes its progress there, which is also its heartbeat, and the states from which later ranks continue (states.py).
+An ImitatingActor shares a folder with the driver and nothing else: it needs no Redis. It reads the rows from this
+folder. Rank 0 writes its progress there, which is also its heartbeat. All ranks write states there, from which later
+ranks continue (states.py).
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class _Rank:
         self._rendezvous = Rendezvous(self._node, rank, world)
 
     def rendezvous(self) -> str:
-        """Returns the address where all ranks meet. Called on rank 0 only."""
+        """Returns the meeting point of all ranks (Rendezvous.offer). Called on rank 0 only."""
         return self._rendezvous.offer()
 
     @contextmanager

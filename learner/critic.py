@@ -40,13 +40,14 @@ class CriticOutput(NamedTuple):
     values: Tensor
     """Values under the weights before the step."""
     returns: Tensor
-    """Regression targets of the values: advantage before whitening, plus value. For turns, at a row's first token."""
+    """Regression targets of the values: advantage before whitening, plus value. For turns, every token of a row
+    has the target of its turn."""
     advantages: Tensor
     """Advantages, whitened over the tokens or turns of the batch on all ranks."""
 
 
 class ValueModel(nn.Module):
-    """Maps a pack to values, float32 [T]. Its head starts at zero, so the first advantages are just the scores."""
+    """Maps a pack to values, float32 [T]. Its head starts at zero, so the first values are 0."""
 
     def __init__(self, body: nn.Module, hidden: int) -> None:
         super().__init__()
@@ -126,7 +127,7 @@ class Critic:
         return math.nan if spread**2 < 2 * EPSILON else 1 - (error / spread) ** 2
 
     def _moments(self, parts: list[Tensor]) -> tuple[float, float]:
-        """Returns mean and sqrt(unbiased variance + ε) over all tokens of all ranks."""
+        """Returns mean and sqrt(unbiased variance + ε) over the numbers of all ranks."""
         count, total = self.rank_group.all_reduce([float(sum(map(len, parts))),
                                                    sum(float(part.sum()) for part in parts)])
         mean = total / count
@@ -153,7 +154,7 @@ def make_critic(section: LearnerSection, model_path: Path, rank_group: RankGroup
     model = ValueModel(policy.body, policy.hf.config.get_text_config().hidden_size)
     model.head.to(rank_group.device)
     mesh = rank_group.mesh_of(layout.shards)
-    fully_shard(model.head, mesh=mesh)  # always in float32: returns need more than 8 bits
+    fully_shard(model.head, mesh=mesh)  # always in float32: returns need more than bfloat16's 8 bits
     shard(model, model.body, weights, mesh, layout=layout, half=half)
     return Critic(
         trained_model=TrainedModel(model, section, lr=section.critic_lr), rank_group=rank_group, section=section)

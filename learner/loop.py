@@ -13,7 +13,7 @@ After a crash between any two, the previous checkpoint is valid, and everything 
 
 If the manifest of a step exists, the step is a replay: it trains on the same groups in the same order. So a step that
 failed because of its own groups (no memory for the longest rows, a group that credit cannot read) fails again in every
-process of the learner. Attempts are counted, and the run ends after `learner.step_attempts` of them.
+process of the learner. Failed attempts are counted, and the run ends after `learner.step_attempts` of them.
 If `check` raises Leaving, the loop makes a checkpoint of the published step and returns.
 """
 
@@ -92,7 +92,7 @@ class TrainingLoop:
     canary: Canary | None = None
     """The learner's results with the weights of `version`."""
     exported: Path | None = None
-    """The newest model on disk; None before the first export, when it is the learner's initial model."""
+    """The newest model that the run has exported; None before the first: the initial one counts then."""
     writing: Background = field(init=False)
     retirement: Retirement = field(init=False)
     _pointing: threading.Lock = field(default_factory=threading.Lock)
@@ -165,7 +165,7 @@ class TrainingLoop:
     def train(self, manifest: Manifest) -> tuple[StepReport, Version]:
         """Takes one learner step and writes its episodes to the archive. Raises UserError if it failed too often.
 
-        Returns the version of the new weights, of which the sender has a snapshot.
+        Returns its report, and the version of the new weights, of which the sender has a snapshot.
         """
         limit = self.config.learner.step_attempts
         # Waiting for the GPUs does not count as an attempt, so a shutdown meanwhile is not a failure.
@@ -226,7 +226,8 @@ class TrainingLoop:
                                              self.canary)
 
     def persist(self) -> None:
-        """Begins to write a checkpoint if one is due, else the weights if the step is evaluated.
+        """Begins to write a checkpoint if one is due or Redis holds too many episodes, else the weights of an evaluated
+        step.
 
         The archive becomes durable first: a step with a checkpoint is never replayed, so nothing would write its file
         again. The weights of every evaluated step are written, because the best ones can be exported. A replay does not
@@ -234,7 +235,7 @@ class TrainingLoop:
         """
         step, adapters = self.learner.step, self.config.learner.lora.rank > 0
         evaluates = self.config.evaluates(step)
-        # An export has the adapters themselves too, which are in the state. It is hardly larger than the weights.
+        # Adapters are exported from the state, so an evaluated step keeps it. It is hardly larger than the weights.
         due = step % self.config.checkpoint.every == 0 or step == self.config.steps or (evaluates and adapters)
         if due or (not self.writing.busy and not self.retirement.pending and self.store.crowded()):
             self._make_durable()
@@ -251,7 +252,7 @@ class TrainingLoop:
         latest = self.checkpoints.latest()
         if (latest.step if latest else 0) < self.learner.step == self.version.step:
             self._make_durable()
-        log.info("left as asked", step=self.learner.step)
+        log.info("exits as asked", step=self.learner.step)
 
     def _make_durable(self) -> None:
         """Copies the published weights and the training state. A thread writes them while the loop continues."""
@@ -310,7 +311,8 @@ class TrainingLoop:
         return self._written(partial(self.learner.write, folder, unpack(packed.manifest, packed.buffer)))
 
     def _written(self, write: Callable[[], Any]) -> Any:
-        """Returns the result of `write` once the disk has room. Raises LeaseLost if another learner begins."""
+        """Returns the result of `write` once the disk takes it. Raises LeaseLost if another learner begins, and
+        DeadlineExceeded."""
         def fenced() -> Any:
             self.fence()
             return write()
@@ -340,7 +342,7 @@ def counted_attempt(store: Store, lease: Lease, manifest: Manifest, *, incarnati
 
 
 def check_numbers(step: int, groups: Sequence[Sequence[Episode]]) -> None:
-    """Raises UserError for an episode with an extreme_number, as older versions of gagpo committed them."""
+    """Raises UserError for an episode with an extreme_number. Only older versions of gagpo commit such episodes."""
     for episode in chain.from_iterable(groups):
         if number := episode.extreme_number:
             raise UserError(

@@ -2,7 +2,7 @@
 
 Legend: N rows (actions), T response tokens of these rows one after another, `row` int64 [T] the row of each token.
 Every loss is a sum divided by a denominator that the caller counts over the entire minibatch, so values add up over
-micro-batches and ranks to what one large batch would give. Gradients flow only through `logp` (`values`).
+micro-batches and ranks to what one large batch would give. Gradients flow only through `logp`, `values` and `entropy`.
 """
 
 from __future__ import annotations
@@ -86,6 +86,7 @@ def off_policy(proximal: Tensor, sampler: Tensor, corrected: Tensor, *, how: Cor
     decoupled: the ratio stays π / π_proximal, and the token's loss is multiplied by a truncated importance weight
     (arXiv 2505.24298, equation 5, with the truncation of arXiv 1802.01561). coupled: the ratio is π / π_sampler, so
     the clip bounds both at once (arXiv 1707.06347, equation 7). none: as if the proximal policy had sampled them.
+    Both corrections give a token without a finite sampler logprob the weight 0.
     """
     assert proximal.shape == sampler.shape == corrected.shape
     if how == "none" or not bool(corrected.any()):
@@ -116,7 +117,7 @@ def power_mean(log_ratios: Tensor, row: Tensor, num_rows: int, power: float) -> 
 def sequence_policy_loss(logp: Tensor, old: Tensor, row: Tensor, advantages: Tensor, *, clip: Clip, mean: Mean,
                          weights: Tensor | None = None, power: float = 0.0) -> tuple[Tensor, Metrics]:
     """Returns the clipped loss on one ratio s per action: the power mean of its token ratios, with power 0
-    s = exp(mean token log-ratio) (GSPO, arXiv 2507.18071; GAGPO section 3.2).
+    s = exp(mean token log-ratio) (GSPO, arXiv 2507.18071; GAGPO section 3.2). `clip.dual` is not used.
 
     L = mean over rows of max(-s A, -clip(s, 1 - low, 1 + high) A). logp, old, row, weights [T]; advantages [N].
     With weights it is GSPO's token form: each token has the value of s and its own gradient, and a row's loss is the

@@ -1,6 +1,7 @@
 """Reports what the training loop does: heartbeat, log, and the rows of metrics.jsonl and the ledger.
 
-The loop calls an Observer at each event (waiting, training, trained, published) and contains no other reporting.
+The loop calls an Observer at each event (restored, waiting, training, trained, published, ...). What it logs itself is
+about versions, checkpoints and retired episodes.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Only rank 0 connects to the store. It broadcasts commands to the other ranks, which execute them in a loop and wait for
 nothing else. So all ranks take part in the collectives of each command. The first death ends all ranks: with gloo a
-closed connection fails every collective at once; with NCCL they wait until the supervisor ends their processes. It
-starts new ranks from the checkpoint.
+closed connection fails every collective at once; with NCCL they wait until the supervisor ends their processes. Then
+the supervisor starts new ranks from the checkpoint.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def grow_segments() -> None:
 class RankGroup:
     """One rank of the process group. `store`: the torch store through which ranks meet; a single rank needs none.
 
-    `collective_s` limits every collective inside a command. `node`: address of this rank's machine.
+    `collective_s` limits every collective inside a command.
     """
 
     def __init__(self, rank: int, world: int, store: Store | None = None, *, gpu: bool = False,
@@ -94,9 +94,9 @@ class RankGroup:
         return int(shared.room(total))
 
     def mesh_of(self, shards: int) -> DeviceMesh:
-        """Returns the device mesh of a model that is sharded over `shards` ranks.
+        """Returns the device mesh of a model that is sharded over `shards` ranks: all ranks, or those of one machine.
 
-        It has one row with all ranks, or one row per machine if each machine has a sharded copy of the model.
+        It has one dimension with all ranks, or a row per machine if each machine has a sharded copy of the model.
         """
         if shards == self.world:
             return self.mesh

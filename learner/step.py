@@ -78,7 +78,7 @@ class StepOutput:
 
     metrics: dict[str, float]
     advantages: Floats
-    """Advantages in the loss, [N]. With a critic, each is the mean over the tokens of its row."""
+    """Advantages in the loss, less a teacher's signal, [N]. With a critic, each is the mean over its row's tokens."""
     logprobs: Floats
     """Logprobs of all responses, concatenated, under the policy before the step."""
     mismatch: str
@@ -180,10 +180,10 @@ class PriorValues:
 
 
 class _BatchFigures(NamedTuple):
-    """Figures of the batch before the step, which a critic changes."""
+    """Facts of the batch that the critic's values before the step decide."""
 
     advantages: Floats
-    """[N]: without a critic, those of the estimator."""
+    """[N]: means of the critic's over each row's tokens; those of the estimator without a critic."""
     explained_variance: float
     """NaN without a critic."""
 
@@ -252,7 +252,7 @@ class Stepper:
     def _plan(self, rows: Rows, power: float, imitation: Imitation | None) -> list[Minibatch]:
         """Splits the rows into consecutive minibatches of nearly equal sizes, so that none is small and noisy.
 
-        They have at most minibatch_rows rows, or more if a conversation is longer, because conversations are not cut.
+        They have at most minibatch_rows rows, or more where a cut would divide a conversation.
         """
         consecutive = runs(rows.sequence, -(-len(rows) // self.section.minibatch_rows))
         minibatches: list[Minibatch] = []
@@ -415,7 +415,7 @@ def _gaps(packs: list[Pack], prior: PriorValues) -> list[Tensor]:
 
 def _policy_loss(section: LossSection, p: Pack, logp: Tensor, prior: PriorValues,
                  minibatch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
-    """Returns loss and metrics of a pack. Tokens that another policy sampled are corrected."""
+    """Returns loss and metrics of a pack. Corrects the tokens of the rows that loss.corrected_rows names."""
     corrected = p.stale[p.row] if section.corrected_rows == "stale" else torch.ones_like(p.row, dtype=torch.bool)
     old, weights = off_policy(
         prior.logprobs[p.places], p.sampler_logprobs, corrected, how=section.correction, cap=section.is_cap)

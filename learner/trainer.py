@@ -155,7 +155,8 @@ class Learner:
         return self.stepper.policy.model
 
     def train(self, groups: Groups, *, incarnation: int = 0) -> StepReport:
-        """Takes one learner step on complete groups, in the given order. After a LearnerFault the step is not taken.
+        """Takes one learner step on complete groups, in the given order. After a LearnerFault the step does not count,
+        but some of its updates may have been taken.
 
         `incarnation`: of the versions that this process publishes. GPUs add in no fixed order, so a replay there only
         nearly reproduces earlier weights, and tokens of another incarnation count as stale.
@@ -230,10 +231,10 @@ class Learner:
         self._host_offload.onload()
 
     def save(self, folder: Path) -> Future[dict[str, str]]:
-        """Begins to write models, optimizers, random state and step into an existing folder that all ranks see.
+        """Begins to write trained models, optimizers, random state and step into an existing folder that all ranks see.
 
         Returns once everything is copied to host memory, so that training can continue. The future is done when every
-        rank has written its part. It returns file name -> digest. Any thread may wait for it.
+        rank has written its part. It has file name -> digest. Any thread may wait for it.
         """
         self.rank_group.send_command("save", folder)
         return self.save_part(folder)
