@@ -24,21 +24,21 @@ from services.errors import UserError
 
 PAGE = "see docs/tasks/logged-episodes.md"
 GROUPS = (("group",), ("task", "example_id"), ("uid",))
-"""Fields that together name a group. The first tuple counts of which a line has a field. verifiers writes the
-environment's name as `task` and the number of the example as `example_id`."""
+"""Fields that together name a group. The first of these tuples counts from which a line has a field. verifiers writes
+the environment's name as `task` and the number of the example as `example_id`."""
 
 
-class Function(msgspec.Struct):
+class _Function(msgspec.Struct):
     """A call's function. Other fields are not read."""
 
     name: Any = None
     arguments: Any = None
 
 
-class ToolCall(Function):
+class _ToolCall(_Function):
     """A call of a tool. Some logs write name and arguments into the call itself."""
 
-    function: Function | None = None
+    function: _Function | None = None
 
 
 class Message(msgspec.Struct):
@@ -46,7 +46,7 @@ class Message(msgspec.Struct):
 
     role: str
     content: Any = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[_ToolCall] | None = None
 
 
 class ChatLine(msgspec.Struct, kw_only=True):
