@@ -8,8 +8,8 @@ from gagpo.installation import check
 
 
 def main() -> int:
-    """Runs the command line. Returns 2 if a folder of the user hides one of our packages, 130 for a Ctrl-C before it
-    has begun."""
+    """Runs the command line and returns its exit code: 2 if our packages cannot be imported by their plain names, 130
+    for a Ctrl-C while they are imported."""
     try:
         check()
     except ImportError as error:

@@ -36,7 +36,7 @@ def credit(groups: Mapping[str, Any] | Iterable[Mapping[str, Any]], **options: A
     `groups`: one group, several episodes of one task, gives one Credit; several groups give a list, and count as those
     of one learner step. docs/tasks/logged-episodes.md has the form. `options`: keys of `learner.credit`, such as
     `estimator="gigpo"`, `gamma=0.9` or `state_key="normalized"`; one that does nothing is warned of. Pure. Raises
-    UserError that names the wrong field.
+    UserError that names the wrong field or option.
     """
     from learner.credit.registry import unread
     from learner.logged_groups.form import credit_of, credit_options, idle_options, parse_group, quality_warnings
@@ -60,8 +60,8 @@ def train(config: Path | str, overrides: Mapping[str, object] | None = None, *, 
 
     `config`: a YAML file, or the name of a shipped config such as "alfworld-tiny". `overrides`: values by dotted key,
     such as {"name": "mine", "learner.lr": 1e-6}. `resume`: continue the run of that name, or start it. Progress goes
-    to stderr. Raises UserError for a user's mistake, before anything starts, and Fault for a failure. Call it from the
-    main thread.
+    to stderr. Raises UserError for a user's mistake, which is nearly always found before anything starts, and Fault
+    for a failure. Call it from the main thread.
     """
     check()
     _in_main_thread("gagpo.train", "gagpo train")
@@ -82,7 +82,8 @@ def evaluate(model: Path | str, overrides: Mapping[str, object] | None = None, *
     """Plays each task of a set once, as `gagpo eval` does. Returns a row in the form of evaluations.jsonl: success_rate
     with success_low and success_high (95%, over tasks), success_by_type, success_by_task and more.
 
-    `model`: a Hugging Face folder or a run's folder. `config`: how to play; by default the one next to the model.
+    `model`: a Hugging Face folder or a run's folder. `config`: how to play; by default the config in that folder, or
+    next to it.
     `which`: latest, best or a step, for a run. `split`: by default the held-out tasks. `overrides`: values by dotted
     key, such as {"eval.panel": 64}. Raises UserError as `gagpo eval` does. The row is also kept, in RUN/eval.jsonl or
     MODEL.eval.jsonl. Call it from the main thread.

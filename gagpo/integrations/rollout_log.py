@@ -41,7 +41,8 @@ class RolloutLog:
     def write(self, step: int, part: str, groups: Sequence[Sequence[Episode]], credits: Sequence[Credit]) -> None:
         """Writes the groups of a learner step. `part`: names another batch of the same step; "" for its first.
 
-        The files are on the disk when it returns. Raises StoreFault or DeadlineExceeded if they cannot be written.
+        The files are on the disk when it returns. Raises StoreFault, DeadlineExceeded or OSError if they cannot be
+        written.
         """
         self._archive.write(step, [
             ArchiveRow(episode=episode, outcome="trained", columns=credit_columns(credit, k))

@@ -81,7 +81,7 @@ def observed(prompt: str | Sequence[Message], completion: str | Sequence[Message
 
 
 def episode_of(sequence: Sequenced, ticket: Ticket, version: Version, reward: float) -> Episode:
-    """Returns the episode as a record. Its last step has its reward; above 0, it counts as won.
+    """Returns the episode as a record. The last step has the reward. With a reward above 0 the episode counts as won.
 
     Raises UserError for an episode without a token of the model, for fewer observations or states than steps, and for a
     state that is no text.

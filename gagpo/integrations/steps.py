@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
@@ -68,9 +69,7 @@ class StepUid(str):
         if not isinstance(cast("object", observation), str):
             raise UserError(f"the observation of turn {turn} is {observation!r:.60}, which is no text",
                             "give the text before the action")
-        if turn != int(turn):
-            raise UserError(f"a turn of the episode {episode} is {turn}", "count turns from 0, in whole numbers")
-        uid.episode, uid.turn, uid.observation = str(episode), int(turn), observation
+        uid.episode, uid.turn, uid.observation = str(episode), _whole(turn, episode), observation
         uid.invalid, uid.action = invalid, action
         return uid
 
@@ -78,6 +77,14 @@ class StepUid(str):
         """Returns the parts for pickle, by which rows travel between processes."""
         made = partial(StepUid, invalid=self.invalid, action=self.action)
         return made, (str(self), self.episode, self.turn, self.observation)
+
+
+def _whole(turn: Any, episode: str) -> int:
+    """Returns a turn as an int. It may be a number of another library. Raises UserError if it is no whole number."""
+    with suppress(TypeError, ValueError, OverflowError):
+        if (number := int(turn)) == turn:
+            return number
+    raise UserError(f"a turn of the episode {episode} is {turn!r:.60}", "count turns from 0, in whole numbers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

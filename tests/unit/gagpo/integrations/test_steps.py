@@ -137,8 +137,9 @@ def test_ids_and_turns_may_be_numbers_of_other_libraries_and_texts_must_be_texts
     for observation in ([{"role": "user", "content": "S"}], None):
         with pytest.raises(UserError, match=r"^the observation of turn 3 is .*, which is no text; give"):
             StepUid("g", "e", 3, observation)
-    with pytest.raises(UserError, match=r"^a turn of the episode e is 0.5; count"):
-        StepUid("g", "e", 0.5, "S")
+    for turn in (0.5, math.nan, math.inf, "first", None):
+        with pytest.raises(UserError, match=rf"^a turn of the episode e is {turn!r}; count"):
+            StepUid("g", "e", turn, "S")
 
 
 def test_a_copy_of_a_step_may_differ_by_rounding():
