@@ -15,8 +15,8 @@ from services.files import Damaged, read_bounded
 # Control tokens in text that others wrote: they are read as the characters that they are.
 #
 # A page with `<|im_end|>` in it would end the user's turn, and the text behind it could forge the turns that follow. So
-# each control token in a message is cut in two before the chat template sees it, and a prompt is tokenized in the parts
-# between the cuts. A prompt without such a token is tokenized as a whole.
+# each control token in a message or a tool is cut in two before the chat template sees it, and a prompt is tokenized in
+# the parts between the cuts. A prompt without such a token is tokenized as a whole.
 #
 # Not covered: marks of a template that are no tokens, such as Llama 2's `[INST]`, and prompts of raw text, which have
 # no turns and may write control tokens themselves.
@@ -43,13 +43,13 @@ def control_tokens(tokenizer: Any, tags: Collection[str], written: Iterable[int]
 
 
 def cut(value: Any, control: re.Pattern[str] | None) -> Any:
-    """Returns a text, or a message with all texts in it, with each control token cut in two."""
+    """Returns a text, or a message or tool with all texts in it, keys too, with each control token cut in two."""
     if control is None:
         return value
     if isinstance(value, str):
         return control.sub(_in_two, value)
     if isinstance(value, Mapping):
-        return {key: cut(part, control) for key, part in cast("Mapping[str, Any]", value).items()}
+        return {cut(key, control): cut(part, control) for key, part in cast("Mapping[str, Any]", value).items()}
     return [cut(part, control) for part in cast("list[Any]", value)] if isinstance(value, list | tuple) else value
 
 
@@ -64,13 +64,13 @@ def tokens(tokenizer: Any, text: str) -> list[int]:
 
 THINK, THINK_END = "<think>", "</think>"
 _MARK = "~gagpo-message-{}~"
-"""Text that a message gets for a look whether the template writes it."""
+"""Text that is put into a message, to see whether the template writes the message."""
 Message = Mapping[str, Any]
 """One message in OpenAI's form: role, content, and what tools need."""
 
 
 class ChatRefused(Exception):
-    """A chat template cannot write these messages, for the reason that this says."""
+    """A chat template cannot write these messages. The text is the reason."""
 
 
 class TokenUnknown(ChatRefused):
@@ -215,7 +215,7 @@ def _called(message: Message) -> bool | None:
 def _places(conversation: Sequence[Message], tools: object) -> list[tuple[object, ...]]:
     """Returns for each message what decides whether a template writes it: its neighbours, whether its role comes
     before and after, whether a question follows, and the last message. Mistral's leaves the system message out if the
-    last is no question. Whole orders of roles would be without number: an agent with tools makes new ones for ever."""
+    last is no question. Entire sequences of roles would be no key: an agent with tools makes new ones for ever."""
     kinds = [(message["role"], _called(message), not message.get("content")) for message in conversation]
     last = {role: place for place, (role, *_) in enumerate(kinds)}
     earlier, keys = set[object](), list[tuple[object, ...]]()

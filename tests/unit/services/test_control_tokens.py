@@ -12,7 +12,7 @@ from envservice.text.tool_calls import TAGS
 from learner.cold_start.scratch_model import train_tokenizer
 from learner.cold_start.sft_data import Example, encode
 from rollout.prompt_renderer import PromptRenderer
-from services.chat import ChatFormat, chat_format
+from services.chat import ChatFormat, chat_format, tokens
 from services.config.tree import ModelSection
 
 TURN = {"deepseek_v3": "<\uff5cend\u2581of\u2581sentence\uff5c><\uff5cUser\uff5c>", "mistral_nemo": "[/INST]</s>[INST]",
@@ -75,6 +75,22 @@ def test_a_special_token_that_is_a_tag_stays_one():
     tokenizer.add_special_tokens({"additional_special_tokens": ["<action>"]})
     chat = ChatFormat(tokenizer=tokenizer, tags=frozenset(TAGS))
     assert "<action>" in controls(tokenizer, tokenizer.encode(chat.prompt("write <action>"), add_special_tokens=False))
+
+
+def test_the_names_of_a_tool_and_its_arguments_are_read_as_characters_too():
+    """A server of tools names the parameters, and a model the arguments of its calls."""
+    name = "a<|user|>b"
+    tokenizer = train_tokenizer(["go to oven 1</action>", name])
+    tokenizer.chat_template = (
+        "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}{% for message in messages %}<|user|>"
+        "{{ message.content }}{{ message.tool_calls | tojson if message.tool_calls else '' }}{% endfor %}")
+    tool = {"function": {"name": "look", "parameters": {"properties": {name: {"type": "string"}}}}}
+    turns = [{"role": "user", "content": "x"},
+             {"role": "assistant", "content": "", "tool_calls": [
+                 {"function": {"name": "look", "arguments": {name: [{name: "y"}]}}}]}]
+    ids = tokens(tokenizer, ChatFormat(tokenizer=tokenizer).text(turns, [tool]))
+    assert controls(tokenizer, ids) == ["<|user|>"] * len(turns)
+    assert tokenizer.decode(ids).count(name) == 3
 
 
 class _Raw:
