@@ -126,16 +126,19 @@ class ObjectFolder:
                 if time.time() - draft.stat().st_mtime > ABANDONED_S:
                     draft.unlink()
 
-    def check(self, key: str = "storage.url") -> None:
+    def check(self, key: str = "storage.url", *, made: bool = True) -> None:
         """Writes an object and deletes it. Raises UserError, which names the config's `key`, if that is not possible.
 
-        A local folder that this makes is removed again: `--dry-run` changes nothing.
+        A local folder that this makes is removed again: `--dry-run` changes nothing. `made`: whether a missing local
+        folder is made later; otherwise it is refused.
         """
         probe = f".gagpo-{uuid.uuid4().hex}"
         with explained(self.url, key):
             client, root = self._opened
             places = [Path(root), *Path(root).parents] if client.type_name == "local" else []
             missing = [place for place in places if not place.exists()]
+            if missing and not made:
+                raise FileNotFoundError(f"{root} is not there")
             self.write(probe, b"")
             self.delete([probe])
         with suppress(OSError):  # another run may have begun to use it

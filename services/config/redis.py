@@ -29,7 +29,8 @@ class RedisSection(Section):
     bodies: str | None = None
     """Folder for the bodies of episodes, such as s3://bucket/bodies, or a shared folder by its file:// URL. Redis then
     holds a reference of 0.3 kB for each episode. All nodes with workers or learner ranks, and the driver, need the
-    folder, or the credentials in their environment. None: Redis holds the episodes whole."""
+    folder, or the credentials in their environment. A file:// folder has to exist. None: Redis holds the episodes
+    whole."""
     outage_seconds: float = Field(default=300.0, ge=1, allow_inf_nan=False)
     """Seconds that clients wait for a Redis, or a folder of bodies, that does not answer. After them the run ends;
     --resume continues it. A private Redis on a full disk is waited for as long as learner.collective_s, if that is

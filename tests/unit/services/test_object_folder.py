@@ -35,6 +35,14 @@ def test_a_check_leaves_no_folder_behind(tmp_path):
     assert not list((tmp_path / "one").iterdir())
 
 
+def test_a_check_refuses_a_missing_folder_where_one_has_to_be_there(tmp_path):
+    """Its readers take a folder that is missing for one that is not mounted, and wait for it."""
+    with pytest.raises(UserError, match=rf"^redis\.bodies=file:.* cannot be used \({tmp_path}/away is not there\)"):
+        ObjectFolder((tmp_path / "away").as_uri()).check("redis.bodies", made=False)
+    assert not list(tmp_path.iterdir())
+    ObjectFolder(tmp_path.as_uri()).check("redis.bodies", made=False)
+
+
 FULL = """
 import resource, sys
 from pathlib import Path

@@ -71,6 +71,7 @@ def test_a_plan_that_fits_passes():
     ("learner.lora.rank=2 learner.lora.targets=[q_porj]", "learner.lora.targets names no layer of this model (q_porj)"),
     ("learner.lora.rank=2 learner.lora.targets=[q_proj,lm_head]", "names lm_head, whose weights are the embeddings"),
     (f"redis.bodies={Path('/dev/null/bodies').as_uri()}", "/dev/null/bodies cannot be used"),
+    (f"redis.bodies={Path('absent').absolute().as_uri()}", "absent is not there); check that the folder is there"),
     ("redis.url=ftp://x", "redis.url is not a Redis address"),
 ])
 def test_a_plan_that_cannot_work_is_refused(override: str, expected: str):
