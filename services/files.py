@@ -59,7 +59,8 @@ def read_bounded(path: Path, most: int = JSON_BYTES) -> bytes:
     with open_plain(path) as file:
         data = file.read(most + 1)
     if len(data) > most:
-        raise Damaged(f"{path} is larger than {most >> 20} MiB", "give a smaller one")
+        limit = f"{most >> 20} MiB" if most >= 1 << 20 else f"{most} bytes"
+        raise Damaged(f"{path} is larger than {limit}", "give a smaller one")
     return data
 
 
@@ -76,7 +77,7 @@ def without_mark(data: bytes, name: Path | str) -> bytes:
 
 
 def read_json(path: Path, kind: type[Kind]) -> Kind:
-    """Returns the JSON document of a file as `kind`. Raises Damaged if it is none, or FileNotFoundError."""
+    """Returns the JSON document of a file as `kind`. Raises Damaged if the file holds none, or OSError."""
     data = read_bounded(path)
     try:
         return msgspec.json.decode(data, type=kind)

@@ -53,7 +53,8 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     """Members of the group: K for training, the samples per task for evaluation."""
     task: str
     seed: int
-    """seed_for(run seed, group, k), which is the same on every attempt."""
+    """The same on every attempt. Training: of the run's seed, group and k. Evaluation: of task, temperature and k, so
+    that all versions play the same games."""
     kind: TicketKind
     min_step: int = 0
     """Training: the worker must hold a version of at least this step before it starts."""
@@ -161,7 +162,7 @@ class JudgedAction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Episode(msgspec.Struct, frozen=True, kw_only=True):
-    """A finished episode: won, lost or out of turns. An attempt that ended in a fault never becomes an Episode."""
+    """A finished episode: won, lost, or cut off by a budget. An attempt that ended in a fault never becomes one."""
 
     ticket: Ticket
     steps: list[Step]
@@ -302,17 +303,17 @@ def encode_episode(episode: Episode) -> bytes:
 
 
 def decode_episode(blob: bytes) -> Episode:
-    """Returns the episode of a blob of encode_episode. Raises msgspec.ValidationError or ZstdError if it is damaged."""
+    """Returns the episode of a blob of encode_episode. Raises ValueError, TypeError or ZstdError for a damaged one."""
     import zstandard
 
     return _episodes.decode(zstandard.ZstdDecompressor().decompress(blob))
 
 
 def encode_turn(turn: PlayedTurn) -> bytes:
-    """Turn to msgpack. It is not compressed: it is written once and read only if its worker dies."""
+    """Returns the turn as msgpack. It is not compressed: it is written once and read only if its worker dies."""
     return _encoder.encode(turn)
 
 
 def decode_turn(body: bytes) -> PlayedTurn:
-    """The inverse of encode_turn. Raises msgspec.ValidationError on a damaged body."""
+    """Returns the turn of a body of encode_turn. Raises ValueError or TypeError for a damaged one."""
     return _turns.decode(body)

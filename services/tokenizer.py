@@ -53,9 +53,9 @@ def first_tokens(tokenizer: Any) -> list[int]:
 
 
 def token_bytes(tokenizer: Any, token: int) -> bytes:
-    """Returns a token's own bytes. A character of several tokens has its bytes in all of them.
+    """Returns a token's own bytes, which may be a part of a character.
 
-    Decoding one of them alone would give the replacement character.
+    Decoding such a token alone would give the replacement character.
     """
     added, byte_level = _vocabulary_facts(tokenizer)
     if token in added:

@@ -80,7 +80,7 @@ def _sendable(token: str, where: str) -> str:
 
 
 def read_secret(file: Path) -> str:
-    """Returns the first line of a file. Raises UserError if it cannot be read or is empty."""
+    """Returns the first line of a file. Raises UserError if the file cannot be read or that line is empty."""
     try:
         lines = read_bounded(file, SECRET_BYTES).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:

@@ -24,10 +24,10 @@ class _StrictRequest(Request):
 
 
 class StrictRoute(APIRoute):
-    """Answers 400 to NaN, to Infinity and to half of a surrogate pair, which Python's own reader of JSON lets through.
+    """Answers 400 to NaN, to Infinity and to half of a surrogate pair, which Python's own reader of JSON lets through:
+    an answer in JSON could not repeat them.
 
-    An answer could not hold what came of them. Answers 413 to more than MAX_FIELDS fields. Use it as
-    `app.router.route_class`, before the routes are added.
+    Answers 413 to more than MAX_FIELDS fields. Use it as `app.router.route_class`, before the routes are added.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:

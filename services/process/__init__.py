@@ -1,1 +1,1 @@
-"""Operating-system matters: child processes, threads, addresses, shared folders, installed packages."""
+"""Operating-system matters: child processes, signals, threads, addresses, packages and the user's own code."""

@@ -33,9 +33,13 @@ def test_a_reader_takes_plain_files_up_to_a_size(tmp_path: Path):
     (tmp_path / "large").write_bytes(b"x" * 11)
     assert read_bounded(tmp_path / "large", 11) == b"x" * 11
     os.mkfifo(tmp_path / "pipe")
-    for path in (tmp_path / "large", tmp_path / "pipe", Path("/dev/zero")):
-        with pytest.raises(Damaged):
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(Damaged, match="is not a plain file"):
             read_bounded(path, 10)
+    for size, most in ((11, "10 bytes"), (4097, "4096 bytes"), ((1 << 20) + 1, "1 MiB")):
+        (tmp_path / "large").write_bytes(bytes(size))
+        with pytest.raises(Damaged, match=f"large is larger than {most}; give a smaller one"):
+            read_bounded(tmp_path / "large", size - 1)
 
 
 def test_a_folder_in_place_of_a_file_is_named_and_leaves_no_handle_open(tmp_path: Path):
