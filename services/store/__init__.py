@@ -1,1 +1,1 @@
-"""Redis: tickets, episodes, manifests and leases behind five fenced scripts."""
+"""A run's state in Redis: tickets, episodes, manifests, leases and heartbeats. Scripts in Lua make all changes."""

@@ -25,7 +25,8 @@ from services.telemetry.logs import get_logger
 FORMAT = 7
 """Version of the columns, in the metadata of each file under `format`."""
 FILE_NAME = re.compile(r"step-(\d{8,})(?:-(.+))?\.parquet")
-"""Matches the name of an archive file: the learner step, and the part, which episodes that were trained on lack."""
+"""Matches the name of an archive file: the learner step, and the part if there is one. A run's learner writes the
+episodes that a step trained on without a part."""
 Outcome = Literal["trained", "dropped", "evaluated"]
 CREDIT = ("advantage", "value", "return", "delta", "raw_advantage", "baseline")
 """Numbers from the learner, explained in learner/credit/types.py. They are null for episodes that were not trained on,
@@ -33,7 +34,8 @@ and if the estimator does not compute them."""
 LEARNER = (*CREDIT, "state_key", "learner_logprobs")
 """All columns of the learner. learner_logprobs [R] are recomputed before the update, for the tokens of `logprobs`."""
 ROW_GROUP = 512
-"""Fewest rows of a parquet row group. It holds whole groups of episodes, so reading one group reads few others."""
+"""Fewest rows of a parquet row group, except for a file's last one. It holds entire groups of episodes, so reading one
+group reads few others."""
 log = get_logger("archive")
 _QUEUE = 8
 """Most files that wait for the disk. Once there are so many, training waits: a slow disk must not fill the memory."""
@@ -204,7 +206,8 @@ plain numbers, but not in packed dictionary indices."""
 
 
 def _row_groups(groups: Sequence[str]) -> list[tuple[int, int]]:
-    """Returns ranges of rows that end at the end of a group, each as short as possible with at least ROW_GROUP rows."""
+    """Returns ranges of rows that end at the end of a group, each as short as possible with at least ROW_GROUP rows,
+    but for the last one."""
     ends = [i for i in range(1, len(groups) + 1) if i == len(groups) or groups[i] != groups[i - 1]]
     bounds: list[tuple[int, int]] = []
     start = 0

@@ -109,7 +109,8 @@ class Bodies:
         return decode_episode(body)
 
     def sweep(self, in_use: Callable[[], tuple[Iterable[bytes], Mapping[str, str]]]) -> int:
-        """Deletes the bodies that no episode will ever refer to. Returns their number; they may wait for a later sweep.
+        """Deletes the bodies that no episode will ever refer to. Returns their number: 0 if the folder fails, because
+        then a later sweep deletes them.
 
         `in_use` returns, of one moment, all that Redis holds of episodes, and the outstanding tickets with their
         entries. It is asked after the bodies are listed, so that one that is committed meanwhile is kept.

@@ -213,8 +213,8 @@ class Connection:
         return self.script(name, lease.epoch, lease.holder, *args, role=lease.role)
 
     def read(self, *commands: tuple[Any, ...]) -> list[Any]:
-        """Returns the replies to several reads at one moment (MULTI). Each command is its name and a key. Raises
-        StoreFault."""
+        """Returns the replies to several reads at one moment (MULTI). Each command is its name, a key without the
+        run's prefix, and further arguments. Raises StoreFault."""
         def ask() -> list[Any]:
             pipe = self.redis.pipeline(transaction=True)
             for command, key, *args in commands:

@@ -17,7 +17,7 @@ from services.store.store import Store
 from services.telemetry.heartbeat import Heartbeat, all_do
 
 ROLE = "gpu"
-"""Followed by the number of the GPU among those that are shared."""
+"""Begins the name of each lease. The number of the GPU among the shared ones follows."""
 ASKING = "learner-0"
 """Name of the process whose heartbeat asks for the GPUs: of a learner's ranks, only rank 0 sends heartbeats."""
 WANTED = "waits for the GPU"

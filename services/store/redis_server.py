@@ -92,11 +92,12 @@ def find_redis() -> Path:
 
 
 def redis_version(binary: Path) -> tuple[str, tuple[int, ...]]:
-    """Returns the product, `redis` or `valkey`, and its version; (0, 0) if the binary does not run on this machine."""
+    """Returns the product, `redis` or `valkey`, and its version; (0, 0) if the binary does not run on this machine, or
+    hangs."""
     try:
         text = subprocess.run([binary, "--version"], capture_output=True, encoding="utf-8", errors="replace",
                               timeout=10, check=False).stdout
-    except OSError:
+    except (OSError, subprocess.TimeoutExpired):
         text = ""
     version = re.search(r"v=(\d+)\.(\d+)(?:\.(\d+))?", text)
     product = "valkey" if "valkey" in text.lower() else "redis"

@@ -10,6 +10,7 @@ import msgspec
 from services.records import Version
 from services.store.connection import Connection
 from services.store.lease import Lease
+from services.telemetry.heartbeat import TTL_S
 from services.weights.canary import Canary
 
 
@@ -52,7 +53,7 @@ class RunState:
         return msgspec.json.decode(urls, type=tuple[str, ...]) if urls else ()
 
     def correct(self, correction: str) -> None:
-        """Replaces the instructions that new training tickets carry. Any worker may: the last one writes."""
+        """Replaces the instructions that new training tickets carry. Any worker may call it: the last call counts."""
         self._connection.script("correct", correction)
 
     def correction(self) -> str:
@@ -69,7 +70,7 @@ class RunState:
         step = self._counter("evaluated")
         return -1 if step is None else int(step)
 
-    def beat(self, name: str, snapshot: Mapping[str, Any], ttl_s: float = 10.0) -> None:
+    def beat(self, name: str, snapshot: Mapping[str, Any], ttl_s: float = TTL_S) -> None:
         """Sends a heartbeat that expires after `ttl_s` seconds."""
         self._connection.script("beat", name, msgspec.json.encode(snapshot), int(ttl_s * 1000))
 

@@ -31,8 +31,8 @@ class DamagedManifest(UserError):
 
 
 def _manifest(step: int, text: bytes) -> Manifest:
-    """Returns the manifest of a step. Raises DamagedManifest if `text` is none, or one of another step or of groups
-    that no training group's name names."""
+    """Returns the manifest of a step. Raises DamagedManifest if `text` is not a manifest of this step with at least
+    one group, or names other groups than training groups."""
     try:
         manifest = msgspec.json.decode(text, type=Manifest)
     except NOT_JSON as error:

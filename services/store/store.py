@@ -27,7 +27,7 @@ steps.begin: begin_step, steps.retire: retire):
 | episodes     | ticket id -> body of the episode, or a reference to it    | commit, retire or drop          |
 | manifests    | step -> manifest as JSON                                  | begin, for good                 |
 | drops        | drops that no manifest has taken yet                      | drop, begin                     |
-| failed       | ticket id -> task, and why its attempts are used up       | fail or claim, drop or commit   |
+| failed       | ticket id -> task, and why its attempts are used up       | last failure, drop or commit    |
 | lost         | ticket id -> how often its episode's body was lost        | play_again, retire or drop      |
 | claims       | worker -> name and answer of its last claim               | claim, its next claim           |
 | attempts     | step -> incarnation, attempts to train it; step:cause     | attempt, attempt_ended          |
@@ -111,7 +111,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Backlog(msgspec.Struct, frozen=True, kw_only=True):
-    """The unplayed tickets at one moment."""
+    """The unplayed tickets. It is read by several calls, so the numbers may be of different moments."""
 
     waiting: int
     """Number of tickets that no worker has claimed."""
@@ -156,13 +156,19 @@ def is_complete(episodes: Sequence[Episode]) -> bool:
     return bool(episodes) and len(episodes) == episodes[0].ticket.size
 
 
+def _drop(episodes: Sequence[Episode], *, group: str, task: str, reason: str) -> Drop:
+    """Returns the drop of a group with these finished episodes."""
+    task_type = episodes[0].ticket.task_type if episodes else ""
+    return Drop.of(episodes, group=group, task=task, task_type=task_type, reason=reason)
+
+
 class Store:
     """One run's work in Redis: its tickets, groups and episodes. `steps` has the log of the learner's steps, `state`
     the newest weights, the servers and the heartbeats, `leases` the roles of its processes.
 
-    Every call answers within `longest_s`. Calls raise StoreFault if Redis is down for longer than
-    `settings.outage_seconds`, or its disk full for longer than that and `disk_s`. They raise LeaseLost if the lease
-    that is passed in is not the current one.
+    A call that makes one round trip, as a worker's do, ends within `longest_s`. Calls raise StoreFault if Redis is down
+    for longer than `settings.outage_seconds`, or its disk full for longer than that and `disk_s`. They raise LeaseLost
+    if the lease that is passed in is not the current one.
     """
 
     def __init__(self, url: str, run: str, *, timeout_s: float = 10.0, settings: RedisSection = BRIEFLY,
@@ -177,8 +183,8 @@ class Store:
 
     @classmethod
     def of_run(cls, config: Config, url: str, run: str) -> Store:
-        """Returns the store of a process of a run. The data of a private Redis are on the disk of the run's folder,
-        which all wait for as long as learner.collective_s."""
+        """Returns the store of a process of a run. A private Redis keeps its data in the run's folder, so calls wait
+        for that disk for as long as learner.collective_s."""
         return cls(url, run, settings=config.redis, disk_s=0.0 if config.redis.url else config.learner.collective_s)
 
     def erase(self) -> None:
@@ -344,7 +350,7 @@ class Store:
         (failed,) = self.connection.read(("HGETALL", "failed"))
         causes = {name.decode().rpartition("#")[0]: cause.decode().partition("\n")
                   for name, cause in sorted(failed.items())}
-        return [Drop.of(self.episodes(group), group=group, task=task, reason=reason)
+        return [_drop(self.episodes(group), group=group, task=task, reason=reason)
                 for group, (task, _, reason) in causes.items()]
 
     def to_drop(self, reasons: Mapping[str, str]) -> dict[Drop, list[Episode]]:
@@ -352,13 +358,12 @@ class Store:
         drops: dict[Drop, list[Episode]] = {}
         for group, reason in reasons.items():
             episodes = self.episodes(group)
-            kind = episodes[0].ticket.task_type if episodes else ""
-            drops[Drop.of(episodes, group=group, task=self.task_of(group), task_type=kind, reason=reason)] = episodes
+            drops[_drop(episodes, group=group, task=self.task_of(group), reason=reason)] = episodes
         return drops
 
     def drop(self, lease: Lease, *drops: Drop) -> bool:
-        """Removes unfinished or ready groups at once and frees their capacity. Returns False if one is unknown or in a
-        manifest, and stays.
+        """Removes unfinished or ready groups at once and frees their capacity. A group that is unknown or in a manifest
+        stays as it is, and then the result is False.
 
         Read episodes() first if the archive should get the finished ones. The learner may drop too, with its own lease.
         """
@@ -409,8 +414,8 @@ class Store:
     def crowded(self) -> bool:
         """Whether so many episodes are held that the learner makes a checkpoint early, so that it can retire some.
 
-        Redis refuses every write once it is full, also those that a checkpoint needs, so half of its memory is kept.
-        Once other runs have filled that half, this one keeps a sixteenth, so that it need not retire every step.
+        Redis refuses every write once it is full, also those that a checkpoint needs, so half of its memory stays free.
+        Once other runs have filled half, this one holds up to a sixteenth, so that it need not retire every step.
         """
         held, connection = self.retained_bytes(), self.connection
         about = connection.retry("info", lambda: connection.redis.info("memory"))

@@ -1,4 +1,4 @@
-"""Heartbeats: every two seconds a process reports its metrics and its activity. A beat expires with its sender."""
+"""Heartbeats: every two seconds a process reports its metrics and its activity. A dead process has none after TTL_S."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from services.telemetry.names import Role, Snapshot
 
 BEAT_S = 2.0
 TTL_S = 10.0
+"""Seconds after which a heartbeat expires."""
 NO_SERVERS = "waits for environment servers"
 """Activity of a worker that no environment server answers."""
 Send = Callable[[str, Mapping[str, Any]], object]
@@ -41,7 +42,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decode(beats: Mapping[str, Mapping[str, Any]]) -> dict[str, Beat]:
-    """Returns the heartbeats that RunState.beats gave, by worker, sorted by name. Raises msgspec.ValidationError."""
+    """Returns the heartbeats of RunState.beats by process, sorted by name. Raises msgspec.ValidationError."""
     return {name: msgspec.convert(beats[name], Beat) for name in sorted(beats)}
 
 

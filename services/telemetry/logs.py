@@ -78,8 +78,7 @@ def bind(**facts: Any) -> None:
 
 
 def configure_logs(
-    folder: Path | None, *, process: str = "controller", show: Show | None = print_event, level: str = "info",
-    node: str = "localhost",
+    folder: Path | None, *, process: str = "controller", show: Show | None = print_event, node: str = "localhost",
 ) -> None:
     """Sends this process's log to a file in the run's `folder` (None: to no file) and to `show` (None: not to stderr).
 
@@ -102,7 +101,7 @@ def configure_logs(
             structlog.processors.format_exc_info,
             _Sink(_path, _identity(folder, process), show),
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         cache_logger_on_first_use=False,
     )
 

@@ -89,7 +89,7 @@ ROLLOUT = (
     _declare("rollout", "counter", "rollout_env_steps_total", "Turns of finished episodes."),
     _declare("rollout", "counter", "rollout_replays_total", "Sessions that servers had to rebuild for this worker."),
     _declare("rollout", "counter", "rollout_redeliveries_total",
-             "Claimed tickets that another worker had claimed before."),
+             "Claimed tickets that were claimed before, by any worker."),
     _declare("rollout", "gauge", "rollout_slots", "Episodes that the worker may play at once."),
     _declare("rollout", "gauge", "rollout_tickets",
              "Tickets that the worker has claimed. Held ones wait for a version or a slot.",

@@ -306,6 +306,14 @@ def test_a_bundled_server_that_the_machine_cannot_run_is_left_for_one_on_path(tm
     assert find_redis() == older
 
 
+def test_a_server_that_hangs_when_it_is_asked_for_its_version_is_not_used(tmp_path, monkeypatch):
+    def hang(command: list[object], *, timeout: float, **_: object) -> None:
+        raise subprocess.TimeoutExpired(str(command), timeout)
+
+    monkeypatch.setattr(redis_server.subprocess, "run", hang)
+    assert redis_version(tmp_path / "valkey-server")[1] == (0, 0)
+
+
 def test_a_run_continues_with_the_data_of_an_older_server(tmp_path):
     """Redis 6.2 has one append-only file, newer servers have a folder of them."""
     older = RedisServer(tmp_path, OLDEST)

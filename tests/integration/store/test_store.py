@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from store_episodes import play_all, played, tickets
 
+from services.controller.tickets import typed
 from services.errors import LeaseLost, StoreFault
 from services.records import Drop, Manifest, PlayedTurn, Version
 from services.store.connection import NotReady
@@ -186,7 +187,7 @@ def test_a_failed_ticket_rests_as_long_as_its_worker_said(server):
 
 
 def test_a_failed_group_is_listed_with_task_reason_and_the_steps_it_held(store, controller):
-    store.issue(controller, tickets(0), capacity=9)
+    store.issue(controller, typed(tickets(0), lambda _: "pick"), capacity=9)
     first, *_ = store.claim("a", 1)
     store.commit_episode(first, played(first))
     for outcome in ("retry", "retry", "exhausted"):
@@ -194,7 +195,7 @@ def test_a_failed_group_is_listed_with_task_reason_and_the_steps_it_held(store, 
         assert store.fail(claim, "engine: out of memory\nat step 3") == outcome
     (drop,) = store.failed_groups()
     assert drop.reason == "engine: out of memory\nat step 3"
-    assert (drop.task, drop.steps) == ("alfworld/train/a", 1)
+    assert (drop.task, drop.task_type, drop.steps) == ("alfworld/train/a", "pick", 1)
 
 
 def test_a_reason_with_half_of_a_surrogate_pair_is_kept(store, controller):
