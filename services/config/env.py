@@ -230,9 +230,9 @@ class EnvSection(Section):
     number. Otherwise it bounds what sessions record: beyond it the session that was idle longest is dropped, and its
     next step rebuilds it. None: half the memory of the machine or the container."""
     recycle_hours: float | None = Field(default=None, ge=0.01, allow_inf_nan=False)
-    """Age in hours at which a server restarts itself; its sessions are rebuilt by their next step. None: never. At
-    least 0.01 (36 s), because a server that restarts sooner than it can start plays nothing. Sessions of a live
-    environment cannot be rebuilt, so a run of one is refused with it."""
+    """Age in hours, give or take a tenth, at which a server restarts itself; its sessions are rebuilt by their next
+    step. None: never. At least 0.01 (36 s), because a server that restarts sooner than it can start plays nothing.
+    Sessions of a live environment cannot be rebuilt, so a run of one is refused with it."""
     recycle_gb: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Memory in GB of the server's own process at which it restarts itself in the same way. None: never. A run of a
     live environment is refused with it."""

@@ -210,8 +210,8 @@ class SupervisionSection(Section):
     its tickets again."""
     leave_seconds: float = Field(default=20, ge=0)
     """Seconds after SIGTERM in which the learner may finish its step and write a checkpoint. Whoever sends the signal
-    should kill no sooner than some ten seconds later. 0: it leaves at once. Ctrl-C waits for the step, however long it
-    takes; Ctrl-C again ends at once."""
+    should kill no sooner than some ten seconds later. 0: it leaves at once. After Ctrl-C it has
+    learner.collective_s for that; Ctrl-C again ends at once."""
     silence_seconds: float = Field(default=180, gt=0)
     """Seconds without a heartbeat after which a worker or learner is restarted."""
     longest_pause_seconds: float = Field(default=300, ge=0)
@@ -222,14 +222,15 @@ class SupervisionSection(Section):
 
 
 LEAST_MIXED = 0.1
-"""Share of turns in states of unlike turns below which no estimator needs a warning."""
+"""If a smaller share of the turns is in states that unlike turns share, no estimator needs a warning."""
 
 
 class CreditSection(Section):
     """How the return of an episode is credited to its turns. docs/algorithms.md has the formulas. The estimator and
     the state key add keys of their own, which have tables below."""
 
-    # Docstrings are for `gagpo credit --help`. Defaults are those of own estimators too, and may be wrong.
+    # Attribute docstrings: `gagpo credit --help` prints them. Defaults are validated because those of a user's own
+    # estimator may be wrong.
     model_config = ConfigDict(extra="allow", use_attribute_docstrings=True, validate_default=True)
 
     estimator: str = "gagpo"

@@ -151,11 +151,13 @@ class LearnerSection(Section):
     """How the tasks of training groups are chosen. uniform: all equally often. contrast: more of the task types whose
     recent groups were both won and lost, fewer of those that are always won or always lost."""
     step_attempts: int = Field(default=3, ge=1)
-    """Number of failed attempts at a learner step after which the run ends with the reason."""
+    """Number of failed attempts at a learner step, or at a cold start on the ranks without a new checkpoint, after
+    which the run ends with the reason."""
     overdue_s: float = Field(default=1800.0, gt=0)
     """Seconds after the last finished group until the open groups that only this learner step can use are dropped."""
     wait_s: float = Field(default=7200.0, gt=0)
-    """Seconds without a newly finished group, or for one evaluation, after which the learner gives up."""
+    """Seconds without a newly finished group, for one evaluation, or for a GPU that a rollout worker keeps, after which
+    the learner gives up."""
     collective_s: float = Field(default=1800.0, gt=0)
     """Deadline in seconds for the ranks to connect, for each collective (loading and saving a model included), for the
     weights actor to take a version, and for the disk of the run's folder to take checkpoints, the archive's files and
