@@ -61,7 +61,7 @@ class Hooks:
     playing: Callable[[str, int, int], object] = lambda *_: None
     """Takes an evaluation's label, its number of finished groups and of all groups, whenever these change."""
     waits: Callable[[str], object] = lambda _: None
-    """Takes the name of the outside service that the entire run waits for; "" once the run continues."""
+    """Takes a line about the outside service that the entire run waits for; "" once the run continues."""
 
 
 @dataclass(kw_only=True)

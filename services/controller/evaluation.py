@@ -93,7 +93,7 @@ class Evaluation:
 
 
 def clear(store: Store, lease: Lease, reason: str = "the run was started again") -> None:
-    """Drops unfinished evaluations. The weights that they name no longer exist."""
+    """Drops the unfinished groups of evaluations and deletes the finished ones. Their weights no longer exist."""
     for group in store.outstanding_groups():
         if group.startswith("eval/"):
             store.drop(lease, Drop(group=group, task="", reason=reason))
@@ -163,8 +163,8 @@ def _by_env(request: EvalRequest, by_task: Mapping[str, float]) -> dict[str, dic
 def summarise(request: EvalRequest, episodes: list[Episode], *, dropped: int,
               task_type: Callable[[str], str]) -> dict[str, Any]:
     """Returns one row of evaluations.jsonl: mean success with its 95% interval over tasks, by task type and, in a run
-    of several environments, by the name of the environment; lengths,
-    shares of bad answers, the number of sampled tokens and the best of repeated episodes.
+    of several environments, by environment; lengths, shares of bad answers, the number of sampled tokens, the best of
+    repeated episodes and scores by rule.
 
     Lengths are in turns. task_score: mean of the environment's own score over episodes, null if it has no score.
     """

@@ -35,7 +35,8 @@ class Member(Protocol):
         ...
 
     def lacks(self) -> str:
-        """Returns the resources that the cluster lacks for this member, "" once it has a place. Called until ready."""
+        """Returns what the cluster lacks for this member, to follow its name in a sentence; "" once it has a place.
+        Called until ready."""
         ...
 
     def poll(self) -> End | None:
@@ -64,7 +65,8 @@ class Watched:
 
     member: Member
     changed_at: float
-    """Time of the member's last start, or of its next start while `paused`."""
+    """Time from which start_seconds count: that of the last start, or while the member waits for a place, of the last
+    check. While `paused`: the time of the next start."""
     paused: bool = True
     placed: bool = False
     """Whether the member has its place on the cluster."""
@@ -98,7 +100,8 @@ class Watched:
 
     @property
     def may_work(self) -> bool:
-        """Whether the member is in its first start and has its place, so that it may yet show that its role works."""
+        """Whether the member is in its first start and not known to lack a place, so that it may yet show that its role
+        works."""
         return not self.deaths and not self.paused and self.unplaced_at is None and self.drains_at is None
 
     def died(self, end: End, now: float, *, longest_pause: float) -> float:

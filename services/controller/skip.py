@@ -22,9 +22,9 @@ def skip_step(store: Store, lease: Lease, step: int, *,
 
     Groups that wait for the weights of `step` are dropped as well, because the step itself needs groups before it can
     make these weights. Returns the drops of the manifest. `keep` gets the drops with their episodes before the store
-    forgets them. If the manifest is damaged, the manifests of later steps are withdrawn too, and the groups of no other
-    manifest count as its own. Raises UserError if the step has no manifest, or if later steps or a checkpoint depend on
-    it.
+    forgets them. If the manifest is damaged, the manifests of later steps are withdrawn too, and groups that are in no
+    queue and no readable manifest count as its own. Raises UserError if the step has no manifest, or if later steps or
+    a checkpoint depend on it.
     """
     counts = store.counts()
     within = counts.retired_step < step <= counts.last_step

@@ -97,7 +97,7 @@ class Supervisor:
     def wait(self, role: str) -> None:
         """Waits until all members of `role` are ready. Raises the same errors as `check`.
 
-        Once one is ready, it waits no more for members that lack a place or are sick: they may never get ready.
+        Once one is ready, it no longer waits for members that lack a place or are sick: they may never get ready.
         """
         while any(not w.ready for w in self._watched if w.member.role == role and not (
                 self._has_ready(role) and (w.logged or w.sick(self._clock())))):
@@ -107,7 +107,8 @@ class Supervisor:
     def check(self) -> None:
         """Checks the ground, then each member once.
 
-        Raises a member's UserError, the Fault of the ground, or a Fault if a role cannot start.
+        Raises a member's UserError, the Fault of the ground, or a Fault if a role cannot start, gets no place, or is in
+        a crash loop.
         """
         self._check_ground()
         now = self._clock()
@@ -297,7 +298,8 @@ class Supervisor:
                 for w in self._watched if w.sick(now)]
 
     def stop(self) -> None:
-        """Stops all members, whatever fails: the last started role first, and the members of a role at once."""
+        """Stops all members: the last added role first, the members of a role at once. Reports one that cannot be
+        stopped."""
         while self._watched:
             role = self._watched[-1].member.role
             last = [w.member for w in self._watched if w.member.role == role]

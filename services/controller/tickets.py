@@ -165,8 +165,8 @@ class ContrastSampler:
     """Draws a task type for each group, by the number of the type's tasks times their weight (task_types.py).
 
     The weights follow from the rows of metrics.jsonl, which survive with the checkpoint, so it has no state of its own.
-    The task is the entry at the group's index in a stream of the type's own, so no task comes twice before the index
-    has passed all of the type's.
+    The task is the entry at the group's index in a stream of the type's own, so within one pass of that stream no task
+    comes twice.
     """
 
     def __init__(self, tasks: Sequence[str], task_type: Callable[[str], str], seed: int, *, staleness: int,
