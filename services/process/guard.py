@@ -99,8 +99,6 @@ def end_all(folder: str, grace_s: float = GRACE_S) -> None:
         time.sleep(LOOK_EVERY_S)
 
 
-
-
 def short_root(longest: int = 48) -> Path:
     """Returns the folder for temporary files, or /tmp if its path has more than `longest` characters: the path of a
     socket in it may have 107, of which vLLM's takes 59."""

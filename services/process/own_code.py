@@ -84,7 +84,7 @@ def as_user_error(what: str, fix: str, *,
 def make_object(target: str, *, kind: str, key: str) -> Any:
     """Imports `module:attribute`. If it is a class, returns an instance of it.
 
-    Raises UserError as `import_object` does, and for a class whose constructor needs arguments.
+    Raises UserError as `import_object` does, and for a class whose constructor raises, as one that needs arguments.
     """
     own = import_object(target, kind=kind, key=key)
     if not isinstance(own, type):

@@ -33,12 +33,12 @@ class Rendezvous:
         if is_local(self._address):
             # A file in memory: this user's alone, and gone with this process, however that ends. It is never closed,
             # because a late rank would write into the file that gets its number next.
-            return f"/proc/{os.getpid()}/fd/{os.memfd_create('gagpo-rank group')}"
+            return f"/proc/{os.getpid()}/fd/{os.memfd_create('gagpo-rendezvous')}"
         self._listener = socket.create_server((self._address, 0), family=family_of(self._address))
         return host_port(self._address, self._listener.getsockname()[1])
 
     def join(self, where: str, timeout_s: float) -> Any:
-        """Returns the torch store of all ranks, which rank 0 serves."""
+        """Returns the torch store of all ranks. Rank 0 serves it if they are on several machines."""
         from torch._C._distributed_c10d import FileStore, HashStore, TCPStore
 
         use_interface(self._address)

@@ -59,7 +59,8 @@ def started(work: Callable[[], T], name: str) -> Future[T]:
 
 @contextmanager
 def watched(watch: Callable[[threading.Event], None], *, name: str) -> Iterator[None]:
-    """Runs `watch` in a thread of its own. The event that it takes is set when the block ends, and it must return."""
+    """Runs `watch` in a thread of its own. When the block ends, it sets the event that `watch` takes, and waits until
+    `watch` has returned."""
     ended = threading.Event()
     thread = threading.Thread(target=watch, args=(ended,), name=name, daemon=True)
     thread.start()

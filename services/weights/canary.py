@@ -4,7 +4,7 @@ Each published version carries the learner's logprobs of a few fixed prompts, it
 computes them with the engine, and both must agree as far as rounding explains. That covers the entire way: the copy,
 the transfer, vLLM's loading, and its kernels, both those that read a prompt and those that write an answer.
 
-The first difference of a sampler is bound by what rounding may cost (FIRST), later ones by GROWTH times the first. A
+The first difference of a sampler is bounded by what rounding may cost (FIRST), later ones by GROWTH times the first. A
 version that changed the learner's logprobs must also change the sampler's, in some bit. This detects an update
 without any effect, even where one learner step moves logprobs by less than bfloat16 rounds. In bfloat16, a part of the
 model that stays old is detected only once it moves logprobs beyond the bound.
