@@ -6,9 +6,9 @@ To add settings for an environment, write a Section next to AlfworldSection and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, cast, get_args
 
 from pydantic import (
     AfterValidator,
@@ -45,6 +45,16 @@ def http_address(url: str) -> str:
 HttpAddress = Annotated[str, AfterValidator(http_address)]
 
 
+def _kinds_in(kind: Any) -> list[Any]:
+    """Returns an annotation and everything that it is made of: `tuple[int, int] | None` has int."""
+    return [kind, *(part for parameter in get_args(kind) for part in _kinds_in(parameter))]
+
+
+def _entries(value: Any) -> Sequence[Any]:
+    """Returns the entries of a list, or a single value as the only one."""
+    return cast("Sequence[Any]", value) if isinstance(value, list | tuple) else (value,)
+
+
 class Section(BaseModel):
     """Unknown keys are errors; values cannot change after validation. Numbers are finite and within these limits.
 
@@ -56,20 +66,21 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _no_switch(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuses `true` and `yes` as a number: pydantic takes them for 1."""
-        kind = cls.model_fields[info.field_name or ""].annotation
-        kinds = {kind, *get_args(kind)}
-        if isinstance(value, bool) and kinds & {int, float} and bool not in kinds:
-            raise ValueError(f"it should be a number, not {str(value).lower()}")
+        """Refuses `true` and `yes` as a number, also in a list: pydantic takes them for 1."""
+        kinds = _kinds_in(cls.model_fields[info.field_name or ""].annotation)
+        switch = next((entry for entry in _entries(value) if isinstance(entry, bool)), None)
+        if switch is not None and bool not in kinds and (int in kinds or float in kinds):
+            raise ValueError(f"it should be a number, not {str(switch).lower()}")
         return value
 
     @field_validator("*")
     @classmethod
     def _in_proportion(cls, value: Any) -> Any:
-        if isinstance(value, int | float) and abs(value) > (LARGEST if isinstance(value, int) else FARTHEST):
-            raise ValueError("it should be a number that a run can reach")
-        if isinstance(value, str | Path) and "\0" in str(value):
-            raise ValueError("it should be text without a null byte")
+        for entry in _entries(value):
+            if isinstance(entry, int | float) and abs(entry) > (LARGEST if isinstance(entry, int) else FARTHEST):
+                raise ValueError("it should be a number that a run can reach")
+            if isinstance(entry, str | Path) and "\0" in str(entry):
+                raise ValueError("it should be text without a null byte")
         if isinstance(value, Path) and value.parts[:1] == ("~",):
             return value.expanduser()
         return value

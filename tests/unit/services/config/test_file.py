@@ -120,6 +120,10 @@ def test_values_that_no_run_can_use_are_refused_in_one_line(file: Path, override
     ("eval.temperature=0.005", "eval.temperature cannot be 0.005; it should be greater than or equal to 0.01"),
     ("learner.lr=fast", "learner.lr cannot be 'fast'; it should be a valid number, unable to parse string as a number"),
     ("learner.staleness=yes", "learner.staleness: it should be a number, not true; give another value"),
+    ("autoscale.rollout=[yes, 8]", "autoscale.rollout: it should be a number, not true; give another value"),
+    ("learner.betas=[0.9, no]", "learner.betas: it should be a number, not false; give another value"),
+    ("autoscale.rollout=[1, 10000000000000000]",
+     "autoscale.rollout: it should be a number that a run can reach; give another value"),
     ("sft.minutes=1:30",
      "sft.minutes cannot be '1:30'; it should be a valid number, unable to parse string as a number"),
     ("eval={every: 10, panel: 9}", "eval is a section, and 'eval={every: 10, panel: 9}' would replace all of it; "
