@@ -1,7 +1,7 @@
-"""The end of an answer, decided once for imitation, for sampling and for the rows that later calls join.
+"""The end of an answer, decided in one place for imitation, for sampling, and for rows of several calls.
 
-A chat template writes its own end behind an answer in the history. So a policy has to be taught that end and sampled up
-to it: behind any other end the next prompt continues other tokens, and its call starts a row of its own.
+A chat template writes its own end after each answer in the history. So a policy has to be taught that end and sampled
+up to it: with another end, the next prompt does not continue the sampled tokens, and its call starts a row of its own.
 
 The environment's tags end its answers too. A tag that is one token is found by its number, one of several by its text.
 """
@@ -29,8 +29,8 @@ class AnswerEnd:
     tags: tuple[str, ...] = ()
     """Texts that are one token each and end an answer by themselves."""
     stop_texts: tuple[str, ...] = ()
-    """Tags of several tokens, at which the sampling of the environment's answers ends. An answer in imitation has the
-    taught end behind them, at which conversations of agents end."""
+    """Tags of several tokens, at which sampling ends for the environment's prompts alone. In imitation the taught end
+    follows such a tag, because conversations of agents end there."""
 
     def after(self, answer: str) -> tuple[int, ...]:
         """Returns the tokens to teach behind the text of an answer: none if a tag ends it."""

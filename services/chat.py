@@ -145,7 +145,7 @@ class ChatFormat:
     def _check_messages(self, conversation: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> None:
         """Raises ChatRefused for a message that leaves no trace: Phi's template drops calls and results of tools.
 
-        Every template writes what users say, and leaving out old thoughts of the assistant is the right of any.
+        Every template writes what users say, and any template may leave out old thoughts of the assistant.
         """
         looked = {place: _MARK.format(place) for place, message in enumerate(conversation) if _called(message) or (
                   message["role"] not in ("user", "assistant") and isinstance(message.get("content"), str))}

@@ -26,7 +26,7 @@ HEAD_PIECES = 8
 GOOGLE_RETRIES_S = 60
 """Seconds for which Google's client repeats a request by itself. Its own limit is 15 minutes."""
 WRITTEN = "%/:@!$&'()*+,;=~"
-"""Signs of an address that stay as they are. `%` begins one that is written in hexadecimal already."""
+"""Characters of a URL that are not quoted. `%` begins one that is quoted already."""
 DRAFT = ".new-object"
 """End of the name of a local file that is being written. A process that is killed leaves it behind."""
 ABANDONED_S = 3600.0

@@ -243,8 +243,8 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Drop(Tally, frozen=True, kw_only=True):
-    """A group that will never be trained on, and why. The sums are over its finished episodes, and are recorded because
-    dropping groups by their length or their rewards makes those that are left another sample."""
+    """A group that will never be trained on, and why. The sums are over its finished episodes: whether a group is
+    dropped may depend on its lengths and rewards, so statistics over the other groups alone would be biased."""
 
     group: str
     task: str

@@ -15,7 +15,7 @@ Z95 = 1.959964
 FEW = 30
 """Paired differences below which their interval is Student's. From there on the normal one is narrower by under 5%."""
 ROUNDING = 1e-9
-"""Differences that are as near as this are equal: those of mean successes are rounded."""
+"""Values that are closer than this count as equal: mean successes carry rounding errors."""
 RESAMPLES = 2000
 """Resamples of a bootstrap: 50 of them lie beyond each end of its interval."""
 

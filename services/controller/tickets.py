@@ -52,8 +52,8 @@ class Demand:
 
     @property
     def limit(self) -> int:
-        """How many groups, without dropped ones, may be issued: never more than the run will train, but for spare
-        ones."""
+        """Most groups that may be issued by now, dropped ones not counted: at most those that the run will train, and
+        spare ones."""
         steps = min(1 + self.config.learner.staleness, self.config.steps - self._steps)
         return self.trained + (self._next + (steps - 1) * self._each if steps > 0 else 0)
 

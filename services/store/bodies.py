@@ -112,8 +112,8 @@ class Bodies:
         """Deletes the bodies that no episode will ever refer to. Returns their number: 0 if the folder fails, because
         then a later sweep deletes them.
 
-        `in_use` returns, of one moment, all that Redis holds of episodes, and the outstanding tickets with their
-        entries. It is asked after the bodies are listed, so that one that is committed meanwhile is kept.
+        `in_use` returns what Redis holds of episodes, and the outstanding tickets with their entries, both at one
+        moment. It is called after the bodies are listed, so that one that is committed meanwhile is kept.
         """
         if (folder := self._folder) is None:
             return 0

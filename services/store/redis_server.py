@@ -37,8 +37,8 @@ _START_S = 60.0
 """Longest time to start in seconds, not counting the time in which the server answers that it reads its data."""
 _STOP_S = 10.0
 _UNREADABLE = "Bad file format reading the append only file"
-"""The server's message for data whose end a power loss has filled with zeros, or that a newer server wrote. It cuts off
-a torn command by itself."""
+"""The server's message for data whose end a power loss has filled with zeros, or that a newer server wrote. A torn
+command is cut off by the server itself."""
 LOG = "redis.log"
 LOG_TAIL = 4096
 """Bytes at the end of the server's log that hold its last line."""

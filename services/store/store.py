@@ -89,7 +89,7 @@ log = get_logger("store")
 
 
 class WithoutSteps(EnvFault):
-    """The policy never acted in an episode. Another attempt would end like it, whenever it is made."""
+    """The policy never acted in an episode. Another attempt would end in the same way."""
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):

@@ -91,7 +91,7 @@ class Heartbeat:
             metrics=self.meters.snapshot(), at=time.time()))
 
     def send(self, send: Send) -> None:
-        """Sends a heartbeat. One at a time: another thread's that was made before would arrive last, and stay."""
+        """Sends a heartbeat, one at a time: an older one of another thread could arrive last, and stay."""
         with self._sending:
             send(self.name, self.beat())
 
