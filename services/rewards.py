@@ -1,4 +1,7 @@
-"""The one limit of rewards and task scores, where an episode takes them. Light: imports nothing."""
+"""The limit of rewards and task scores in episodes. Light: imports nothing.
+
+Logged groups have a wider one of their own (learner/logged_groups/form.py).
+"""
 
 from __future__ import annotations
 
