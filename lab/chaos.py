@@ -52,7 +52,7 @@ TITLES = {"worker": "ray::RolloutHost", "vllm": "rollout.engine.process", "engin
           "gcs": "gcs/gcs_server"}
 """The part of a command line that tells a process of the run."""
 KILLED = (*TITLES, "environment", "redis", "driver")
-PAUSED = ("worker", "engine", "learner", "environment", "redis", "driver")
+PAUSED = ("worker", "engine", "learner", "raylet", "gcs", "environment", "redis", "driver")
 LINKS = ("redis", "environment")
 LONGEST_S = 300.0
 TROUBLE_S = (1.0, 6.0)
