@@ -93,7 +93,7 @@ def write_whole(path: Path, data: str | bytes, *, mode: int | None = None) -> No
     `path` is replaced, not followed. Raises OSError, which names a file.
     """
     try:
-        draft = path.with_name(f".{path.name}.{os.getpid()}.new")
+        draft = path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}.new")
         with replacing(path, draft, mode=_mode(path.parent) if mode is None else mode) as file:
             file.write(data.encode() if isinstance(data, str) else data)
     except OSError as error:

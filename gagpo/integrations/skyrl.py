@@ -52,8 +52,9 @@ class StepCredit(Base):  # pyright: ignore[reportUntypedBaseClass]
         check_trainer("skyrl", TRIED, self.cfg.trainer.algorithm.advantage_estimator)
         for name, value in (("step_wise_trajectories", True), ("merge_stepwise_output", False),
                             ("apply_overlong_filtering", False)):
-            if getattr(self.cfg.generator, name) is not value:
-                raise UserError(f"generator.{name} is {not value}, and credit needs rows that are steps",
+            seen = getattr(self.cfg.generator, name)
+            if seen is not value:
+                raise UserError(f"generator.{name} is {seen}, and credit needs rows that are steps",
                                 f"generator.{name}={str(value).lower()}")
 
     def convert_to_training_input(self, generator_output: Any, uids: list[str]) -> Any:
@@ -63,9 +64,12 @@ class StepCredit(Base):  # pyright: ignore[reportUntypedBaseClass]
         return super().convert_to_training_input(generator_output, uids)
 
     def _step_uids(self, output: Any, uids: Sequence[str]) -> list[str]:
-        """Returns the id of each row. An episode's number is its place in the batch."""
+        """Returns the id of each row. An episode's number is its place in the batch. Raises ValueError for rows after
+        the last step of the last episode."""
         made: list[str] = []
         ends = [row + 1 for row, last in enumerate(output["is_last_step"]) if last]
+        if ends[-1:] != [len(output["is_last_step"])]:
+            raise ValueError(f"SkyRL's batch of {len(output['is_last_step'])} rows ends within an episode")
         for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
             made += step_uids(uids[start], str(number), [
                 TokenStep(prompt=output["prompt_token_ids"][row], response=output["response_ids"][row],

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from services.amounts import number_of
 from services.errors import DeadlineExceeded, StoreFault
 from services.files import sync
 from services.outages import retry, retry_files
@@ -136,8 +137,8 @@ class EpisodeArchive:
             raise StoreFault(f"the episode archive could not write: {self._error}") from self._error
 
     def _late(self, files: int) -> DeadlineExceeded:
-        return DeadlineExceeded(f"{files} files of the episode archive are not written in {self._deadline_s:g} s "
-                                f"({self._trouble or 'the disk is slow'}; learner.collective_s)")
+        return DeadlineExceeded(f"{number_of(files, 'file')} of the episode archive not written in "
+                                f"{self._deadline_s:g} s ({self._trouble or 'the disk is slow'}; learner.collective_s)")
 
     def _warn(self, error: Exception) -> None:
         self._trouble = str(error)

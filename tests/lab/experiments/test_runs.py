@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -225,7 +226,7 @@ def test_a_record_waits_for_a_folder_that_cannot_be_written(out: Path, config: C
     """A folder stands where its draft should be until that is told. The run would have been made again from its start.
     """
     (run,) = runs(["gigpo"], [0])
-    draft = out / f".{run.name}.json.{os.getpid()}.new"
+    draft = out / f".{run.name}.json.{socket.gethostname()}-{os.getpid()}.new"
     draft.mkdir()
 
     class Freeing(list[str]):
