@@ -93,8 +93,8 @@ MOVED = {
 """Former command -> what to use instead."""
 
 RUNS_OWN_CODE = frozenset({"train", "eval", "play", "serve-env", "serve-agent", "credit", "doctor", "selftest"})
-"""Commands that import the user's own code that a config names: environments, agents, estimators, state keys. The other
-commands may look at somebody else's run, so they import it only with --own-code."""
+"""Commands that import the user's own code that a config names: environments, agents, estimators, state keys. The others
+may look at somebody else's run: `explore`, `report` and `export` import it only with --own-code, the rest never."""
 REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 """errno values of a file that this user, or everybody on this mount, may not read or write."""
 
@@ -215,8 +215,8 @@ def _run(command: Callable[[], int | None]) -> int:
 
 def _judge_of(argv: Sequence[str]) -> Judge:
     """Returns the judge of whether a command may import the user's own code."""
-    command = next(iter(argv), "")
-    if OWN_CODE in argv or command == "eval" or {"--resume", "--agent"} & {*argv}:  # a run's config
+    command, options = next(iter(argv), ""), {word.partition("=")[0] for word in argv}  # argparse takes --resume=DIR too
+    if command == "eval" or options & {OWN_CODE, "--resume", "--agent"}:  # a run's config
         return announcing(lambda text: say(printable(text)))
     return allow if command in RUNS_OWN_CODE else refuse
 
@@ -231,7 +231,10 @@ def _flush_or_drop(stream: TextIO) -> None:
 
 
 def _report(error: Exception) -> int:
-    """Writes the traceback to the run's log, or to stderr if there is no log or it fails, and prints one line."""
+    """Writes the traceback to the run's log, or to stderr if there is no log or it fails, and prints one line.
+
+    Before there is a log, a file that cannot be used gets its line alone.
+    """
     cause = getattr(error, "cause", error)  # Ray wraps an actor's exception in one whose text is a complete traceback
     name = f"{cause.boundary} fault" if isinstance(cause, Fault) else f"unexpected {type(cause).__name__}"
     log = log_path()

@@ -36,9 +36,8 @@ if TYPE_CHECKING:
     from learner.logged_groups.form import LoggedGroup
 
 
-
 _COMMANDS_OWN = ("file", "source", "json", "table", "run", "complete", "command")
-"""Names of what is parsed besides options of an estimator."""
+"""Parsed names that are not options of an estimator or a state key."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -132,7 +131,11 @@ def _add_option(parser: argparse.ArgumentParser, name: str, field: FieldInfo, me
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the credit; 0. Raises UserError for bad input, an option that means nothing here or is out of range."""
+    """Prints the credit, and warns of options that have no effect. Returns 0.
+
+    Raises UserError for bad input, for an option that is out of range, and for an estimator or state key that needs more
+    than the input has.
+    """
     from learner.credit.registry import unread
     from learner.logged_groups.chat import read_chat
     from learner.logged_groups.files import read_agents, read_groups
@@ -142,7 +145,7 @@ def run(args: argparse.Namespace) -> int:
     given = {name: value for name, value in vars(args).items() if name not in _COMMANDS_OWN}
     options = credit_options(given)
     if args.source == "verl":
-        _needs_only_verl(options)
+        _check_verl_options(options)
     groups = {"gagpo": read_groups, "verl": read_verl, "agents": read_agents, "chat": read_chat}[args.source](args.file)
     warnings = [f"--{name.replace('_', '-')} does nothing {why}"
                 for name, why in {**idle_options(groups, options), **unread(options, given)}.items()]
@@ -157,8 +160,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _needs_only_verl(options: CreditSection) -> None:
-    """Raises UserError for an option that would do nothing, because verl's logs do not have what it reads."""
+def _check_verl_options(options: CreditSection) -> None:
+    """Raises UserError for an option that has no effect, because verl's logs lack the field that it reads."""
     for name, lacks in (("stay", "which actions changed nothing"), ("bootstrap", "in which state an episode was cut")):
         if getattr(options, name, False):
             raise UserError(f"--{name}: logs of verl do not say {lacks}", f"leave --{name} out")
@@ -175,8 +178,8 @@ def _json(group: LoggedGroup, credit: Credit, warnings: Sequence[str]) -> str:
 
 
 def _table(group: LoggedGroup, credit: Credit) -> str:
-    """One line per step, without the columns that the estimator or the input does not have; then how far states are
-    shared."""
+    """Returns one line per step, without columns that the estimator or the input lacks, then a line on how many steps
+    share their state."""
     values = credit.values
     columns: dict[str, list[list[Any]] | None] = {
         "state": credit.states,  # type: ignore[dict-item]  # these two are columns of text
@@ -205,7 +208,7 @@ def _reasons(group: LoggedGroup) -> list[list[str]] | None:
 
 
 def _sharing(credit: Credit) -> str:
-    """The paper's table 5 for this group."""
+    """Returns the paper's table 5 for this group, in one line."""
     from learner.credit.types import statistics
 
     row = statistics([credit])
@@ -215,7 +218,7 @@ def _sharing(credit: Credit) -> str:
 
 
 def _cell(value: Any) -> str:
-    """Four digits; a text on one line of at most 60 characters; nothing for None."""
+    """Returns a number with four decimals, a text on one line of at most 60 characters, and "" for None."""
     if isinstance(value, float):
         return f"{value:.4f}"
     text = "" if value is None else printable(" ".join(str(value).split()))

@@ -3,7 +3,8 @@ and success by task type. MODEL is a Hugging Face folder, such as `gagpo export`
 stands for its trained model, or for its latest checkpoint before it has finished. The result is kept in
 RUN/eval.jsonl, or in MODEL.eval.jsonl next to the model's folder.
 --policy asks a model without training: MODEL in our sampler, or any OpenAI-compatible --endpoint. Every
-trial is kept, and the same command continues an interrupted evaluation.
+trial is kept, and the same command continues an interrupted evaluation. Its result is next to those above,
+in POLICY.eval.jsonl or POLICY.MODEL.eval.jsonl.
 
 examples:
   gagpo eval runs/alfworld-tiny --split heldout --episodes 256 --temperature 0.4
@@ -32,7 +33,7 @@ from services.config.tree import Config
 from services.errors import UserError
 
 POLICIES = ("direct", "react", "reflexion")
-ASKED = Path("prompting")
+ENDPOINT_RESULTS = Path("prompting")
 """Folder of the results of models behind an endpoint."""
 
 
@@ -52,14 +53,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", dest="served", metavar="NAME",
                         help="the endpoint's model (default: the only one that it serves)")
     parser.add_argument("--out", metavar="FILE", type=Path,
-                        help="file that the result is appended to (default: RUN/eval.jsonl, MODEL.eval.jsonl, or "
+                        help="file that the result is appended to (default: RUN/eval.jsonl or MODEL.eval.jsonl, with "
+                        "--policy RUN/POLICY.eval.jsonl or POLICY.MODEL.eval.jsonl, and with --endpoint "
                         "prompting/POLICY-NAME.eval.jsonl)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help="set one key of the config")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the summary."""
+    """Evaluates and prints the summary. Raises UserError for options that exclude each other, and without a model."""
     _sort_words(args)
     if args.endpoint is not None and args.policy is None:
         raise UserError("--endpoint is given without --policy", f"add --policy, one of {', '.join(POLICIES)}")
@@ -71,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("no model is given" if args.model is None else "both a folder and --endpoint are given",
                         "give a folder or a run, or --policy and --endpoint")
     began = time.monotonic()
-    summary, file = _asked(args) if args.policy else _evaluated(args)
+    summary, file = _evaluate_prompting(args) if args.policy else _evaluate(args)
     summary = {"seconds": time.monotonic() - began, **summary}
     if args.json:
         print(json.dumps({"format": 1, **summary}))
@@ -94,7 +96,7 @@ def _given(args: argparse.Namespace) -> dict[str, object | None]:
     return {"eval.panel": args.episodes, "eval.temperature": args.temperature, "env.max_steps": args.max_steps}
 
 
-def _evaluated(args: argparse.Namespace) -> tuple[dict[str, Any], Path]:
+def _evaluate(args: argparse.Namespace) -> tuple[dict[str, Any], Path]:
     from deploy.training.evaluation import evaluate, results_file
 
     path = run_path(args.model)
@@ -103,7 +105,7 @@ def _evaluated(args: argparse.Namespace) -> tuple[dict[str, Any], Path]:
     return done.summary, done.file
 
 
-def _asked(args: argparse.Namespace) -> tuple[dict[str, Any], Path]:
+def _evaluate_prompting(args: argparse.Namespace) -> tuple[dict[str, Any], Path]:
     from rich.console import Console
 
     from deploy.console.plain import StatusLines
@@ -119,7 +121,7 @@ def _asked(args: argparse.Namespace) -> tuple[dict[str, Any], Path]:
         asking = asked_endpoint(config, args.endpoint, args.served, lines.passing) if policy is None else \
             asked_sampler(config, policy, tags=args.policy == "direct", report=lines.note)
         async with asking as (asked, name):
-            file = chosen or _place(ASKED / f"{args.policy}-{re.sub('[^A-Za-z0-9._-]+', '-', name)}.eval.jsonl")
+            file = chosen or _place(ENDPOINT_RESULTS / f"{args.policy}-{re.sub('[^A-Za-z0-9._-]+', '-', name)}.eval.jsonl")
             lines.note(f"playing {number_of(len(plan.tasks), 'game')} of {plan.split} by {args.policy} with {name}")
             return await play(plan, asked, name, episodes_file(file),
                               lambda done, total: lines.at(args.policy, done, total, "games"), report=lines.note), file
@@ -137,7 +139,7 @@ def _asked(args: argparse.Namespace) -> tuple[dict[str, Any], Path]:
 
 
 def _sampler(args: argparse.Namespace) -> tuple[Config, PlayablePolicy, Path]:
-    """Returns config, model and the file of results of a model in our own sampler."""
+    """Returns the config, the policy and the file of results of a model that our own sampler plays."""
     from deploy.launch.planning.fit import evaluation_config
     from deploy.training.evaluation import results_file
 
@@ -154,7 +156,7 @@ def _endpoint_config(args: argparse.Namespace) -> Config:
 
 
 def _place(file: Path) -> Path:
-    """Returns `file`, whose folder it makes if needed. Raises UserError if no result can be appended to it."""
+    """Returns `file`, and makes its folder if needed. Raises UserError if no result can be appended to it."""
     from deploy.launch.planning.machine import check_writable
     from deploy.training.evaluation import check_results
 

@@ -1,6 +1,7 @@
 """Plays a task interactively. With --json it reads one action per line and prints one object per
 line, the reset first. There is no limit of steps unless --max-steps gives one. The task id names the
-environment; for one of your own, give --env or --config. An agent plays by the config of its run.
+environment; for one of your own, give --env or --config. An agent plays by the config of its run, which also
+limits its steps.
 --prompts shows what a model reads before it is trained: the first prompts as text and as tokens, and what
 ends an answer. The environment's scripted player acts between them, else the first admissible action is
 taken. The tokens are those of --agent, or of model.path.
@@ -74,7 +75,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plays until the input ends. Raises UserError for an unknown task, missing data or a game that fails."""
+    """Plays until the game or the input ends, or lists tasks, or shows prompts. Raises UserError for an unknown task,
+    missing data or a game that fails."""
     _check_words(args)
     if args.tasks is not None:
         _list_tasks(args)
@@ -89,8 +91,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_words(args: argparse.Namespace) -> None:
-    """Raises UserError if the task is missing or comes with --tasks, or if an option does nothing. argparse puts the
-    first setting in the task's place."""
+    """Raises UserError if the task is missing or comes with --tasks, or if an option has no effect with --tasks or
+    --prompts. argparse puts the first setting in the task's place."""
     if args.tasks is not None and args.task is not None and is_setting(args.task):
         args.task, args.overrides = None, [args.task, *args.overrides]
     if args.tasks is not None and args.task is not None:
@@ -115,7 +117,7 @@ def _list_tasks(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps({"split": args.tasks, "digest": digest, "tasks": tasks}))
         return
-    print("\n".join(tasks))
+    print(printable("\n".join(tasks)))
     print(f"{number_of(len(tasks), 'task')} of {environment.name}, digest {digest}", file=sys.stderr)
 
 
@@ -158,8 +160,8 @@ def _play(args: argparse.Namespace) -> None:
 
 
 Answer = Callable[[Outcome, Sequence[Turn], Outcome], tuple[str, ParsedAction] | None]
-"""Returns a player's text and action, given the first outcome, the turns so far and the present outcome; None at the
-end of the input, or of what a model reads."""
+"""Returns a player's text and action, given the first outcome, the turns so far and the present outcome. None: the input
+has ended, or the prompt is too long for the model."""
 
 
 def _line(_first: Outcome, _turns: Sequence[Turn], _now: Outcome) -> tuple[str, ParsedAction] | None:
@@ -303,11 +305,11 @@ def _print_prompt(prompt: ShownPrompt, config: Config) -> None:
     size = f"{len(prompt.text)} characters"
     if prompt.ids is not None:
         size += f", {len(prompt.ids)} tokens of at most {config.rollout.max_prompt_tokens}"
-    print(f"--- turn {prompt.turn}, prompt {config.env.prompt}: {size}\n{prompt.text}")
+    print(printable(f"--- turn {prompt.turn}, prompt {config.env.prompt}: {size}\n{prompt.text}"))
     if prompt.tokens is not None:
-        print("--- as tokens\n" + "|".join(token.replace("\n", "\\n") for token in prompt.tokens))
+        print(printable("--- as tokens\n" + "|".join(token.replace("\n", "\\n") for token in prompt.tokens)))
     if prompt.action is not None:
-        print(f"--- action: {prompt.action}")
+        print(printable(f"--- action: {prompt.action}"))
     print()
 
 
@@ -322,7 +324,7 @@ class Agent:
     max_prompt_tokens: int
 
     def answer(self, first: Outcome, turns: Sequence[Turn], now: Outcome) -> tuple[str, ParsedAction] | None:
-        """Samples an answer. Returns its full text, and the action for the environment; None for too long a prompt."""
+        """Samples an answer. Returns its full text and the action for the environment. None: the prompt is too long."""
         import torch
         from transformers import StoppingCriteriaList
 

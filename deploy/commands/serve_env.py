@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Serves until SIGTERM or Ctrl-C."""
+    """Serves until SIGTERM or Ctrl-C. Raises UserError."""
     config, env = light_config(args.config, args.overrides), env_from(args)
     token = token_from(ENV_TOKEN_VARIABLE)
     if token is None and args.run_folder is None:  # a run passes its token to its own servers by the variable

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from deploy.cli import main
+from deploy.commands.play import ShownPrompt, _print_prompt
 from learner.cold_start.scratch_model import train_tokenizer
+from services.config.tree import Config
 
 TASK = "alfworld-gen/valid/pick-0000"
 OTHER = "search-gen/valid/000000"
@@ -55,6 +57,16 @@ def test_people_see_prompt_tokens_and_limits(capsys, tmp_path: Path):
     assert "--- turn 1, prompt memory: " in said
     assert "ends after '</action>', or after 24 tokens" in said
     assert "give --agent RUN, or model.path=FOLDER" in said
+
+
+def test_no_escape_sequence_of_a_prompt_reaches_the_terminal(capsys):
+    shown = ShownPrompt(turn=1, text="look\n\x1b]0;title\x07", tokens=["look", "\x1b"], ids=[1, 2], action="\x1b[2J")
+    _print_prompt(shown, Config(name="r", steps=1))
+    said = capsys.readouterr().out
+    assert "\x1b" not in said
+    assert "look\n\ufffd]0;title\ufffd\n" in said
+    assert "look|\ufffd\n" in said
+    assert "--- action: \ufffd[2J" in said
 
 
 @pytest.mark.parametrize(("arguments", "said"), [

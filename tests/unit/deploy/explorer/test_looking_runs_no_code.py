@@ -164,7 +164,11 @@ def test_pages_say_what_they_leave_out(inside: Path, capsys: pytest.CaptureFixtu
     assert "How far they came is not shown: env.name" in unescape((inside / "reported/report.html").read_text())
 
 
-def test_playing_says_what_it_imports(inside: Path, capsys: pytest.CaptureFixture[str]):
+@pytest.mark.parametrize("command", [
+    ["eval", "{}"], ["train", "--resume={}"], ["train", "--resume", "{}"],
+    ["play", "shared/train/0", "--agent={}"], ["play", "shared/train/0", "--agent", "{}"]], ids=" ".join)
+def test_playing_and_resuming_say_what_they_import(inside: Path, capsys: pytest.CaptureFixture[str],
+                                                   command: list[str]):
     (inside / "config.yaml").write_text(yaml.safe_dump(config_with("env.name")))
-    assert cli.main(["eval", str(inside)]) == 2  # it is no EnvironmentSpec
+    assert cli.main([word.format(inside) for word in command]) == 2  # it is no EnvironmentSpec
     assert f"imports env.name={CODE} from {inside}/shared_run_code.py\n" in capsys.readouterr().err
