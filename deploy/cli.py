@@ -93,8 +93,8 @@ MOVED = {
 """Former command -> what to use instead."""
 
 RUNS_OWN_CODE = frozenset({"train", "eval", "play", "serve-env", "serve-agent", "credit", "doctor", "selftest"})
-"""Commands that import the user's own code that a config names: environments, agents, estimators, state keys. The others
-may look at somebody else's run: `explore`, `report` and `export` import it only with --own-code, the rest never."""
+"""Commands that import the user's own code that a config names: environments, agents, estimators, state keys. The other
+commands may look at somebody else's run: explore, report and export import it only with --own-code, the rest never."""
 REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 """errno values of a file that this user, or everybody on this mount, may not read or write."""
 
@@ -215,7 +215,7 @@ def _run(command: Callable[[], int | None]) -> int:
 
 def _judge_of(argv: Sequence[str]) -> Judge:
     """Returns the judge of whether a command may import the user's own code."""
-    command, options = next(iter(argv), ""), {word.partition("=")[0] for word in argv}  # argparse takes --resume=DIR too
+    command, options = next(iter(argv), ""), {word.partition("=")[0] for word in argv}  # of --resume=DIR too
     if command == "eval" or options & {OWN_CODE, "--resume", "--agent"}:  # a run's config
         return announcing(lambda text: say(printable(text)))
     return allow if command in RUNS_OWN_CODE else refuse

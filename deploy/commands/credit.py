@@ -133,8 +133,8 @@ def _add_option(parser: argparse.ArgumentParser, name: str, field: FieldInfo, me
 def run(args: argparse.Namespace) -> int:
     """Prints the credit, and warns of options that have no effect. Returns 0.
 
-    Raises UserError for bad input, for an option that is out of range, and for an estimator or state key that needs more
-    than the input has.
+    Raises UserError for bad input, for an option that is out of range, and for an estimator or state key that needs
+    more than the input has.
     """
     from learner.credit.registry import unread
     from learner.logged_groups.chat import read_chat

@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Evaluates and prints the summary. Raises UserError for options that exclude each other, and without a model."""
+    """Evaluates and prints the summary. Raises UserError, also for options that exclude each other."""
     _sort_words(args)
     if args.endpoint is not None and args.policy is None:
         raise UserError("--endpoint is given without --policy", f"add --policy, one of {', '.join(POLICIES)}")
@@ -121,7 +121,8 @@ def _evaluate_prompting(args: argparse.Namespace) -> tuple[dict[str, Any], Path]
         asking = asked_endpoint(config, args.endpoint, args.served, lines.passing) if policy is None else \
             asked_sampler(config, policy, tags=args.policy == "direct", report=lines.note)
         async with asking as (asked, name):
-            file = chosen or _place(ENDPOINT_RESULTS / f"{args.policy}-{re.sub('[^A-Za-z0-9._-]+', '-', name)}.eval.jsonl")
+            safe_name = re.sub("[^A-Za-z0-9._-]+", "-", name)
+            file = chosen or _place(ENDPOINT_RESULTS / f"{args.policy}-{safe_name}.eval.jsonl")
             lines.note(f"playing {number_of(len(plan.tasks), 'game')} of {plan.split} by {args.policy} with {name}")
             return await play(plan, asked, name, episodes_file(file),
                               lambda done, total: lines.at(args.policy, done, total, "games"), report=lines.note), file

@@ -160,8 +160,8 @@ def _play(args: argparse.Namespace) -> None:
 
 
 Answer = Callable[[Outcome, Sequence[Turn], Outcome], tuple[str, ParsedAction] | None]
-"""Returns a player's text and action, given the first outcome, the turns so far and the present outcome. None: the input
-has ended, or the prompt is too long for the model."""
+"""Returns a player's text and action, given the first outcome, the turns so far and the present outcome. None: the
+input has ended, or the prompt is too long for the model."""
 
 
 def _line(_first: Outcome, _turns: Sequence[Turn], _now: Outcome) -> tuple[str, ParsedAction] | None:

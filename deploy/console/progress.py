@@ -66,12 +66,12 @@ class ProgressView:
         self._stage = "starting"
         self._stage_at = self._started
         self._stages = [0, 0]
-        """Number of stages that have begun, and of all."""
+        """Number of stages that have begun, and of all stages."""
         self._final_games, self._control = 0, False
         self._playing: tuple[str, float] = ("", 0.0)
-        """Label of the evaluation that is played, and when its first game could begin."""
+        """Label of the evaluation that is played, and when it was first shown."""
         self._game_s: float | None = None
-        """Seconds of a game, by the last evaluation."""
+        """Seconds per game, from the last evaluation."""
         self._step = 0
         self._last: dict[str, Any] = {}
         self._success: list[float] = []
@@ -184,7 +184,7 @@ class ProgressView:
         return (now - began) / (last - first) if last > first and now > began else None
 
     def _left(self) -> str:
-        """Returns the time that is left of RL, and to the end if the rest can be estimated."""
+        """Returns the time that is left of RL, and the time to the end if the work after RL can be estimated."""
         left, pace = self._steps - self._step, self._pace_of_steps()
         if not pace:
             return ""

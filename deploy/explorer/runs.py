@@ -56,7 +56,7 @@ def _read_settings(file: Path) -> RunSettings:
 
 
 def _options(config: dict[str, Any], file: Path) -> CreditSection:
-    """Returns the options of a config's estimator. Raises UserError for what they cannot be."""
+    """Returns the options of a config's estimator. Raises UserError for an unknown option or a bad value."""
     from learner.credit.registry import SECTION, options_of
 
     try:
@@ -78,7 +78,8 @@ class Piece:
 
 
 class ExploredRun:
-    """One run, with a name that is unique in this explorer. Raises UserError for a folder without a run."""
+    """One run, with a name that is unique in this explorer. Raises UserError for a folder without a run, and for a run
+    without episodes and metrics."""
 
     def __init__(self, path: Path, name: str) -> None:
         folder = find_run(path)

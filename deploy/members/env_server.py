@@ -45,8 +45,8 @@ def answers(url: str, timeout_s: float = 5.0) -> bool:
 class EnvServer:
     """One `gagpo serve-env` on this machine. It keeps its port over restarts, so its clients notice no change.
 
-    It logs to the run's `folder`, its stderr included. It gets its `token` by an environment variable, because every
-    user of this machine can read command lines.
+    It logs to the run's `folder`. Its stderr goes to the log of this process. It gets its `token` by an environment
+    variable, because every user of this machine can read command lines.
     """
 
     role: str = "environment"
@@ -115,7 +115,7 @@ class EnvServer:
         return exit_reasons.describe_exit(code, last_words, self.role)
 
     def drain(self) -> None:
-        """Ends the server once every worker has a list of servers without it."""
+        """Lets poll() end the server after HANDOVER_S, when every worker has a list of servers without it."""
         self._ends_at = time.monotonic() + HANDOVER_S
 
     def stop(self) -> None:
@@ -170,7 +170,7 @@ class PlacedServer:
         return end_of(self._calls[1:], self.role)
 
     def drain(self) -> None:
-        """Ends the server once every worker has a list of servers without it."""
+        """Lets poll() report the server's end after HANDOVER_S, when every worker has a list of servers without it."""
         self._ends_at = time.monotonic() + HANDOVER_S
 
     def stop(self) -> None:
@@ -224,6 +224,7 @@ class _Stderr(threading.Thread):
                 log.warning("on stderr", child=self._child, line=line)
 
     def last_words(self) -> str:
-        """Returns the last line of a child that has ended. Waits briefly: the child's own child may hold the stream."""
+        """Returns the last line of a child that has ended. Waits at most LAST_WORDS_S for the end of its stderr: a child
+        of the child may still hold it open."""
         self.join(LAST_WORDS_S)
         return self._last

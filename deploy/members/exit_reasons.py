@@ -1,4 +1,4 @@
-"""Describes how a process ended, in one line for people. Imports Ray only if the error came from Ray."""
+"""Describes how a process ended, in one line for people. Imports Ray only to describe the end of an actor."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _SIZES = re.compile(r"was (\S+) used / (\S+) limit")
 _LARGEST = re.compile(r"memory users:.*?\n(\d+)\s+([\d.]+)\s+([^\n]+)", re.DOTALL)
 _NODE = re.compile(r"\(IP: ([^,\s]+)")
 _WORKER = re.compile(r"\bpid=(\d+), actual memory used=")
-"""A worker that Ray could have killed on that machine."""
+"""One of the workers in Ray's list of those that it could have killed on that machine."""
 
 
 def describe_exit(code: int, last_words: str, role: str) -> End:
-    """Returns the end of a child process with this exit code. A negative code is a signal's number."""
+    """Returns the end of a child process with this exit code. -N: it was killed by signal N."""
     if code >= 0:
         return End(f"exit code {code}; {last_words}")
     killer = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
@@ -32,7 +32,7 @@ def describe_exit(code: int, last_words: str, role: str) -> End:
 
 
 def describe_actor_exit(error: Exception, role: str) -> End:
-    """Returns the end of a Ray actor, given the exception that its call raised. Raises the exception if a UserError."""
+    """Returns the end of a Ray actor, given the exception that its call raised. A UserError is raised again."""
     from ray.exceptions import RayTaskError
 
     if isinstance(error, UserError):
@@ -57,7 +57,7 @@ def _out_of_memory(text: str, role: str) -> str:
 
 
 class _Owner(NamedTuple):
-    """Whether a process is one of this run, and how to say so after its number."""
+    """Whether a process belongs to this run, and the words that say so after its number."""
 
     ours: bool
     says: str
@@ -69,7 +69,7 @@ _KILLED = _Owner(True, "")
 def _owner(process: int, text: str) -> _Owner:
     """Returns whose process it is. `text`: Ray's message, which lists its own workers.
 
-    All workers of a private Ray are of this run. Children of workers, such as engines, are not in the list, and end
+    All workers of a private Ray belong to this run. Children of workers, such as engines, are not in the list. They end
     with the worker that was killed.
     """
     node = _NODE.search(text)

@@ -4,10 +4,10 @@ A place is a Ray placement group with one bundle for each process. A rank group 
 the learner's ranks. They share a node if one has room for all of them, else they use as few nodes as
 possible. While there is no room, the place says what the cluster lacks.
 
-Ray has no public function for the free resources of each node. So a place is first asked for on one node if some node
-is large enough, and soon after on several: a start waits that long if the large node is busy. Ray reports free
-resources for the entire cluster: if several nodes together have the CPUs and GPUs of a bundle, and none has both, too
-much counts as free.
+Ray has no public function for the free resources of each node. So if some node is large enough, a place is first asked
+for on one node, and after SPREAD_AFTER_S on several. If the large node is busy, a start waits that long. Ray reports
+free resources for the entire cluster. If several nodes together have the CPUs and GPUs of a bundle, and none has both,
+`lacking` counts too much as free.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def bundle(*, cpus: float = 0.0, gpus: float = 0.0, nodes: str | None = None) ->
 
 
 def fitting(asked: Sequence[Resources], nodes: Sequence[Resources]) -> int:
-    """Returns how many of the bundles fit on nodes with these free resources. Each takes the first node with room."""
+    """Returns how many of the bundles fit on nodes with these resources. Each takes the first node with room."""
     free, placed = [dict(node) for node in nodes], 0
     for one in asked:
         node = next((node for node in free if _holds(node, one)), None)
@@ -138,7 +138,7 @@ class SharedGpus(ClusterPlace):
         super().__init__([{**one, "GPU": 1.0}] * count)
 
     def ask(self) -> None:
-        """Asks once. Later calls look again whether all bundles have their place."""
+        """Asks for the bundles at the first call. After a later call, granted() looks anew whether all have a place."""
         if self._group is None:
             super().ask()
         elif self._granted:
@@ -169,7 +169,7 @@ class GpuShare:
         return self._shared_gpus.options(self._first + index, self.asked[index])
 
     def release(self) -> None:
-        """Ends no process and keeps the GPUs."""
+        """Keeps the GPUs, because SharedGpus holds them until the run ends."""
 
 
 ProcessPlace = ClusterPlace | GpuShare

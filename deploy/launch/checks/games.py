@@ -1,4 +1,4 @@
-"""Plays some games before a run, and tries what the user has written around them: prompts, scripted player, state key.
+"""Plays some games before a run, and tries the user's own code around them: prompts, scripted player, state key.
 
 A live environment acts on the world, so its games are only opened, as its spec's own check says.
 """
@@ -31,20 +31,22 @@ from services.process.threads import DaemonThread, in_loop
 from services.records import Episode, Step, Ticket, choices_digest
 
 PROBED_GAMES = 24
-"""Number of games that are opened to check the data. Any other broken game drops its group at run time."""
+"""Of more games than this, every nth is opened to check the data: 24 to 47. Any other broken game drops its group at
+run time."""
 PROBED_S = 60.0
 """Seconds after which no further game is begun, for games whose steps take seconds."""
 TRIED_STEPS = 8
-"""Steps of a game that the scripted player and the state key are tried on."""
+"""Most steps of a game that the scripted player and the state key are tried on."""
 ENDING = ("env.recycle_hours", "env.recycle_gb", "autoscale.env")
 """Keys by which a run ends environment servers on purpose."""
 ANSWERS = ("", "\u2603", "<action>", "<think>a thought</think><action>an action</action>")
-"""A model writes what it likes: a template has to read each of these."""
+"""Answers that each prompt template has to parse, because a model may write anything."""
 
 
 def check_games(config: Config, report: Report) -> TaskSets:
     """Returns the run's task sets. Raises UserError for the first game that is broken, and for code of the user's own
-    that fails on one. `report` takes a line if not all games were tried, and for one that takes long."""
+    that fails on one. `report` takes warnings, a line for a game that takes long, and one if the time ends before all
+    chosen games are tried."""
     task_sets = open_task_sets(config)
     check_ends(config, task_sets.environment)
     for view, environment, tasks in views(config, task_sets):
@@ -105,8 +107,8 @@ def _play(config: Config, environment: Environment, tasks: tuple[str, ...], repo
 
 
 def _check_in_loop(check: Callable[[Environment, str], None], environment: Environment, task: str) -> None:
-    """Checks a game in a running event loop, where a server plays it. Raises UserError for one that plays only outside
-    one, and otherwise as `check` does."""
+    """Checks a game in a running event loop, where a server plays it. Raises UserError for a game that can be played
+    only outside of a loop, and otherwise as `check` does."""
     async def checking() -> None:
         check(environment, task)
 
@@ -125,7 +127,8 @@ def _check_in_loop(check: Callable[[Environment, str], None], environment: Envir
 
 @contextmanager
 def _reports_if_long(task: str, seconds: float, report: Report) -> Iterator[None]:
-    """Reports a game that may never answer: nothing can end it from within its own process."""
+    """Reports that the block takes longer than `seconds`: a game may hang, and nothing can end it from within its own
+    process."""
     line = f"game {task} has not ended after {seconds:g} s (env.call_seconds), and the check waits; Ctrl-C ends it"
     timer = threading.Timer(seconds, report, [line])
     timer.daemon = True
@@ -137,7 +140,7 @@ def _reports_if_long(task: str, seconds: float, report: Report) -> Iterator[None
 
 
 def _check_types(name: str, environment: Environment, task: str) -> None:
-    """Raises UserError unless the environment names the kind and the content of a task by texts."""
+    """Raises UserError unless `task_type` and `task_digest` return texts for a task."""
     for part in ("task_type", "task_digest"):
         with as_user_error(f"{part} of {name} failed on {task}", f"fix {name}"):
             value: object = getattr(environment, part)(task)
@@ -166,8 +169,8 @@ def _try_prompt(config: Config, environment: Environment, task: str) -> None:
 
 
 def _time_steps(config: Config, environment: Environment, task: str, report: Report) -> None:
-    """Reports a step so slow that the games of a server, which take turns, may wait longer than an answer may take.
-    The first step may load something, so both of two are slow."""
+    """Reports steps that are so slow that the games of a server, which take turns, may wait longer than an answer may
+    take. The first step may load something, so the faster of two counts."""
     name, rollout, answer_s = config.env.name, config.rollout, config.env.call_seconds * SHARE
     games = math.ceil(rollout.workers * rollout.slots / config.env.servers)
     step_s = math.inf
@@ -190,7 +193,7 @@ def _time_steps(config: Config, environment: Environment, task: str, report: Rep
 
 
 def _try_parser(config: Config) -> None:
-    """Raises UserError unless the prompt template reads any answer."""
+    """Raises UserError unless the prompt template parses each of ANSWERS."""
     name, template = f"the prompt {config.env.prompt!r} of {config.env.name}", make_template(config.env)
     for answer in ANSWERS:
         with as_user_error(f"{name} failed to parse {answer!r}",
@@ -202,7 +205,7 @@ def _try_parser(config: Config) -> None:
 
 
 def _try_teacher(config: Config, environment: Environment, task: str) -> None:
-    """Raises UserError if the scripted player fails on a game, or writes answers that no prompt asks for."""
+    """Raises UserError if the scripted player fails on a game, or writes answers that the template calls invalid."""
     name, template = config.env.name, make_template(config.env)
     with as_user_error(f"the teacher of {name} failed on {task}", f"fix {name}"):
         steps = [step for noise in {0.0, float(config.sft.noise > 0)} for step in demonstrate(
@@ -217,8 +220,8 @@ def _try_teacher(config: Config, environment: Environment, task: str) -> None:
 
 
 def _try_key(config: Config, environment: Environment, task: str) -> None:
-    """Raises UserError if a state key of the user's own fails on a game of this environment, or returns other keys each
-    time: a learner step that is taken again after a death would give other credit."""
+    """Raises UserError if a state key of the user's own fails on a game of this environment, or returns other keys for
+    the same episodes: a learner step that is repeated after a restart would give other credit."""
     from learner.credit.registry import options_of
     from learner.credit.state_keys import keys_of_group
 
@@ -232,7 +235,8 @@ def _try_key(config: Config, environment: Environment, task: str) -> None:
 
 
 def _played(environment: Environment, task: str) -> Episode:
-    """Returns an episode of a game's first steps, with the first of the admissible actions, and without tokens."""
+    """Returns an episode of a game's first steps, each by the first admissible action, with one token as a stand-in for
+    each prompt and answer."""
     session, steps = environment.open(task), list[Step]()
     now, tokens = outcome_of(session.reset(), "reset"), np.zeros(1, np.int32)
     while not now.done and len(steps) < TRIED_STEPS:

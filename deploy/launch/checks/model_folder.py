@@ -1,5 +1,5 @@
-"""Checks the folder of a model that `model.path` names, which may be incomplete, the layers that adapters name, and the
-teacher of distillation."""
+"""Checks the model folder that `model.path` names, which may be incomplete or damaged, the layers that
+`learner.lora` names, and the teacher of distillation."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def check_model(path: Path) -> None:
 
 
 def described_sizes(path: Path) -> dict[str, int]:
-    """Returns the sizes in config.json by name. Raises UserError if one of them is not a positive integer."""
+    """Returns those of four sizes that config.json has, by name. Raises UserError if one of them is not a positive
+    integer below 2^31, or if model_type is no text."""
     names = ("max_position_embeddings", "hidden_size", "num_hidden_layers", "vocab_size")
     described = read_json(path / "config.json", dict[str, Any])
     if not isinstance(kind := described.get("model_type"), str | None):
@@ -60,8 +61,8 @@ def described_sizes(path: Path) -> dict[str, int]:
 
 
 def check_weights(path: Path) -> None:
-    """Checks that the weights have the shapes and the layers that config.json names, and that the tokenizer can be
-    read. It reads only the headers of the weights."""
+    """Raises UserError if the embeddings have another shape than config.json says, or the weights other layers, or if
+    tokenizer.json cannot be read. Reads only the headers of the weights."""
     sizes, names = described_sizes(path), set[str]()
     for file in weight_files(path):
         shapes = tensor_shapes(file)
@@ -84,6 +85,9 @@ def _check_layers(path: Path, names: Iterable[str], sizes: Mapping[str, int]) ->
     there = {int(match[1]) for name in names if "mtp" not in name and (match := _LAYER.search(name))}
     layers = sizes.get("num_hidden_layers")
     more = read_json(path / "config.json", dict[str, Any]).get("num_nextn_predict_layers") or 0
+    if not isinstance(more, int):
+        raise UserError(f"{path / 'config.json'} is broken (num_nextn_predict_layers is {more!r:.40})",
+                        "copy the model again")
     if not there or layers is None or (len(there) in (layers, layers + more) and max(there) == len(there) - 1):
         return
     raise UserError(f"the model at {path} has weights of {len(there)} layers, up to number {max(there)}, and its "
@@ -146,11 +150,12 @@ def check_teacher(config: Config) -> Iterator[UserError]:
         yield UserError(f"prompt and response may take {row} tokens, and {_KEY}={teacher} has {longest} positions",
                         "lower rollout.max_prompt_tokens, or choose another teacher")
     if model is not None and model.is_dir():
-        yield from _tokenizer(teacher, model)
+        yield from _check_tokenizers(teacher, model)
 
 
-def _tokenizer(teacher: Path, model: Path) -> Iterator[UserError]:
-    """Yields a UserError if the two models read different tokens."""
+def _check_tokenizers(teacher: Path, model: Path) -> Iterator[UserError]:
+    """Yields a UserError if the tokenizers differ, or if the model may sample a token that the teacher does not score.
+    """
     theirs, ours = map(_vocabulary, (teacher, model))
     odd = min((token for token in theirs.keys() | ours.keys() if theirs.get(token) != ours.get(token)),
               key=lambda token: (theirs.get(token, len(theirs)), token), default=None)

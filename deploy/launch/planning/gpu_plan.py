@@ -1,4 +1,4 @@
-"""Plans the memory of each GPU of a run in GiB, and checks that it fits. Reads only the headers of the model's files.
+"""Plans the memory of each GPU of a run in GiB, and checks that it fits. Of the weights it reads only the headers.
 
 The learner's part is learner/model/memory.py, which also says where its numbers come from. The sampler's part is its
 weights, its KV cache and vLLM itself. Every process adds a CUDA context. docs/gpu-status.md has the formulas.
@@ -69,7 +69,7 @@ class GpuPlan:
     """How new weights reach the samplers, with the meaning of weights.transfer."""
 
     def fits(self) -> bool:
-        """Whether every GPU keeps HEAD_ROOM of its memory free."""
+        """Whether every GPU keeps the share HEAD_ROOM of its memory free. True if the GPUs are unknown."""
         return self.pool is None or all(role.total <= (1 - HEAD_ROOM) * self.pool.gib for role in self.roles)
 
 
@@ -168,7 +168,7 @@ def _workers_on_a_gpu(config: Config) -> int:
 
 
 def _sampler_gpus(config: Config) -> int:
-    """Returns the number of GPUs that only rollout workers use."""
+    """Returns the number of GPUs of rollout workers that share none with the learner."""
     rollout = config.rollout
     if not rollout.gpus:
         return 0
@@ -199,7 +199,8 @@ def describe(plan: GpuPlan) -> list[str]:
 
 
 def check_memory(config: Config, pool: GpuPool | None) -> None:
-    """Raises UserError if a GPU cannot hold its part of the run. The message names the key that would make it fit."""
+    """Raises UserError if a GPU cannot hold its part of the run. The message names the keys that would make it fit, if
+    there are any."""
     plan = gpu_plan(config, pool)
     if plan is None or plan.fits() or pool is None:
         return

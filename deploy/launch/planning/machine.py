@@ -38,7 +38,8 @@ def available_memory() -> int:
 
 
 def _reclaimable() -> int:
-    """Returns the size of the page cache in bytes. A container counts it as used, but the kernel frees it on demand."""
+    """Returns the bytes of the page cache that were not read lately. A container counts them as used, but the kernel
+    frees them on demand."""
     match = re.search(r"^inactive_file (\d+)$", _read(CGROUP / "memory.stat"), re.MULTILINE)
     return int(match[1]) if match else 0
 
@@ -67,8 +68,8 @@ def _read(path: Path) -> str:
 
 
 def check_writable(folder: Path, name: str, fix: str) -> None:
-    """Raises UserError that begins with `name` if the folder cannot be made or written: the nearest folder that exists
-    must accept a new one. A full disk is an OSError, after which a supervisor tries again."""
+    """Raises UserError that begins with `name` if the folder cannot be made or written: its nearest existing ancestor
+    must accept a new folder. Raises OSError for a full disk, after which a supervisor tries again."""
     above = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     try:
         with tempfile.TemporaryDirectory(prefix=".gagpo-", dir=above):

@@ -1,6 +1,5 @@
-"""Sizes of a config's model, of its training and of its checkpoints, from the headers of the model's files or from the
-config alone.
-"""
+"""Computes the sizes of a config's model, training and checkpoints, from the headers of the model's files, or from the
+config alone if the cold start creates the model."""
 
 from __future__ import annotations
 
@@ -19,8 +18,8 @@ from services.weights.link import BUCKET
 from services.weights.registry import Way
 
 STORED = 3
-"""Most copies of the weights in Ray's object store: the old version, and two copies of the new one while it is
-published (services/weights/actor.py). An evaluation publishes a file and needs one copy less."""
+"""Largest number of copies of the weights in Ray's object store: the old version, and two copies of the new one while
+it is published (services/weights/actor.py). An evaluation publishes a file and needs one copy less."""
 SCRATCH_VOCABULARY = 1024
 """Upper bound of the vocabulary of the tokenizer that the cold start trains."""
 TYPICAL_ROW = 0.25
@@ -133,8 +132,8 @@ def _state_bytes(config: Config) -> int:
 
 def kept_bytes(config: Config) -> int:
     """Returns the most bytes that all checkpoints of a run take at once: the newest ones, the best one, and the draft
-    of the next. Evaluated steps without a checkpoint add two exports: the best one, and the one that is evaluated. More
-    cold start on the learner's ranks adds two states."""
+    of the next. If steps without a checkpoint are evaluated, two exports are added: the best one, and the one that is
+    evaluated. If the learner's ranks train the cold start that RL is compared with, two states are added."""
     states = 2 if config.sft.enabled and config.eval.compare_cold_start and config.imitates_on_ranks else 0
     alone = 2 if config.eval.every % config.checkpoint.every and not config.learner.lora.rank else 0
     return ((config.checkpoint.keep + 2) * checkpoint_bytes(config) + states * _state_bytes(config)

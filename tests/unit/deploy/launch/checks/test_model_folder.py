@@ -53,6 +53,13 @@ def test_weights_of_other_layers_than_the_config_says_do_not_pass(said: dict[str
             f"num_hidden_layers={said['num_hidden_layers']}; copy the model again")
 
 
+def test_a_number_of_extra_layers_that_is_none_does_not_pass(model: Path):
+    save_file({"model.layers.0.mlp.up_proj.weight": np.zeros((2, 2), np.float32)}, model / "model.safetensors")
+    (model / "config.json").write_text(json.dumps({"num_hidden_layers": 1, "num_nextn_predict_layers": "one"}))
+    assert refusal(model) == (
+        f"{model / 'config.json'} is broken (num_nextn_predict_layers is 'one'); copy the model again")
+
+
 def test_a_model_folder_that_is_whole_passes(model: Path):
     check(model)
 
