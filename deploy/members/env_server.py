@@ -224,7 +224,7 @@ class _Stderr(threading.Thread):
                 log.warning("on stderr", child=self._child, line=line)
 
     def last_words(self) -> str:
-        """Returns the last line of a child that has ended. Waits at most LAST_WORDS_S for the end of its stderr: a child
-        of the child may still hold it open."""
+        """Returns the last line of a child that has ended. Waits at most LAST_WORDS_S for the end of its stderr, which
+        may be held open by a child of the child."""
         self.join(LAST_WORDS_S)
         return self._last

@@ -1,7 +1,8 @@
 """Follows every ticket of a run to its end, from the ledger, the archive and, while the run is active, the store.
 
-A training group has one fate: trained at one step, dropped with a reason, or still in flight. Anything else is a
-finding. The ledger and the store's manifests say what should have happened; the archive shows what happened.
+A training group has one fate: trained at one step, dropped with a reason, still in flight, or forgotten when the store
+was reset to a checkpoint. Anything else is a finding. The ledger and the store's manifests say what should have
+happened; the archive shows what happened.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ COLUMNS = ["group", "k", "outcome", "reason", "version"]
 
 
 class Fate(msgspec.Struct, kw_only=True):
-    """The fate of one training group and its tickets."""
+    """The fate of one training group and its tickets. `lost`: it was issued, and nothing says what became of it."""
 
     group: str
     state: Literal["trained", "dropped", "in flight", "forgotten", "lost"]
@@ -138,7 +139,10 @@ def _steps_of(row: Mapping[str, Any]) -> Iterator[int]:
 
 def _manifests(rows: Sequence[MetricsRow], journal: Journal | None,
                archived: Mapping[str, list[Archived]]) -> tuple[dict[int, Manifest], list[str]]:
-    """Returns manifests by step (without a ledger, from the archive), and findings where two records of one differ."""
+    """Returns manifests by step, and a finding for each step of which two records name different groups.
+
+    Without manifests in the ledger and without a journal, they are made from the archive.
+    """
     recorded = [msgspec.convert({key: row[key] for key in Manifest.__struct_fields__}, Manifest)
                 for row in rows if "groups" in row]
     if not recorded and journal is None:
@@ -160,26 +164,29 @@ def _manifests(rows: Sequence[MetricsRow], journal: Journal | None,
 
 def _fates(manifests: Mapping[int, Manifest], journal: Journal | None, archived: Mapping[str, list[Archived]], *,
            resets: Sequence[int]) -> dict[int, Fate]:
-    """Returns fates by the number of the group. A second training is noted in the reason, which makes it a finding."""
+    """Returns fates by the number of the group. A second fate of a trained group is noted in its reason, which makes it
+    a finding."""
     fates: dict[int, Fate] = {}
 
     def add(fate: Fate) -> None:
         earlier = fates.setdefault(_number(fate.group), fate)
         if earlier is not fate:
-            earlier.reason = f"{earlier.reason} and {fate.state} at step {fate.step}".strip()
+            at = "" if fate.step is None else f" at step {fate.step}"
+            earlier.reason = f"{earlier.reason} and {fate.state}{at}".strip()
 
     for step in sorted(manifests):
         for group in manifests[step].groups:
             ages = [step - 1 - part.oldest for part in archived.get(group, ()) if part.step == step]
             add(Fate(group=group, state="trained", step=step, age=max(ages, default=None)))
+    for step in sorted(manifests):  # after all trained groups, so that one that is dropped too is a finding
         for drop in manifests[step].drops:
             if drop.group.startswith("train/"):
                 add(Fate(group=drop.group, state="dropped", step=step, reason=drop.reason))
-    for drop in journal.drops if journal else ():
-        if drop.group.startswith("train/"):
-            add(Fate(group=drop.group, state="dropped", reason=drop.reason))
-    for group in journal.in_flight if journal else ():
-        add(Fate(group=group, state="in flight"))
+    newest = max(journal.manifests, default=0) if journal else 0
+    for fate in _unfinished(journal) if journal else ():
+        earlier = fates.get(_number(fate.group))
+        if earlier is None or (earlier.step or 0) <= newest:  # a later manifest is newer than the journal
+            add(fate)
     for group, parts in archived.items():
         if _number(group) not in fates and parts[0].outcome == "dropped":
             fates[_number(group)] = Fate(group=group, state="dropped", reason=parts[0].reason)
@@ -190,6 +197,15 @@ def _fates(manifests: Mapping[int, Manifest], journal: Journal | None, archived:
         fates[number] = Fate(group=group, state="forgotten", reason="the store was reset to a checkpoint") \
             if forgotten else Fate(group=group, state="lost")
     return fates
+
+
+def _unfinished(journal: Journal) -> Iterator[Fate]:
+    """Yields the fates of the training groups that no manifest of the journal has."""
+    for drop in journal.drops:
+        if drop.group.startswith("train/"):
+            yield Fate(group=drop.group, state="dropped", reason=drop.reason)
+    for group in journal.in_flight:
+        yield Fate(group=group, state="in flight")
 
 
 def _number(group: str) -> int:

@@ -51,7 +51,8 @@ class BestOf:
 
 
 def repeats(row: Mapping[str, Any]) -> tuple[BestOf, ...]:
-    """Returns the best of k of an evaluation that plays each game several times; () for another one, or an older."""
+    """Returns the best of k of an evaluation that plays each game several times. (): it played each once, or an older
+    version wrote the row."""
     rows: list[BestOf] = []
     for key, title in (("pass_at", "pass@"), ("best_score", "best score of ")):
         means, lows, highs = (row.get(f"{key}{end}") or {} for end in ("", "_low", "_high"))
@@ -149,7 +150,7 @@ def judged_by(evaluations: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def compare(evaluations: Sequence[dict[str, Any]]) -> Comparison | None:
     """Builds the table from rows of evaluations.jsonl. Returns None if the run has not played the held-out games.
 
-    A paired gain leaves out games that ended in a fault on either side (the field `dropped` counts them). Where no game
+    A paired gain leaves out games that ended in a fault on either side (the field `dropped` counts them). If no game
     is left, there is no gain.
     """
     played = {(row["label"], row["temperature"]): row for row in heldout(evaluations)}
@@ -228,8 +229,8 @@ class Verdict:
     high: float
     more: float | None
     games: str
-    """The games that were played, for example `256 held-out games`, and what they are not: ones of a published
-    environment that they stand in for."""
+    """The games that were played, for example `256 held-out games`. If they stand in for those of a published
+    environment, it says so."""
 
     @property
     def text(self) -> str:

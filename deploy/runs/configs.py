@@ -1,7 +1,7 @@
 """Configs by name: `alfworld-tiny` is deploy/configs/alfworld-tiny.yaml.
 
 Configs from here have every option of their estimator and their state key under `learner.credit`: given or default.
-Those of light_config have only the given ones, which are all in the config.yaml of a run.
+Configs of light_config have only the given options. The config.yaml of a run has all of them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CHOICES = (f"{OPEN_SECTION}estimator", f"{OPEN_SECTION}state_key")
 
 
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
-    """Reads a config file or a shipped config. What trains or plays its model finds that by model_sources.py first.
+    """Reads a config file or a shipped config. To load its model, pass it through model_sources.with_local_model first.
 
     Options that only the file's own estimator has are left out if an override names another one. Raises UserError as
     services.config.file.load_config does, and for an unknown estimator or option.

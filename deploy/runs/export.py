@@ -1,10 +1,10 @@
 """An exported policy: a Hugging Face folder that says what it is and how to use it.
 
     README.md                model card: run, step, score with its interval, prompt format, stop strings
-    generation_config.json   stop ids and sampling, so that `generate` and vLLM end answers where they should
+    generation_config.json   stop ids and sampling, so that `generate` and vLLM end answers as gagpo does
     gagpo.yaml               the part of the run's config by which `gagpo eval FOLDER` plays it
     chat_template.jinja      the run's own template, if its config names one in model.chat_template
-    adapter/                 the adapters alone, of a run that trained some
+    adapter/                 the adapters alone, if the run trained some for a model that others can have
 
 Not exported: optimizer state, and the rest of the config: addresses, files of tokens, and what only training reads.
 """
@@ -43,7 +43,7 @@ addresses of a cluster and paths of secrets."""
 
 
 def export(run: RunFolder, step: int, model: Path, out: Path) -> None:
-    """Copies the model of a learner step to `out`, a folder that does not exist yet, and completes it."""
+    """Copies the model of a learner step to `out` and adds the files above. Raises UserError if `out` exists."""
     if out.exists():
         raise UserError(f"{out} exists", "give a folder that does not exist yet")
     config = light_config(run.config_file)
@@ -82,7 +82,8 @@ def _base(config: Config) -> str:
 
 
 def _generation(folder: Path, config: Config) -> tuple[list[str], dict[str, Any]]:
-    """Stop texts, and generation_config.json as training sampled: no truncation of the distribution.
+    """Returns the stop texts and the content of generation_config.json: eval.temperature, and as in training no
+    truncation of the distribution.
 
     An answer ends at a stop of any environment of the run.
     """
@@ -108,7 +109,7 @@ def _card(run: RunFolder, step: int, config: Config, stops: list[str], *, title:
     name, _, revision = hub.partition("@")
     base_line = f"base_model: {name}\n" if hub else ""
     fetch = f" (`hf download {name} --revision {revision}`)" if hub else ""
-    endings = ", ".join(f"`{stop}`" for stop in stops)
+    endings = ", ".join(f"`{stop}`".replace("|", r"\|") for stop in stops)  # a bare bar ends the cell, also in code
     asked, how = _asked(config, title)
     return f"""---
 library_name: transformers
@@ -162,7 +163,7 @@ def _adapter_row(config: Config) -> str:
 
 
 def _scores(run: RunFolder, step: int) -> str:
-    """Rows of the card: the evaluations of this very step."""
+    """Returns rows of the card: the evaluations of this step."""
     evaluated = [row for row in read_evaluations(run.evaluations) if row["step"] == step
                  and (row["label"] == TRAINED or on_curve(row["label"]))]
     rows = [f"| score, T={row['temperature']:g} | {row['success_rate']:.1%} "

@@ -93,7 +93,7 @@ class RunFolder:
     def identity(self) -> Identity | None:
         """Returns run.json, or None for a fresh folder. Raises Damaged if it cannot be read and the folder has results.
 
-        An empty run.json without results counts as fresh: a full disk at the start of a run can leave one.
+        A damaged run.json without results counts as fresh: a full disk at the start of a run can leave one.
         """
         try:
             return read_json(self.identity_file, Identity)
@@ -132,9 +132,10 @@ def open_run(config: Config, *, games: str, resume: bool) -> tuple[RunFolder, st
 
 @contextmanager
 def locked(config: Config) -> Iterator[None]:
-    """Locks the run's folder, which it makes if needed. A second process is refused before it writes anything.
+    """Locks the run's folder during the block, and makes the folder if needed. A second process is refused before it
+    writes anything.
 
-    The lock ends with this process, however it ends. Raises UserError if another process holds it.
+    If this process dies, the lock ends with it. Raises UserError if another process holds it.
     """
     folder = RunFolder(config.run_dir)
     check_folder(folder.path)
@@ -190,7 +191,7 @@ def check_folder(path: Path) -> None:
 
 
 def check_run(config: Config, *, resume: bool, games: str | None = None) -> None:
-    """Makes the checks of open_run without writing to the disk; None compares no games. Raises UserError."""
+    """Makes the checks of open_run without writing to the disk. `games`: None compares no games. Raises UserError."""
     check_folder(config.run_dir)
     if problem := standing(config, resume=resume, games=games):
         raise UserError(*problem)
@@ -211,8 +212,8 @@ def check_skip(config: Config, step: int | None) -> None:
 
 
 def earlier(config: Config) -> Config | None:
-    """Returns the config of the run in the folder of `config`; None if there is no run. Raises UserError if code of the
-    user's own that both name does not take it."""
+    """Returns the config of the run in the folder of `config`; None if there is no run. Raises UserError if both name
+    the same own code, and it does not accept the options of the run."""
     folder = RunFolder(config.run_dir)
     if folder.identity() is None:
         return None
@@ -293,9 +294,10 @@ def differences(before: Config, now: Config) -> list[str]:
 
 
 def compared(before: Config, now: Config) -> tuple[dict[str, object], dict[str, object]]:
-    """Returns both configs by dotted key, without a model or a teacher that is the same folder, however its path is
-    written and wherever the runs were moved with it, and without a model of the hub and of one commit, wherever its
-    cache is.
+    """Returns both configs by dotted key. The paths of one model or teacher are made equal.
+
+    It is one if both paths lead to the same folder, also after it was moved with the runs. A model of the hub is one if
+    the commits are equal, wherever the cache is; its keys are left out.
     """
     one = {LIST: [], WEIGHT: 1.0}  # keys that only a list of environments has
     theirs, mine = one | flatten(before), one | flatten(now)
@@ -311,8 +313,8 @@ def compared(before: Config, now: Config) -> tuple[dict[str, object], dict[str, 
 
 
 def code_of(config: Config) -> dict[str, str]:
-    """Maps the module of an own estimator and of an own state key to the digest of its file. Other modules that these
-    import are not looked at."""
+    """Maps the module of an own estimator and of an own state key to the digest of its file. Modules that these import
+    are left out."""
     credit = config.learner.credit
     modules = {name.partition(":")[0] for name in (credit.estimator, credit.state_key) if ":" in name}
     return {module: hashlib.blake2b(file_of(module).read_bytes(), digest_size=16).hexdigest()
@@ -332,5 +334,6 @@ def is_own(run: RunFolder, *others: Path) -> bool:
 
 
 def withheld(key: str, run: RunFolder) -> str:
-    """Returns the line about a file that a command does not use, because the run is not this user's own."""
+    """Returns the line that says that a command does not use the file of `key`, because the run is not this user's own.
+    """
     return f"note: the file of {key} is not used, because others can write to {run.path} or what it refers to"

@@ -1,6 +1,7 @@
-"""The health of a run: rules that find runs which do not learn, or unlearn. The report, `status` and the view
+"""The health of a run: rules that find runs which do not learn, or get worse. The report, `status` and the view
 show their findings, and the metric gagpo_health_warning has them. deploy/prometheus/rules.yml has alerts for shares, a
-gradient of 0, entropy and both findings about success, but none for "length" and for a gradient that is not finite.
+gradient of 0, entropy and both findings about success, but none for "states", "length" and a gradient that is not
+finite.
 
 No threshold was crossed by any of the 65 runs of lab/experiments/credit/README.md, which all learned something.
 """
@@ -24,11 +25,11 @@ WINDOW = 3
 LOST_STEPS = 5
 """Learner steps in a row without a won episode that are a finding. No step of 291 recorded runs was without one."""
 SOLVED = 0.9
-"""Success while training, from which certainty is no fault."""
+"""From this success of training episodes on, low entropy is no finding."""
 FORMAT = ("choose another env.prompt or model.path, or show the form in a cold start (sft.enabled=true, or more "
           "sft.minutes)")
 STATES = "states"
-"""Rule about the states that turns are compared in."""
+"""Name of the rule about the states in which turns are compared."""
 STRONGER = "start from a stronger policy (a longer cold start, or another model.path if sft.enabled is false)"
 
 
@@ -54,7 +55,7 @@ class HealthRule:
 
 
 def _share_rule(name: str, key: str, limit: float, what: str, fix: str) -> HealthRule:
-    """Makes a rule about a share whose mean over the last steps is too large."""
+    """Returns a rule about a share whose mean over the last WINDOW steps is too large."""
     def find(rows: Sequence[Row]) -> str | None:
         share = _mean(rows, key) or 0.0
         return f"{share:.0%} of the {what}" if share >= limit else None
@@ -102,7 +103,7 @@ def _length(rows: Sequence[Row]) -> str | None:
 
 
 def _first_and_last(rows: Sequence[Row], key: str) -> tuple[float, float]:
-    """Means over the first and the last WINDOW steps."""
+    """Returns the means over the first and the last WINDOW steps that have the key; zeros if none has."""
     values = [row[key] for row in rows if row.get(key) is not None] or [0.0]
     return fmean(values[:WINDOW]), fmean(values[-WINDOW:])
 
@@ -168,11 +169,11 @@ def _mean(metrics: Sequence[Row], key: str) -> float | None:
 
 
 def _falling(evaluations: Sequence[Row]) -> list[HealthWarning]:
-    """Finds a last evaluation that is at least ten points below the best, and by more than the paired interval.
+    """Finds a last evaluation that is at least ten points below the best, if the paired interval excludes zero.
 
     Only evaluations on the same split and at the same temperature count: a run may continue with others.
-    The best is chosen from all before it, so the interval holds for that many comparisons: by chance alone, the best of
-    thirty evaluations of one policy is far above the last.
+    The best is chosen from all evaluations before the last, so the interval holds for that many comparisons. By chance
+    alone, the best of thirty evaluations of one policy is far above the last.
     """
     curve = curve_of(evaluations)
     curve = [row for row in curve if evaluation_kind(row) == evaluation_kind(curve[-1])]

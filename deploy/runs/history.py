@@ -41,7 +41,7 @@ class GrowingRows:
         self._file, self._read_to = file, 0
         self._rows: list[MetricsRow] = []
         self._lines = self._lost = 0
-        self._begun = b""  # the line after the last newline
+        self._begun = b""  # the unfinished line after the last newline
 
     def rows(self) -> list[MetricsRow]:
         """Returns the rows of all complete lines, in order. If the file is gone, its last rows."""
@@ -134,8 +134,8 @@ def unreadable(path: Path, error: Exception) -> str:
 
 
 def archive_files(run: Path) -> list[tuple[Path, int, str | None]]:
-    """Returns the archive files of a run in order: path, step, and the part of the name that an evaluation (its label
-    and temperature) and dropped groups have; None for groups that were trained on."""
+    """Returns the archive files of a run in order: path, step, and the part of the name after the step. That is
+    `LABEL-T<t>` for an evaluation, `dropped-...` for a dropped group, and None for groups that were trained on."""
     from services.store.archive import FILE_NAME  # loads numpy, which the images of environment servers lack
 
     files = [(path, FILE_NAME.fullmatch(path.name)) for path in sorted((run / "episodes").glob("step-*.parquet"))]

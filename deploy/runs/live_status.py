@@ -1,6 +1,7 @@
 """Reads the live status of a run: heartbeats from the driver's endpoint, and the environment servers' own metrics.
 
-A rate is the growth of a counter between two reads of a process, divided by the time between them on its clock.
+A rate is the growth of a counter between two reads of a process, divided by the time between their timestamps. A
+learner has the mean duration of its steps instead.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def look(path: Path) -> dict[str, Beat]:
     """Returns the present processes by name, environment servers last; {} if the run's driver does not answer.
 
     If the driver answers that it cannot read the heartbeats, its own entry stands for all of them and says why.
-    A driver that was killed leaves its address behind, and another run may answer there.
+    A driver that was killed leaves its address behind. If another run's driver listens there, its processes are shown.
     """
     groups = _targets(path)
     if not groups:
@@ -75,7 +76,7 @@ def look(path: Path) -> dict[str, Beat]:
 
 
 def silent(path: Path) -> list[str]:
-    """Returns the line that is shown where no process of a run answered; [] if the run is over or has yet to begin."""
+    """Returns the line to show if no process of a run answers; [] if the run is over or has yet to begin."""
     stage, groups = read_stage(RunFolder(path).stage_file), _targets(path)
     if stage is None or not groups:
         return []

@@ -90,8 +90,11 @@ class Mirror:
         self._send([meta])
 
     def _drop_all_but(self, kept: Collection[str]) -> None:
-        """Deletes the checkpoints that the folder no longer had, and models and summary of a shorter run: first the
-        files that mark them as complete. `kept`: the names of those that were sent. A folder that is gone has none."""
+        """Deletes remote checkpoints that the folder no longer has, and models and the summary of a shorter run. Files
+        that mark them as complete are deleted first. `kept`: names of the checkpoints that were sent.
+
+        Nothing of a shorter run is deleted if the folder itself is gone.
+        """
         run = RunFolder(self._folder)
         gone = {one.name for one in (run.trained_model, run.more_model, run.summary) if not one.exists()}
         gone = gone if run.config_file.exists() else set[str]()  # the folder itself is unavailable
@@ -256,7 +259,7 @@ def _state(folder: Path, url: str) -> MirrorState:
 
 
 def _in_the_store(state: MirrorState, remote: ObjectFolder) -> MirrorState:
-    """Returns the record without files that the object store has lost: what it names is not sent again."""
+    """Returns the record without files that the object store has lost: files in the record are not sent again."""
     with explained(remote.url):
         sizes = remote.sizes() if state.files else {}
     kept = {name: marks for name, marks in state.files.items() if sizes.get(name) == marks[0]}
@@ -305,7 +308,7 @@ SIGNS = ("run.json", "config.yaml", "evaluations.jsonl", "wanted.json", "checkpo
 """Files after whose change the folder is copied."""
 LOOK_S = 0.5
 LONGEST_PAUSE_S = 30.0
-LEAVES_S = 5.0
+EXIT_S = 5.0
 """Longest wait for an upload if the run ends by an error: the next start continues it."""
 
 
@@ -330,7 +333,7 @@ class Mirroring:
         self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
 
     def check(self) -> None:
-        """Raises what has ended the copying: DeadlineExceeded, LeaseLost."""
+        """Raises the exception that has ended the copying, such as DeadlineExceeded or LeaseLost."""
         if self._error is not None:
             raise self._error
 
@@ -343,7 +346,7 @@ class Mirroring:
         self._ending.set()
         if self._mirror is None:
             return
-        self._thread.join(None if kind is None else LEAVES_S)
+        self._thread.join(None if kind is None else EXIT_S)
         if kind is None:
             self.check()
             self._retry(self._mirror, Mirror.push)

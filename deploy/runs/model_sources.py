@@ -1,4 +1,4 @@
-"""Models that are no Hugging Face folder yet: names of the hub, and GGUF files.
+"""Finds models that are not given as a Hugging Face folder: names of the hub, and GGUF files.
 
 `model.path=Qwen/Qwen2.5-1.5B-Instruct` is looked up in the cache of huggingface_hub, and fetched only if model.download
 asks for it. There a model lies in `models--OWNER--NAME/snapshots/REVISION`, so a run's model.path names its commit.
@@ -123,7 +123,7 @@ def _digest(file: Path) -> str:
 
 
 def _put(draft: Path, folder: Path) -> None:
-    """Gives a complete folder its name. Another process may have been faster with the same."""
+    """Renames a complete draft to `folder`, unless another process has made the same folder meanwhile."""
     try:
         draft.rename(folder)
     except OSError:
@@ -230,7 +230,7 @@ def _config(settings: Mapping[str, Any], family: str, weights: Weights) -> Pretr
 
 
 def _check_tokens(reader: Any, weights: Weights, file: Path) -> None:
-    """Raises UserError unless each token has its embedding. There may be more embeddings, to a round number."""
+    """Raises UserError unless each token has its embedding. There may be more embeddings, which pad their number."""
     field, embeddings = reader.fields.get("tokenizer.ggml.tokens"), weights.get("model.embed_tokens.weight", ())
     tokens = 0 if field is None else len(field.data)
     if not 0 < tokens <= len(embeddings):
@@ -314,7 +314,7 @@ def _with_model(config: Config, folder: Path) -> Config:
 
 
 def origin(path: Path | None) -> str:
-    """`OWNER/NAME@REVISION` of a model in the cache of the hub, or "" for any other folder."""
+    """Returns `OWNER/NAME@REVISION` for a model in the cache of the hub, and "" for any other folder."""
     if path is None or path.parent.name != "snapshots" or not path.parents[1].name.startswith("models--"):
         return ""
     return f"{path.parents[1].name.removeprefix('models--').replace('--', '/', 1)}@{path.name}"

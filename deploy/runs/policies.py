@@ -46,7 +46,7 @@ class PlayablePolicy:
 
 
 def folder_digest(folder: Path) -> str:
-    """Returns the digest of the names and contents of a model's files, "" without a folder."""
+    """Returns the digest of the names and contents of a model's files; "" for a folder without files."""
     files = sorted(path for path in folder.glob("*") if path.is_file())
     parts = [f"{path.name} {hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()}" for path in files]
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest() if parts else ""
@@ -83,7 +83,10 @@ def find_policy(path: Path, which: str | None = None) -> PlayablePolicy:
 
 
 def held_checkpoint(run: RunFolder, which: str) -> tuple[int, Path, BinaryIO | None]:
-    """As `find_checkpoint`, with what keeps it from being deleted. The newest of a run may be replaced meanwhile."""
+    """As `find_checkpoint`, with the open file that keeps the checkpoint from being deleted; None if it has no model.
+
+    If the newest checkpoint is deleted meanwhile, the next one is taken.
+    """
     from learner.checkpoints.checkpoint import hold
 
     step, folder = find_checkpoint(run, which)
@@ -97,7 +100,8 @@ def held_checkpoint(run: RunFolder, which: str) -> tuple[int, Path, BinaryIO | N
 
 
 def find_checkpoint(run: RunFolder, which: str) -> tuple[int, Path]:
-    """Step and Hugging Face folder of a run's checkpoint: latest, best or a step. Raises UserError without it."""
+    """Returns step and Hugging Face folder of a checkpoint. `which`: latest, best or a step. Raises UserError if there
+    is none."""
     from learner.checkpoints.checkpoint import EXPORT
 
     checkpoints = _checkpoints(run)
@@ -178,8 +182,8 @@ def _config_near(path: Path) -> Path | None:
 def run_path(text: str) -> Path:
     """Returns the folder that a command line names: a path, or the bare name of a run in ./runs.
 
-    A run or a model at the path goes before, and no other folder does: an environment's source and its run may have one
-    name.
+    A run or a model at the path takes precedence over a run of that name, and any other folder does not: an
+    environment's source and its run may have one name.
     """
     path, named = Path(text), RUNS / text
     if is_run(path) or (path / "config.json").exists():

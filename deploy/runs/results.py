@@ -24,7 +24,8 @@ Outcome = Literal["trained", "evaluated", "dropped"]
 
 
 class RunResults:
-    """A run's folder, read anew at each call, so it may still train. Raises UserError if there is no such run."""
+    """The results in a run's folder. Each call reads them again, so the run may still train. Raises UserError if there
+    is no such run."""
 
     def __init__(self, path: Path | str) -> None:
         self._folder: RunFolder = find_run(Path(path))
@@ -40,12 +41,12 @@ class RunResults:
 
     @property
     def config(self) -> Config:
-        """The config that the run was started with."""
+        """The config of the run's last start, without the defaults of its estimator's options."""
         return light_config(self._folder.config_file)
 
     @property
     def verdicts(self) -> list[Verdict]:
-        """The gain over the cold start with its interval, one per temperature; [] while nothing can be compared."""
+        """The gain of RL with its interval, one per temperature; [] while nothing can be compared."""
         return verdicts(self._history.evaluations)
 
     def metrics(self) -> pa.Table:

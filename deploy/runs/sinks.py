@@ -33,7 +33,7 @@ OFFLINE = ("offline", "disabled")
 
 
 class Sink(Protocol):
-    """A receiver of the metrics of learner steps."""
+    """A receiver of metrics and evaluations."""
 
     def write(self, metrics: Mapping[str, float], step: int) -> None:
         """Writes the metrics of one row."""
@@ -62,7 +62,7 @@ class TensorBoard:
         self._event = vars(event_pb2)["Event"]  # type checkers do not see it
         self._add(file_version="brain.Event:2")
         self._bytes = 0
-        """Size of the file without the part of a row that a failed call left."""
+        """Bytes of the complete rows in the file. A failed call may leave a part of a row after them."""
 
     def write(self, metrics: Mapping[str, float], step: int) -> None:
         from tensorboard.plugins.scalar.summary_v2 import scalar_pb
@@ -130,7 +130,7 @@ def _logged_in() -> bool:
 
 class Sinks:
     """All sinks of a run. If a sink cannot be opened or written, the run continues without it, and the log
-    says so. `check` has refused what is set up wrong."""
+    says so. `check` has refused missing packages and a missing login before."""
 
     def __init__(self, sinks: Mapping[str, Callable[[], Sink]]) -> None:
         self._failed: set[str] = set()

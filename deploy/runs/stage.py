@@ -64,7 +64,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
 def this_host() -> str:
     """Returns an identity of this machine, and of this container on it: its processes have ids of their own.
 
-    The hostname alone does not, because every machine may be called localhost.
+    The hostname alone is not enough, because every machine may be called localhost.
     """
     words = [socket.gethostname()]
     with suppress(OSError):  # only Linux has these
@@ -76,8 +76,8 @@ def this_host() -> str:
 def _start(pid: int) -> float:
     """Returns when a process of this machine started: in clock ticks since boot on Linux, else as a Unix time.
 
-    A Unix time would be no mark of a process on Linux: it is computed from the present clock, so it changes if
-    somebody sets the clock.
+    On Linux a Unix time would not identify a process: it is computed from the present clock, so it changes if somebody
+    sets the clock.
     """
     if not Path("/proc/self/stat").exists():
         import psutil
@@ -102,7 +102,7 @@ def _of_another_user(pid: int) -> bool:
 def read_stage(path: Path) -> Stage | None:
     """Returns the last stage of a run, or None if its driver never wrote one. Raises Damaged.
 
-    In a copy of an active run's folder, such as a backup, the run has ended by the copy: its driver works elsewhere.
+    In a copy of an active run's folder, such as a backup, the run counts as ended: its driver works elsewhere.
     """
     try:
         stage, written, folder = read_json(path, Stage), path.stat().st_mtime, path.parent.stat().st_ino
@@ -153,7 +153,7 @@ class StageRecord:
             self._write()
 
     def _write(self) -> None:
-        """Replaces the file. If the disk is full it stays as it is: the next call comes soon, and the run continues.
+        """Replaces the file. If that fails, as on a full disk, it stays as it is: the next call comes soon.
 
         Only the first failure is logged.
         """

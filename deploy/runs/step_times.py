@@ -1,12 +1,12 @@
-"""Where the seconds of a run's learner steps went, and how many tokens a second it made of them.
+"""Divides the wall time of a run's learner steps into parts, and computes its tokens per second.
 
     part        seconds of metrics.jsonl
-    sampling    wait: the learner waits for episodes; what samplers do while it trains is not in it
+    sampling    wait: the learner waits for episodes; sampling while it trains is not included
     evaluation  evaluation: the learner waits until the version before is evaluated
     passes      forward_backward
     optimizer   optimizer
     publishing  publish
-    rest        credit, pack, checkpoint, and what no phase counts
+    rest        credit, pack, checkpoint, and time outside all phases
 
 The parts of a step add up to its wall time.
 """

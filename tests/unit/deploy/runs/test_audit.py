@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,7 +19,7 @@ from services.config.file import dump_config
 from services.config.tree import Config
 from services.files import Damaged
 from services.parquet_files import ARCHIVE_ROWS
-from services.records import Episode, Manifest, Step, Ticket, Version, VersionSpan
+from services.records import Drop, Episode, Manifest, Step, Ticket, Version, VersionSpan
 from services.store.archive import ArchiveRow, EpisodeArchive
 from services.store.step_log import Journal
 from services.telemetry.metrics_file import append_row
@@ -82,6 +83,31 @@ def test_a_group_in_two_steps(tmp_path: Path):
     content = {1: rows(0, sampled=0) + rows(1, sampled=0), 2: rows(1, sampled=1) + rows(2, sampled=1)}
     result = audit(run_folder(tmp_path, content), CONFIG, None)
     assert result.findings == [f"{group(1)} was trained at step 1 and trained at step 2"]
+
+
+def test_a_group_that_is_trained_after_it_was_dropped(tmp_path: Path):
+    drops = {1: [{"group": group(2), "task": "t", "reason": "env: away"}]}
+    result = audit(run_folder(tmp_path, two_steps(late=1), drops=drops), CONFIG, None)
+    assert result.findings == [f"{group(2)} was trained at step 2 and dropped at step 1"]
+
+
+def test_a_step_that_is_taken_after_the_journal_was_read_is_no_finding(tmp_path: Path):
+    """The journal is read before the files, so a step of a run in progress may be in the ledger alone."""
+    drop = Drop(group=group(4), task="t", reason="env: away")
+    folder = run_folder(tmp_path, two_steps(), drops={2: [msgspec.to_builtins(drop)]})
+    manifests = {1: Manifest(step=1, incarnation=1, groups=[group(0), group(1)], drops=[])}
+    journal = Journal(issued=5, manifests=manifests, drops=[drop], in_flight=[group(2), group(3)])
+    result = audit(folder, CONFIG, journal)
+    assert result.findings == []
+    assert [(fate.state, fate.step, fate.reason) for fate in result.fates[2:]] == [
+        ("trained", 2, ""), ("trained", 2, ""), ("dropped", 2, "env: away")]
+
+
+def test_a_trained_group_that_the_store_would_train_again(tmp_path: Path):
+    manifests = {1: Manifest(step=1, incarnation=1, groups=[group(0), group(1)], drops=[])}
+    journal = Journal(issued=2, manifests=manifests, drops=[], in_flight=[group(1)])
+    result = audit(run_folder(tmp_path, {1: two_steps()[1]}), CONFIG, journal)
+    assert result.findings == [f"{group(1)} was trained at step 1 and in flight"]
 
 
 def test_a_gap_in_the_numbers_is_a_lost_group(tmp_path: Path):

@@ -47,6 +47,13 @@ def test_an_exported_config_says_how_to_play_and_no_addresses_or_secrets(tmp_pat
     assert played.rollout.max_response_tokens == 99
 
 
+def test_a_bar_in_a_stop_is_no_border_of_a_cell_in_the_card(tmp_path: Path):
+    dump_config(load_config("alfworld-tiny"), tmp_path / "run/config.yaml")
+    export(RunFolder(tmp_path / "run"), 3, model_at(tmp_path / "model"), tmp_path / "out")
+    assert r"| an answer ends at | `</action>`, `<\|endoftext\|>`, or after 24 tokens |" in (
+        tmp_path / "out/README.md").read_text()
+
+
 def test_the_card_says_how_to_fetch_a_base_model_of_the_hub(tmp_path: Path):
     cached = model_at(tmp_path / "models--acme--tiny/snapshots" / ("0" * 40))
     dump_config(load_config("alfworld-tiny", (f"model.path={cached}",)), tmp_path / "run/config.yaml")
