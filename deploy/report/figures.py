@@ -1,7 +1,8 @@
 """Draws figures of one run or many, after the paper's figures 2 to 5, as PNG files. The explorer draws the same curves.
 
-A curve is the mean over the seeds of an arm with its 95% band. A thin line shows the steps of an arm's only run, and
-each curve of two or three. The axis is as long as the curves, and cuts bands that are longer.
+A curve is the smoothed mean over the seeds of an arm, with its 95% band. An arm with one run also has a thin line
+through its unsmoothed steps, an arm with two or three runs a thin smoothed line for each. The vertical axis covers the
+curves, and cuts bands that reach further.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ SMOOTHING = 0.6
 """Weight of the curve so far in each smoothed point, as in the paper's figures. A single step has few tasks, so it is
 noisy."""
 FEW = 3
-"""Runs of an arm up to which each has a thin line: the band of two is twelve times as wide as their difference."""
+"""Most runs of an arm that have a thin line each: the band of two is twelve times as wide as their difference."""
 STEP = "step"
 """The curve that holds the learner steps of the others. A record of an experiment has none: its steps begin at 1."""
 DPI = 100
@@ -82,7 +83,7 @@ FIGURES: dict[str, tuple[Subplot, ...]] = {
 
 
 def env_figures(keys: Iterable[str]) -> dict[str, tuple[Subplot, ...]]:
-    """Returns the figure of success by environment, if these keys of metrics.jsonl are of a run with several."""
+    """Returns the figure of success by environment; {} if these keys of metrics.jsonl are not of a run with several."""
     names = sorted({key.removeprefix(ENV_PREFIX).removesuffix(SUCCESS) for key in keys
                     if key.startswith(ENV_PREFIX) and key.endswith(SUCCESS)})
     subplots = tuple(Subplot(title=f"Success of training episodes in {name}", percent=True,
@@ -133,7 +134,7 @@ def save(figure: Any, path: Path) -> Path:
 
 def write_figures(folder: Path, records: Sequence[Record], *, arms: Mapping[str, Arm],
                   figures: Mapping[str, Sequence[Subplot]]) -> list[Path]:
-    """Draws those `figures` for which the records have curves."""
+    """Draws those `figures` for which the records have curves, which are equally long. Returns the files."""
     written: list[Path] = []
     for name, subplots in figures.items():
         if not any(_has_values(record, key) for record in records for subplot in subplots for key in subplot.curves):
@@ -180,7 +181,7 @@ def _curve(ax: Any, runs: Sequence[Sequence[float]], arm: Arm, style: str, label
 
 
 def _finish(ax: Any, *, xlabel: str, percent: bool, legend: bool = False) -> None:
-    """Labels axes over learner steps, with marks at integer steps, in a run of few steps too."""
+    """Labels axes over learner steps, with marks at whole steps, also in a run of few steps."""
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
     ax.set_xlabel(xlabel)

@@ -62,7 +62,7 @@ STYLE = (
 
 
 def write_report(paths: Sequence[Path], out: Path, steps: Sequence[int] = ()) -> tuple[Path, dict[str, Any]]:
-    """Writes figures/ and report.html into `out`, atomically. Returns the page and its numbers for machines.
+    """Writes figures/ and then, atomically, report.html into `out`. Returns the page and its numbers for machines.
 
     `steps`: the learner steps at which the distribution of advantages is shown, instead of by quarters. `damaged` among
     the numbers has a sentence for each file that could not be read in full. Raises UserError for a folder that is not a
@@ -198,7 +198,7 @@ def _before_and_after(comparison: Comparison) -> str:
 
 
 def _numbers(compared: Compared, design: tables.Design) -> str:
-    """Returns tables of means, of differences, and of turns by the size of their state group."""
+    """Returns tables of means, of differences, of turns by the size of their state group, and of states by key."""
     sizes = tables.means_grid(compared.records, replace(design, columns=tables.SIZES))
     if not any(any(row[2:]) for row in sizes.rows):
         sizes = replace(sizes, rows=[])

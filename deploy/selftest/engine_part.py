@@ -1,7 +1,7 @@
-"""The engine of the self-test: it starts next to memory that another process holds, decodes, and takes updates.
+"""The engine's part of the self-test: it starts next to memory that another process holds, decodes, and takes updates.
 
-A step that raises is a line with its reason, and the steps after it say what still works. No bound on speed is judged
-on a CPU. There the same code shows that the test itself works.
+A step that raises becomes a line with its reason, and the steps after it show what still works. On a CPU no speed is
+judged: there the same code shows that the test itself works.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ UPDATES = 5
 GROWTH_MIB = 256
 """Memory in MiB that may be added between the first update and the last."""
 FREED = 0.9
-"""Share of its weights and KV cache that a sampler must give up in its sleep."""
+"""Share of its weights and KV cache that a sleeping sampler must free."""
 PAUSE_S = 2.0
 """Longest pause of an update of 1.5B parameters on a GPU."""
 SEND_S = 5.0
-"""Longest time of a transfer of 1.5B parameters between GPUs, during requests."""
+"""Longest time of a transfer of 1.5B parameters from GPU to GPU, during requests."""
 SENT = 3
+"""Number of times that each model is sent."""
 WAYS: dict[Way, tuple[str, int]] = {"ipc": ("weights by CUDA IPC", 0), "nccl": ("weights by NCCL", 1)}
 """Name of each way, and number of the GPU that sends: NCCL refuses two processes on one."""
 PARALLEL = "weights by NCCL to two GPUs"
@@ -183,15 +184,17 @@ class _Trial:
         landed = asyncio.Event()
         flying = asyncio.create_task(_sample_until(landed, engine, self.size))
         seconds, memory = [], []
-        for step in range(1, UPDATES + 1):
-            await asyncio.sleep(0.2)
-            one = step % 2  # the last one is the model with which the engine has started
-            await engine.update(_version(step, packed[one].digest), packed[one].manifest, packed[one].buffer,
-                                two[one].canary)
-            seconds.append(engine.paused_seconds)
-            memory.append(used_mib(self.size))
-        landed.set()
-        samples = await flying
+        try:
+            for step in range(1, UPDATES + 1):
+                await asyncio.sleep(0.2)
+                one = step % 2  # the last one is the model with which the engine has started
+                await engine.update(_version(step, packed[one].digest), packed[one].manifest, packed[one].buffer,
+                                    two[one].canary)
+                seconds.append(engine.paused_seconds)
+                memory.append(used_mib(self.size))
+        finally:
+            landed.set()  # also after a fault: the requests would load the engine in all later steps
+            samples = await flying
         split = sum(len(sample.spans) > 1 for sample in samples)
         complete = all(sample.finished == "stop" or len(sample.ids) == self.size.tokens for sample in samples)
         grown = memory[-1] - memory[0]
@@ -241,9 +244,10 @@ class _Trial:
 
 async def _trips(engine: Engine, models: Sequence[Sent], size: Size, way: Way, *, incarnation: int, gpu: int,
                  processes: int = 1) -> list[Trip]:
-    """Sends models during requests, each some times. `gpu`: number of the GPU that sends, if there are any.
+    """Sends each model SENT times during requests. `gpu`: number of the GPU that sends, if there are any.
 
-    Raises WrongWeights unless the engine computes what Hugging Face computes with each.
+    Of later models the first trip is left out, because it makes the links anew. Raises WrongWeights unless the engine
+    computes what Hugging Face computes with each model.
     """
     landed = asyncio.Event()
     flying = asyncio.create_task(_sample_until(landed, engine, size))

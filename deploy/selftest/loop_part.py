@@ -16,12 +16,12 @@ from services.telemetry.metrics_file import read_metrics
 
 NAME = "selftest"
 LATER = 5
-"""Number of learner steps after the run was resumed."""
+"""`steps` of the resumed run, counted from its first step."""
 LIMIT_S = 1800.0
 LEFT_MIB = 256
-"""Memory in MiB that may be in use after the run beyond what was before."""
+"""Memory in MiB that may be in use after the run in addition to what was in use before it."""
 END_S = 10.0
-"""Time in which the driver takes back the memory of processes that have ended."""
+"""Seconds in which the GPU's driver frees the memory of processes that have ended."""
 
 
 def loop_part(size: Size, model: Path, folder: Path, report: Callable[[str], object]) -> Iterator[Line]:
@@ -44,8 +44,8 @@ def loop_part(size: Size, model: Path, folder: Path, report: Callable[[str], obj
 
 
 def by_ipc(size: Size, log: Path) -> Line:
-    """Says how often the run's learner sent its weights from GPU to GPU. A round that fails ends no run: the workers
-    take that version from host memory."""
+    """Returns the line on how often the run's learner sent its weights from GPU to GPU. A round that fails does not end
+    a run: the workers take that version from host memory."""
     events = Counter(json.loads(line)["event"] for line in log.read_text(encoding="utf-8").splitlines())
     sent, failed = events["transferred"], events["transfer failed"]
     return Line(name="versions by CUDA IPC in a run", value=f"{sent} sent, {failed} failed", aim="some, none failed",
@@ -53,7 +53,7 @@ def by_ipc(size: Size, log: Path) -> Line:
 
 
 def _left(size: Size, before: set[int], used: float) -> Line:
-    """Looks for processes and for memory: in a container nvidia-smi may list no process."""
+    """Returns the line on processes and memory that are left. In a container nvidia-smi may list no process."""
     deadline = time.monotonic() + END_S
     while True:
         left, grown = set(smi_processes()) - before, used_mib(size) - used
@@ -64,7 +64,7 @@ def _left(size: Size, before: set[int], used: float) -> Line:
 
 
 def train(folder: Path, arguments: list[str]) -> str:
-    """Runs `gagpo train`. Returns the last line that it printed if it failed, else nothing."""
+    """Runs `gagpo train`. Returns "" if it succeeded, else the last line that it printed."""
     try:
         run_child("gagpo train", ["train", *arguments], log=folder / "train.log", deadline_s=LIMIT_S)
     except ChildFailed as error:

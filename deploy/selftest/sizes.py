@@ -1,4 +1,4 @@
-"""The two sizes of the self-test, and the memory of the GPU: how much is in use, and a process that holds some."""
+"""The two sizes of the self-test, its model, the memory in use, and a process that holds memory of the GPU."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Size:
     """Keys of a Qwen2Config."""
     rollout: RolloutSection
     held_gib: float
-    """Memory that another process holds on the GPU while the engine starts."""
+    """Memory that another process holds on the GPU during all steps of the first engine."""
     requests: int
     """Number of requests in flight during an update."""
     tokens: int

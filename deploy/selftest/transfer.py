@@ -1,4 +1,4 @@
-"""Sends the weights of a model into an engine as a learner of one rank does, from GPU to GPU, and takes the times.
+"""Sends the weights of a model into an engine as a learner of one rank does, from GPU to GPU, and measures the times.
 
 On CPUs gloo stands in for NCCL, and shared host memory for CUDA IPC. All other code is the same.
 """
@@ -30,7 +30,7 @@ class Sent:
     model: Path
     """Its folder."""
     canary: Canary | None = None
-    """Its results by Hugging Face's code (folder_canary)."""
+    """What Hugging Face's code computes with it (folder_canary). None: nothing is compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,8 @@ class Trip:
     size: int
     """Bytes of the version."""
     sending: float
-    """Seconds from the learner's weights to the engine's memory, during requests: snapshot, digest, the way, digest."""
+    """Seconds from the learner's weights to the engine's memory, during requests: snapshot, digest, transfer, digest.
+    """
     pause: float
     """Seconds for which the swap paused the requests."""
 
@@ -67,7 +68,7 @@ class _Alone:
 
 async def trips(engine: Engine, sent: Sent, dtype: str, way: Way, *, rounds: int, incarnation: int,
                 gpu: int | None = None, processes: int = 1) -> list[Trip]:
-    """Sends a model so many times. `gpu`: number of the sender's GPU; None: a CPU sends.
+    """Sends a model `rounds` times. `gpu`: number of the sender's GPU; None: a CPU sends.
 
     `processes`: number of processes of the engine. Raises EngineFault if a version does not arrive, and WrongWeights if
     the engine computes something else.

@@ -20,7 +20,7 @@ STOP_GRACE_S = 60.0
 """Longest wait after SIGTERM, in seconds. A training run has to stop its samplers, Ray and Redis first."""
 TAIL_LINES = 12
 FAILURES_IN_A_ROW = 3
-"""Failed runs without a finished one between them after which no other run can be expected to finish."""
+"""Number of failed runs in a row after which no other run can be expected to finish."""
 
 
 class ChildFailed(GagpoError):

@@ -40,7 +40,8 @@ Report = Callable[[str], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demonstrations:
-    """Examples to train on, and their counts. They are of the scripted player on the training games, or of a file."""
+    """Examples to train on, and their counts. They come from the scripted player on the training games, or from a file.
+    """
 
     examples: list[Example]
     split: str
@@ -52,7 +53,7 @@ class Demonstrations:
     won: int
     seconds: float
     failed: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Games that could not be shown, with the reason. They are left out."""
+    """Game that failed -> reason. `games` does not count it, but its episodes before the failure stay."""
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the counts that sft.json records."""
@@ -60,7 +61,8 @@ class Demonstrations:
                 "won": self.won, "rows": len(self.examples), "seconds": round(self.seconds, 1)}
 
 
-def shown_to(config: Config, template: PromptTemplate, *, seed: int, report: Report, passing: Report) -> Demonstrations:
+def gather_demonstrations(config: Config, template: PromptTemplate, *, seed: int, report: Report,
+                          passing: Report) -> Demonstrations:
     """Returns the examples of sft.file, or new demonstrations without one. Raises UserError if there are none.
 
     `passing` takes lines about the progress.
@@ -90,11 +92,11 @@ def shown_to(config: Config, template: PromptTemplate, *, seed: int, report: Rep
 def demonstrations(
     config: Config, environment: Environment, teacher: Teacher, template: PromptTemplate, *, seed: int, report: Report
 ) -> Demonstrations:
-    """Plays sft.demos_per_game episodes of every training game. Examples are the steps of won episodes without noise,
-    and the judgements that these episodes show.
+    """Plays sft.demos_per_game episodes of every training game. Examples are the steps of won episodes whose action is
+    not noise, and the judgements that these episodes show.
 
-    A game that fails is left out, as RL leaves it out. Every second episode is played in disguise (other names for
-    objects), if the environment's teacher offers that. Raises UserError, and EnvFault if all games fail.
+    After an episode that fails, its game is played no more. Every second episode is played in disguise (other names for
+    objects), if the environment's teacher offers that. Raises UserError, and EnvFault if no episode could be played.
     """
     from envservice.registry import find_spec
     from rollout.demonstrations import demonstrate
@@ -174,7 +176,7 @@ def cold_start(
     shown, tokenizer, rows = _demonstrated(config, path, seed=seed, report=report, passing=passing)
     budget = Budget(minutes=minutes) if epochs is None else \
         Budget(updates=epochs * math.ceil(len(rows) / config.sft.batch_rows))
-    report(f"training for {_whole(budget)} on {number_of(len(rows), 'demonstrated step')} of "
+    report(f"training for {_describe_budget(budget)} on {number_of(len(rows), 'demonstrated step')} of "
            f"{sum(len(r.ids) for r in rows) / len(rows):.0f} tokens")
     train = _trainer(config, path, out, tokenizer)
     made = train(out, Lesson(rows, budget, seed), report=report, on_progress=lambda now: _report(passing, now, budget))
@@ -208,20 +210,20 @@ def write_demonstrations(config: Config, model: Path, out: Path, *, report: Repo
 
 def _demonstrated(config: Config, path: Path | None, *, seed: int, report: Report, passing: Report,
                   ) -> tuple[Demonstrations, PreTrainedTokenizerBase, list[TokenRow]]:
-    """Returns the demonstrations, the tokenizer of the model at `path` (None: a new one), and their rows. Of several
-    environments they are those of one after the other."""
+    """Returns the demonstrations, the tokenizer of the model at `path` (None: a new one), and the rows. The rows of
+    several environments follow one another."""
     from envservice.registry import make_template
 
     templates = [make_template(view.env) for view in config.views]
-    shown = [shown_to(view, template, seed=seed, report=report, passing=passing)
+    shown = [gather_demonstrations(view, template, seed=seed, report=report, passing=passing)
              for view, template in zip(config.views, templates, strict=True)]
-    whole = shown[0] if len(shown) == 1 else _together(shown)
-    passing(f"makes tokens of {number_of(len(whole.examples), 'answer')}")
-    tokenizer = _tokenizer(config, path, whole.examples, report)
+    merged = shown[0] if len(shown) == 1 else _merged(shown)
+    passing(f"makes tokens of {number_of(len(merged.examples), 'answer')}")
+    tokenizer = _tokenizer(config, path, merged.examples, report)
     rows = [row for view, template, its in zip(config.views, templates, shown, strict=True)
             for row in _encoded(view, path, tokenizer, its.examples, template=template)]
-    _check_length(len(rows), len(whole.examples), config.rollout.row_tokens, report)
-    return whole, tokenizer, rows
+    _check_length(len(rows), len(merged.examples), config.rollout.row_tokens, report)
+    return merged, tokenizer, rows
 
 
 def _encoded(config: Config, path: Path | None, tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], *,
@@ -237,7 +239,7 @@ def _encoded(config: Config, path: Path | None, tokenizer: PreTrainedTokenizerBa
     return encode(tokenizer, examples, chat=chat, max_tokens=config.rollout.row_tokens, end=end)
 
 
-def _together(shown: Sequence[Demonstrations]) -> Demonstrations:
+def _merged(shown: Sequence[Demonstrations]) -> Demonstrations:
     """Returns the demonstrations of several environments as one."""
     return Demonstrations(
         examples=[example for one in shown for example in one.examples],
@@ -249,13 +251,14 @@ def _together(shown: Sequence[Demonstrations]) -> Demonstrations:
 
 def _trainer(config: Config, path: Path | None, out: Path, tokenizer: PreTrainedTokenizerBase
              ) -> Callable[..., dict[str, Any]]:
-    """Returns the function that trains, on the learner's ranks or here. One rank also continues a state of several."""
+    """Returns the function that trains, on the learner's ranks or in this process. A single rank also continues a state
+    that several ranks have written."""
     from deploy.training.rank_imitation import imitate
     from learner.cold_start.states import folder_of, kept
 
     if path is not None and (config.imitates_on_ranks or kept(folder_of(out))):
         return partial(imitate, config, path)
-    return partial(_here, config, path, tokenizer)
+    return partial(_train_in_process, config, path, tokenizer)
 
 
 def _check_length(kept: int, examples: int, max_tokens: int, report: Report) -> None:
@@ -286,8 +289,8 @@ def _tokenizer(config: Config, path: Path | None, examples: Sequence[Example],
     return tokenizer
 
 
-def _here(config: Config, path: Path | None, tokenizer: Any, out: Path, lesson: Lesson, *, report: Report,
-          on_progress: Callable[[SftProgress], object]) -> dict[str, Any]:
+def _train_in_process(config: Config, path: Path | None, tokenizer: Any, out: Path, lesson: Lesson, *, report: Report,
+                      on_progress: Callable[[SftProgress], object]) -> dict[str, Any]:
     """Trains the model at `path`, or a new one if `path` is None, in this process on the CPU, and writes it."""
     from transformers.utils.logging import disable_progress_bar
 
@@ -322,7 +325,7 @@ def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, out: Path)
 
 @contextmanager
 def _threads(count: int) -> Iterator[None]:
-    """Lets torch use so many threads until the block ends."""
+    """Lets torch use `count` threads until the block ends."""
     import torch
 
     before = torch.get_num_threads()
@@ -341,10 +344,10 @@ def _pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
 def _report(report: Report, now: SftProgress, budget: Budget) -> None:
     spent = budget.spent(now.updates, now.seconds)
     left = f", about {span(now.seconds / spent - now.seconds)} left" if 0 < spent < 1 else ""
-    report(f"cold start {now.seconds / 60:4.1f} min, {spent:.0%} of {_whole(budget)}: "
+    report(f"cold start {now.seconds / 60:4.1f} min, {spent:.0%} of {_describe_budget(budget)}: "
            f"{number_of(now.updates, 'update')}, {now.epochs:.1f} epochs, "
            f"{now.rows / max(now.seconds, 1e-9):.0f} rows/s, loss {now.loss_response:.2f} per answer{left}")
 
 
-def _whole(budget: Budget) -> str:
+def _describe_budget(budget: Budget) -> str:
     return f"{budget.minutes:.1f} min" if budget.updates is None else number_of(budget.updates, "update")

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from services.controller.tickets import EvalRequest
     from services.store.store import Store
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated:
     """The result of an evaluation."""
@@ -121,7 +122,7 @@ def _play(config: Config, model: Path, split: str | None, lines: StatusLines) ->
 
 
 def _timed(controller: Controller, request: EvalRequest, loading: Loading, started: float) -> dict[str, Any]:
-    """Plays, and returns the summary with the seconds of loading, which began at `started`, and of playing."""
+    """Plays the request. Returns the summary with the seconds of loading, which began at `started`, and of playing."""
     loaded: list[float] = []
     loading.then(lambda: loaded.append(time.monotonic()))
     (summary,) = controller.evaluate_now([request])
@@ -130,7 +131,7 @@ def _timed(controller: Controller, request: EvalRequest, loading: Loading, start
 
 
 def run_of(folder: Path) -> str:
-    """Returns the run that an evaluation with this folder is in Redis."""
+    """Returns the name of an evaluation with this folder in Redis, where it counts as a run."""
     return folder.name.removeprefix("gagpo-")
 
 
@@ -164,11 +165,11 @@ def working_folder(config: Config, note: Callable[[str], object] = lambda _: Non
 
 @contextmanager
 def erased(store: Store, supervisor: Supervisor, note: Callable[[str], object]) -> Iterator[None]:
-    """Deletes the keys of `store` at the end of the block, also after an error, because a shared Redis keeps them. A
-    private Redis ends with them, and may wait for half an hour if its disk is full.
+    """Deletes the keys of `store` from a shared Redis at the end of the block, also after an error.
 
-    Stops the supervised processes before, which write keys. If Redis fails, it notes that the keys stay: the result or
-    the error of the block matters more.
+    Do not use it for a private Redis, which ends with its keys: a full disk could delay the deletion by half an hour.
+    Stops the supervised processes first, because they write keys. If Redis fails, it notes that the keys stay: the
+    result or the error of the block matters more.
     """
     try:
         yield
@@ -195,7 +196,8 @@ def _hooks(lines: StatusLines, task_type: Callable[[str], str], loading: Loading
 def erase_keys(run: str, config_file: Path, *, ours: RedisSection, what: str, note: Callable[[str], object]) -> None:
     """Deletes the keys and bodies of a run from the Redis that its config names, or notes that the keys of `what` stay.
 
-    A run's own Redis ends with it. The file has no password: `ours` has it, if it is the same Redis.
+    If the config names no Redis, the run had its own, and only the bodies are deleted. The file has no password. `ours`
+    has it, if it is the same Redis.
     """
     from services.store.bodies import Bodies
     from services.store.connection import briefly

@@ -15,7 +15,7 @@ LOADS: tuple[State, ...] = ("starting", "running")
 
 
 class Loading:
-    """Delays the next stage in the view until every rollout worker that loads has sent a heartbeat, at least one.
+    """Delays the next stage in the view until all rollout workers that load, at least one, have sent a heartbeat.
 
     Loading vLLM takes from twenty seconds to minutes. Without this class the view would say that games are played. It
     does not wait for workers that are sick or lack a place on the cluster: the run continues without them.

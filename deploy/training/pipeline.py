@@ -50,9 +50,9 @@ from services.telemetry.metrics_file import MetricsRow, append_row, drop_rows, r
 
 
 class MetricsFollower:
-    """Calls `show` with the new lines. Lines that were there at the start count as shown.
+    """Calls `show` with the new rows of a file. Rows that were there at the start count as shown.
 
-    While the file cannot be read there are no new lines, for at most `outage_s` seconds.
+    While the file cannot be read there are no new rows. After `outage_s` seconds of that, tick() raises.
     """
 
     def __init__(self, path: Path, show: Callable[[list[MetricsRow]], object], *, outage_s: float) -> None:
@@ -61,7 +61,7 @@ class MetricsFollower:
         self._shown = len(self._rows.now())
 
     def tick(self) -> None:
-        """Looks once for new lines."""
+        """Reads the file once and shows its new rows."""
         rows = self._rows.now()
         new = rows[self._shown:]  # a restarted learner repeats steps, so there may be fewer lines than were shown
         self._shown = len(rows)
@@ -73,7 +73,7 @@ CONTROLLER_LEASE_S = 30.0
 
 
 def training_seconds(row: MetricsRow) -> float:
-    """Returns the seconds in which the learner trained in a row of metrics.jsonl, without its waiting for others."""
+    """Returns the seconds for which the learner trained in a row of metrics.jsonl, without waits for others."""
     waits = ("seconds/wait", "seconds/evaluation")
     return sum(value for key, value in row.items() if key.startswith("seconds/") and key not in waits)
 
@@ -126,7 +126,7 @@ class TrainingRun:
                 life = replace(self, skip_step=None)
 
     def _announce(self, *, cold_start: bool) -> None:
-        """Passes the view the stages that are to come, and the games and the training after RL."""
+        """Gives the view the number of stages to come and of games after RL, and whether the control is trained."""
         trains, unplayed = not self.rl_is_done(), self.unplayed()
         control = MORE in unplayed and (trains or not (self.folder.more_model / "sft.json").exists())
         # Two stages more: starting the processes, and loading the samplers.
@@ -315,8 +315,8 @@ class TrainingRun:
     def _leave(self, learner: LearnerRanks, *, by_hand: bool) -> None:
         """Waits until the learner has finished its step and written a checkpoint.
 
-        After Ctrl-C that takes as long as the step does, since its user can end the wait by another. Whoever sends
-        SIGTERM may kill soon after it, so there supervision.leave_seconds is the limit.
+        After Ctrl-C the limit is learner.collective_s, since the user can end the wait by another Ctrl-C. The sender of
+        SIGTERM may kill soon after it, so there the limit is supervision.leave_seconds.
         """
         limit = self.config.supervision.leave_seconds
         rows = read_rows(self.folder.metrics)

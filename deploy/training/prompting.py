@@ -1,7 +1,7 @@
-"""Evaluates a prompting baseline: plays a fixed task set with a model that is asked, and keeps every trial.
+"""Evaluates a prompting baseline: plays a fixed task set with a model that is not trained, and keeps every trial.
 
     NAME.eval.jsonl             one row per evaluation, as `gagpo eval` writes it, with its cost in tokens
-    NAME.eval.episodes.jsonl    the settings, then one line per trial; what is there is not played again
+    NAME.eval.episodes.jsonl    the settings, then one line per trial; trials in it are not played again
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ class PromptingPlan:
             **self._of_sampler()}
 
     def _of_sampler(self) -> dict[str, Any]:
-        """Returns what only our own sampler reads. Settings that say nothing are left out, as older files have them."""
+        """Returns the settings that only our own sampler reads. Unset ones are left out: files of older versions lack
+        them."""
         if self.prompt_tokens is None:
             return {}
         model = self.config.model
@@ -79,10 +80,10 @@ class PromptingPlan:
 
 
 def make_plan(config: Config, policy: str, split: str | None, *, weights: str | None = None) -> PromptingPlan:
-    """Returns the plan for a split, the held-out one without a name. `weights` are those of a model in our own sampler.
+    """Returns the plan for a split; None: the held-out one. `weights`: see PromptingPlan.
 
-    Raises UserError for missing data, for a service of the environment that does not answer, and for a prompt without
-    instructions that nothing would add to.
+    Raises UserError for missing data, for a service of the environment that does not answer, and if the policy `direct`
+    would ask by a prompt without instructions.
     """
     chats = make_template(config.env).chat
     if policy == "direct" and not chats:
@@ -113,19 +114,24 @@ def only_player(file: Path) -> Iterator[None]:
         yield
 
 
-def open_trials(file: Path, settings: Mapping[str, Any]) -> list[PlayedTrial]:
-    """Returns the trials that are kept, in order. A new file begins with the settings. A line that was cut short does
-    not count.
+class _Header(msgspec.Struct):
+    """The first line of a file of trials."""
 
-    Raises UserError if they were played with other settings.
+    settings: dict[str, Any]
+
+
+def open_trials(file: Path, settings: Mapping[str, Any]) -> list[PlayedTrial]:
+    """Returns the trials that are kept, in order. Begins a new file with the settings. Skips damaged lines.
+
+    Raises UserError if the file does not begin with settings, or with other ones.
     """
     if not _begun(file):
         file.write_bytes(b"")
         append_row(file, {"settings": settings})
     lines = [line for line in read_bounded(file, FILE_BYTES).splitlines() if line]
     try:
-        kept = msgspec.json.decode(lines[0], type=dict[str, Any])["settings"]
-    except (*NOT_JSON, KeyError):
+        kept = msgspec.json.decode(next(iter(lines), b""), type=_Header).settings
+    except NOT_JSON:
         raise UserError(f"{file} does not begin with the settings of its trials", "choose another file with --out") \
             from None
     for key in sorted(settings.keys() | kept.keys()):
@@ -136,7 +142,7 @@ def open_trials(file: Path, settings: Mapping[str, Any]) -> list[PlayedTrial]:
 
 
 def _begun(file: Path) -> bool:
-    """Returns whether the file has more than a part of its settings, which a full disk may have cut short."""
+    """Returns whether the file has more than a part of the settings: a full disk may have cut them short."""
     try:
         with open_plain(file) as lines:
             first = lines.readline()
@@ -266,7 +272,8 @@ def summarise(plan: PromptingPlan, settings: Mapping[str, Any], by_task: Mapping
 @asynccontextmanager
 async def asked_endpoint(config: Config, url: str, name: str | None,
                          report: Callable[[str], object]) -> AsyncIterator[tuple[AskedModel, str]]:
-    """Yields a model behind an endpoint and its name: the only one served, if `name` is None. `report`: see there."""
+    """Yields a model behind an endpoint and its name. `name`: None for the only model that it serves. `report`: see
+    EndpointModel."""
     async with endpoint_client(url, endpoint_key(config.prompting), config.prompting) as http:
         model = EndpointModel(http=http, model=name or "", settings=config.prompting,
                               temperature=config.eval.temperature, report=report,

@@ -39,8 +39,8 @@ OnProgress = Callable[[SftProgress], object]
 class ImitatingRanks(LearnerRanks):
     """The ranks of one cold start.
 
-    After `attempts` failures without a new state another one is certain. So poll() raises UserError then, and Fault if
-    the last rank was killed. `kept` returns the updates of the newest state.
+    After `attempts` failures in a row without a new state, poll() gives up. It raises Fault if a rank was killed at
+    last, else UserError. `kept` returns the number of updates in the newest state.
     """
 
     def __init__(self, *arguments: Any, attempts: int, kept: Callable[[], int], **keys: Any) -> None:
@@ -67,9 +67,10 @@ class ImitatingRanks(LearnerRanks):
 
 def imitate(config: Config, model: Path, out: Path, lesson: Lesson, *, report: Report,
             on_progress: OnProgress) -> dict[str, Any]:
-    """Trains `model` on the ranks of the learner. Then the trained model is in `out`.
+    """Trains `model` on the ranks of the learner, which write the trained model into `out`.
 
-    Returns `training` (SftProgress as a dict), `parameters` and `ranks`. `on_progress` takes the progress now and then.
+    Returns `training` (SftProgress as a dict), `parameters` and `ranks`. `on_progress` takes the progress every
+    REPORT_SECONDS of training.
 
     Uses the Ray that this process is connected to; without one it connects as a run does. Raises UserError, RayLost for
     a Ray of the caller's, and Fault if the ranks cannot start or find no place.
@@ -133,7 +134,8 @@ def _imitate(config: Config, order: Order, *, report: Report, on_progress: OnPro
 
 
 class _Reporter:
-    """Reports what rank 0 writes: once from where its life continues, and its training every REPORT_SECONDS."""
+    """Reports what rank 0 writes: after each start the state from which it continues, and then its progress every
+    REPORT_SECONDS."""
 
     def __init__(self, report: Report, on_progress: OnProgress) -> None:
         self._report, self._on_progress = report, on_progress

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def start(config: Config, *, resume: bool, skip_step: int | None = None, quiet: bool = False) -> list[str]:
     """Checks everything that can be checked cheaply, then runs. Returns the lines to print at the end.
 
-    `quiet`: show progress on stderr and keep stdout free. Raises UserError for a user's mistake.
+    `quiet`: the progress goes to stderr, and nothing to stdout. Raises UserError for a user's mistake.
     """
     from deploy.launch.checks import preflight
     from deploy.launch.planning.fit import on_cpu, with_gpu
@@ -43,7 +43,7 @@ def start(config: Config, *, resume: bool, skip_step: int | None = None, quiet: 
 
 @contextmanager
 def saying_how_to_continue(command: str) -> Iterator[None]:
-    """Prints the command that resumes the run if Ctrl-C, a signal or a fault ends it early."""
+    """Prints `command`, which resumes the run, if Ctrl-C, a signal or a fault ends the block early."""
     try:
         yield
     except BaseException:
@@ -51,7 +51,7 @@ def saying_how_to_continue(command: str) -> Iterator[None]:
         raise
 
 
-def _will_it_stay(runs_dir: Path) -> str:
+def _loss_warning(runs_dir: Path) -> str:
     """Returns a warning if the run's folder will be lost, else "".
 
     A submitted job starts in Ray's copy of the working directory. Ray deletes this copy some time after the job.
@@ -82,7 +82,7 @@ def _run(config: Config, task_sets: TaskSets, *, resume: bool, skip_step: int | 
                       f"{len(task_sets.heldout)} held out")
         for line in warnings(config):
             progress.note(f"warning: {line}")
-        progress.note(f"folder {folder.path.absolute()}{_will_it_stay(config.runs_dir)}")
+        progress.note(f"folder {folder.path.absolute()}{_loss_warning(config.runs_dir)}")
         training = TrainingRun(config=config, folder=folder, run=run_id, task_sets=task_sets, progress=progress,
                                check=mirroring.check, skip_step=skip_step)
         return training.execute()

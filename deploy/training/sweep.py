@@ -3,9 +3,8 @@
     runs/<name>/<variant>/   a run: its folder, report and figures
     runs/<name>/sweep.json   the table, paired by game against the first variant of the same seed; sweep.txt for people
 
-All variants share the tasks and the first variant's cold start. They differ only in their overrides: also the seed is
-the config's, unless they set it. SWEEPS are those that
-come with the package, for a paper's tables:
+All variants share the tasks and the first variant's cold start. They differ only in their overrides: the seed is the
+config's too, unless a variant sets it. SWEEPS come with the package, for a paper's tables:
 
     table1      the RL methods of table 1 at three seeds            table2   the ablations at three seeds
     table3      a grid of gamma and lambda                          ablations   table 2 at one seed
@@ -75,7 +74,7 @@ class SweepLine:
 def configs(config: Config, variants: Sequence[Variant]) -> dict[str, Config]:
     """Returns the config of each variant's run. All later variants start from the first variant's cold start.
 
-    Raises UserError if the runs could not be compared.
+    Raises UserError if the runs could not be compared, or if the sweep's folder holds a single run.
     """
     if not config.eval.panel and not config.eval.every:
         raise UserError("a sweep compares by evaluations, and this config asks for none", "set eval.panel=256")
@@ -110,7 +109,7 @@ def _check_variant(variant: Variant, config: Config) -> None:
 def is_finished(config: Config) -> bool:
     """Whether a run of exactly this config has finished, wherever it was moved: its summary exists.
 
-    Files have no password of redis.url.
+    The password in redis.url is not compared, because no file has it.
     """
     folder = RunFolder(config.run_dir)
     if not folder.summary.exists():
@@ -142,8 +141,8 @@ def run_sweep(config: Config, variants: Sequence[Variant], *, quiet: bool) -> Sw
     """Trains one variant after another, and after each writes the table of those that finished. Finished runs are
     skipped.
 
-    After a failed run the others continue, except if it was the first one, with whose cold start they begin, or after
-    FAILURES_IN_A_ROW.
+    After a failed run the others continue, except after FAILURES_IN_A_ROW, or if the first run failed, whose cold start
+    they need.
     """
     made = configs(config, variants)
     failures, in_a_row = list[ChildFailed](), 0
@@ -206,8 +205,8 @@ def final(folder: RunFolder) -> list[dict[str, Any]]:
 def table(made: Mapping[str, Config], variants: Sequence[Variant]) -> list[SweepLine]:
     """Returns the lines by temperature and variant. A gain uses only games that both runs finished without a fault.
 
-    It is over the first variant, or over that variant's method at the same seed: a difference of seeds is none of
-    methods. If that run has not finished, or the two share no game, there is no gain.
+    It is over the first of `variants` that has the same seed and the method of variants[0], because a difference of
+    seeds is not one of methods. If there is no such run, or the two share no game, there is no gain.
     """
     first: dict[tuple[float, int], dict[str, Any]] = {}
     lines: list[SweepLine] = []
@@ -232,7 +231,7 @@ _TOKEN_LOSS: Mapping[str, object] = {"learner.loss.ratio": "token", "learner.los
 _GAGPO: Mapping[str, object] = {
     "learner.credit.estimator": "gagpo", "learner.credit.gamma": 0.95, "learner.credit.lam": 0.8,
     "learner.loss.ratio": "sequence", "learner.loss.aggregation": "actions"}
-"""The settings of GAGPO's presets that those of other methods have otherwise."""
+"""The settings of GAGPO's presets in which those of other methods differ."""
 
 
 def _ablation(name: str, title: str, changed: Mapping[str, object]) -> Variant:

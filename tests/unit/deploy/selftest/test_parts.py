@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,12 +16,14 @@ import pytest
 from deploy import cli
 from deploy.commands import selftest
 from deploy.launch.planning.gpu_pool import GpuPool
+from deploy.selftest import engine_part as engine_part_module
 from deploy.selftest import loop_part
 from deploy.selftest.engine_part import FIRST_TOKENS, arrival, engine_part, repeated, times
 from deploy.selftest.sizes import CPU, GPU, held_memory, used_mib
-from deploy.selftest.transfer import Trip
+from deploy.selftest.transfer import Sent, Trip
 from learner.selftest.table import Line
 from rollout.engine.engine import Sample
+from services.errors import EngineFault
 
 
 def answers(same: list[int]) -> list[Sample]:
@@ -49,6 +54,25 @@ def test_an_engine_that_does_not_start_is_a_failed_line_and_so_is_each_step_afte
     for name in ("engine starts on a shared GPU", "seeds repeat", "updates", "weights by CUDA IPC", "weights by NCCL",
                  "memory of a sampler that sleeps", "graphs against eager"):
         assert lines[name].passed is False, name
+
+
+async def test_requests_in_flight_end_with_the_update_that_fails(monkeypatch: pytest.MonkeyPatch):
+    """They would load the engine in the steps after it."""
+    class Broken:
+        async def sample(self, prompt: list[int], **_: object) -> Sample:
+            await asyncio.sleep(0.01)
+            return answers([1])[0]
+
+        async def update(self, *_: object) -> None:
+            raise EngineFault("update: no room")
+
+    packed = SimpleNamespace(digest="d", manifest=None, buffer=np.zeros(1))
+    monkeypatch.setattr(engine_part_module, "pack_folder", lambda *_: packed)
+    trial = engine_part_module._Trial(CPU, Path("model"))
+    trial.two = [Sent(model=Path("other")), Sent(model=Path("model"))]
+    with pytest.raises(EngineFault, match="no room"):
+        await trial.update(cast("Any", Broken()))
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 def test_memory_that_stays_in_use_after_a_run_is_found_without_a_list_of_processes(monkeypatch: pytest.MonkeyPatch):
