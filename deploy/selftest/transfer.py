@@ -15,11 +15,13 @@ from typing import Any
 from learner.selftest.scene import collect_garbage
 from rollout.engine.engine import Engine
 from rollout.weights.receiver import GpuReceiver, HostReceiver
+from services.errors import EngineFault
 from services.records import Version
 from services.weights.canary import Canary
 from services.weights.registry import Participant, TransferRegistry, Way
 
 SECONDS = 120.0
+"""Deadline of a transfer, and of the engine's first call of the registry."""
 LOOK_S = 0.01
 
 
@@ -30,7 +32,7 @@ class Sent:
     model: Path
     """Its folder."""
     canary: Canary | None = None
-    """What Hugging Face's code computes with it (folder_canary). None: nothing is compared."""
+    """Results of Hugging Face's code with this model (folder_canary). None: nothing is compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +129,10 @@ async def _sent(registry: TransferRegistry, source: _Source, engine: Engine, ver
     size = ranks.pack().buffer.nbytes
     sender = WeightSender(ranks, lambda *_: None, way=source.way, seconds=SECONDS,
                           ask=lambda method, *rest: getattr(registry, method)(*rest))
-    while not registry.members():  # noqa: ASYNC110 - plain state, which nobody signals
+    deadline = time.monotonic() + SECONDS
+    while not registry.members():  # plain state, which nobody signals
+        if time.monotonic() > deadline:
+            raise EngineFault(f"the engine did not join the transfers within {SECONDS:g} s")
         await asyncio.sleep(LOOK_S)
     results = []
     for unnamed in versions:

@@ -31,8 +31,8 @@ from services.process.threads import DaemonThread, in_loop
 from services.records import Episode, Step, Ticket, choices_digest
 
 PROBED_GAMES = 24
-"""Of more games than this, every nth is opened to check the data: 24 to 47. Any other broken game drops its group at
-run time."""
+"""Least number of games that are opened to check the data, if there are so many. Every nth is opened, so it can be
+nearly twice this number. Any other broken game drops its group at run time."""
 PROBED_S = 60.0
 """Seconds after which no further game is begun, for games whose steps take seconds."""
 TRIED_STEPS = 8

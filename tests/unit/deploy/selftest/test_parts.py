@@ -17,13 +17,15 @@ from deploy import cli
 from deploy.commands import selftest
 from deploy.launch.planning.gpu_pool import GpuPool
 from deploy.selftest import engine_part as engine_part_module
-from deploy.selftest import loop_part
+from deploy.selftest import loop_part, transfer
 from deploy.selftest.engine_part import FIRST_TOKENS, arrival, engine_part, repeated, times
 from deploy.selftest.sizes import CPU, GPU, held_memory, used_mib
 from deploy.selftest.transfer import Sent, Trip
 from learner.selftest.table import Line
 from rollout.engine.engine import Sample
 from services.errors import EngineFault
+from services.records import Version
+from services.weights.registry import TransferRegistry
 
 
 def answers(same: list[int]) -> list[Sample]:
@@ -73,6 +75,16 @@ async def test_requests_in_flight_end_with_the_update_that_fails(monkeypatch: py
     with pytest.raises(EngineFault, match="no room"):
         await trial.update(cast("Any", Broken()))
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_an_engine_that_does_not_join_the_transfers_is_a_fault(monkeypatch: pytest.MonkeyPatch):
+    """The self-test waited for it without an end."""
+    monkeypatch.setattr(transfer, "SECONDS", 0.05)
+    ranks = SimpleNamespace(pack=lambda: SimpleNamespace(buffer=np.zeros(1)))
+    source: Any = SimpleNamespace(sender=lambda: ranks, way="nccl")
+    with pytest.raises(EngineFault, match="did not join the transfers within"):
+        await asyncio.wait_for(
+            transfer._sent(TransferRegistry(), source, cast("Any", None), [Version(incarnation=1, step=0)], None), 5.0)
 
 
 def test_memory_that_stays_in_use_after_a_run_is_found_without_a_list_of_processes(monkeypatch: pytest.MonkeyPatch):
