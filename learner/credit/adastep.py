@@ -6,8 +6,8 @@
 
 Var_s is the variance of Q over the N_s steps in state s, Var_sa that over the n_sa of them with the action a, both with
 the number of steps as divisor, and before any division by a spread. ŵ is between 0 (returns do not depend on the
-action) and 1 (they depend on nothing else). It needs two actions, two steps of each and Var_s > 0; otherwise it is 1,
-the paper's choice. We could not read the paper's own text: the equations are as three public summaries and a
+action) and 1 (they depend on nothing else). It needs two known actions, two steps of each and Var_s > 0; otherwise it
+is 1, the paper's choice. We could not read the paper's own text: the equations are as three public summaries and a
 reimplementation give them, which agree. That Q has the local penalty follows GiGPO's code.
 
 ECPO (arXiv 2606.05885) is the same with two more parts, each an option here:
@@ -42,7 +42,7 @@ class AdastepOptions(EpisodeOptions):
     """Options of AdaStep: the parts that ECPO adds."""
 
     shrinkage: float | None = Field(default=None, ge=0)
-    """κ of ECPO: a step is worth its action's mean Q in that state, drawn towards the state's mean Q by so many steps.
+    """κ of ECPO: a step is worth its action's mean Q in that state, drawn towards the state's mean Q as if by κ steps.
     None: it is worth its own Q."""
     gate: float = Field(default=0.0, ge=0)
     """τ of ECPO: the step's term is multiplied by tanh(n / τ), n the number of steps in its state. 0: it is not."""
@@ -54,7 +54,7 @@ class Adastep(WithinGroup):
 
     Options: ClassVar = AdastepOptions
     compares_actions: ClassVar[bool] = True
-    """Whether every step needs its action. Estimators without this attribute need none."""
+    """Whether every step needs its action. Absent means False."""
 
     def reads(self, options: AdastepOptions) -> frozenset[str]:
         """Returns GRPO's keys and those of the step-level term."""

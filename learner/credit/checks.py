@@ -1,8 +1,8 @@
-"""Checks what an estimator returns: one of the user's own may raise or return anything.
+"""Checks what an estimator returns, because one of the user's own may raise or return anything.
 
 The loss, the archive and `gagpo credit` read all fields of a Credit. Before a run starts, an own estimator is tried on
-a made-up learner step: otherwise its mistakes would show after the cold start, at the first learner step, and those in
-its explanations only in `gagpo explore` after the run.
+a made-up learner step. Otherwise its mistakes would show only after the cold start, at the first learner step, and
+those in its explanations only in `gagpo explore`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LENGTHS = (2, 3, 1)
 
 def check_credit(credits: object, groups: Sequence[Sequence[Sequence[object]]], name: str) -> None:
     """Raises UserError unless the estimator of that name returned one Credit for each of `groups`,
-    [group][episode][step], with a finite advantage for each step, and other fields of the same lengths."""
+    [group][episode][step], with a finite advantage for each step and its other fields in the same form."""
     given = cast("list[object]", credits) if isinstance(credits, list | tuple) else None
     if given is None or not all(isinstance(credit, Credit) for credit in given):
         raise UserError(f"the estimator {name} returned something that is no Credit",
@@ -45,18 +45,29 @@ def check_credit(credits: object, groups: Sequence[Sequence[Sequence[object]]], 
             rows = getattr(credit, field)
             if rows is not None or field not in _MAY_BE_NONE:
                 _check_rows(rows, [len(episode) for episode in group], field, name)
-        valued = credit.values
-        if valued is not None and (missing := set(chain.from_iterable(credit.states)) - valued.keys()):
-            raise UserError(f"the estimator {name} returned values without one for the state {min(missing)!r:.60}",
-                            "give each key in `states` its value and its number of occurrences, or set values=None")
-        if valued is not None and not _are_values(valued.values()):
-            state, pair = next(item for item in valued.items() if not _are_values([item[1]]))
-            raise UserError(f"the estimator {name} returned {pair!r:.40} as the value of the state {state!r:.60}",
-                            "give (value, occurrences), a finite float and an int of Python's own")
+        _check_values(credit, name)
+
+
+def _check_values(credit: Credit, name: str) -> None:
+    """Raises UserError unless the values are None, or a value and a count for each state of the credit."""
+    valued: Any = credit.values
+    if valued is None:
+        return
+    if not isinstance(valued, dict):
+        raise UserError(f"the estimator {name} returned values of type {type(valued).__name__}, not a dict",
+                        "return a dict, state -> (value, occurrences), or set values=None")
+    pairs = cast("dict[str, Any]", valued)
+    if missing := set(chain.from_iterable(credit.states)) - pairs.keys():
+        raise UserError(f"the estimator {name} returned values without one for the state {min(missing)!r:.60}",
+                        "give each key in `states` its value and its number of occurrences, or set values=None")
+    if not _are_values(pairs.values()):
+        state, pair = next(item for item in pairs.items() if not _are_values([item[1]]))
+        raise UserError(f"the estimator {name} returned {pair!r:.40} as the value of the state {state!r:.60}",
+                        "give (value, occurrences), a finite float and an int of Python's own")
 
 
 def _are_values(pairs: Collection[Any]) -> bool:
-    """Whether all are tuples of a finite number and an integer. Checks all at once, since a step has thousands."""
+    """Whether all are tuples of a finite number and an integer. Checks types by sets, since a step has thousands."""
     if not all(issubclass(kind, tuple) for kind in set(map(type, pairs))) or set(map(len, pairs)) - {2}:
         return False
     numbers = list(chain.from_iterable(pairs))
@@ -78,7 +89,7 @@ def _check_rows(rows: Any, lengths: Sequence[int], field: str, name: str) -> Non
                         f"return one {'text' if field == 'states' else 'number'} for each step, [episode][step]")
     flat = list(chain.from_iterable(nested))
     wanted = str if field == "states" else int | float
-    # A learner step has ten thousands of values. They are checked one by one only to name the wrong one.
+    # A learner step has tens of thousands of values. They are checked one by one only to name the wrong one.
     if not all(issubclass(kind, wanted) for kind in set(map(type, flat))):
         value = next(value for value in flat if not isinstance(value, wanted))
         raise UserError(f"the estimator {name} returned {value!r:.40} among {label}",
@@ -130,15 +141,15 @@ def _are_lines(value: Any, steps: int) -> bool:
 
 
 def try_estimator(section: CreditSection, size: int) -> None:
-    """Raises UserError if the estimator fails on made-up groups of `size` episodes, returns malformed credit or another
-    one each time, or fails to explain it.
+    """Raises UserError if the estimator fails on made-up groups of `size` episodes, returns malformed credit, returns
+    different credit each time, or fails to explain it.
 
-    There is a group with one win, one without a win, and one of wins only.
+    One group has one win, one has none, and one has wins only.
     """
     name = section.estimator
     chosen, options = estimator(name), options_of(section)
     credits = _credits(chosen, _groups(size), options)
-    # A run creates the estimator at each learner step, and repeats a step after a crash.
+    # A run creates the estimator anew at each learner step, and repeats a step after a crash.
     if any(_credits(again, _groups(size), options) != credits for again in (chosen, estimator(name))):
         raise UserError(f"the estimator {name} returned other numbers for the same groups",
                         "keep nothing between calls, and seed what is random")
@@ -154,7 +165,7 @@ def _groups(size: int) -> list[list[list[CreditStep]]]:
 
 
 def _credits(chosen: Estimator, groups: Sequence[Group], options: CreditSection) -> list[Credit]:
-    """Returns one credit for each group. Raises UserError if the estimator fails, or returns anything else."""
+    """Returns one credit for each group. Raises UserError if the estimator fails or returns anything else."""
     name, lengths = options.estimator, [[range(len(episode)) for episode in group] for group in groups]
     with as_user_error(f"the estimator {name} failed on a made-up group", f"fix {name.partition(':')[0]}"):
         credits = chosen.batch([chosen.group(group, options) for group in groups], options)

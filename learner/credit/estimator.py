@@ -1,4 +1,4 @@
-"""The interface of estimators, and a base class with defaults. docs/tasks/own-estimator.md shows one of your own."""
+"""The interface of estimators, and a base class with defaults. docs/tasks/own-estimator.md shows how to write one."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Estimator(Protocol):
         ...
 
     def legend(self, options: Any) -> dict[str, str]:
-        """Returns the meaning of a step's numbers for people: symbol (V̄, δ, Â or A) -> text.
+        """Returns the meaning of a step's numbers, for people: symbol (V̄, δ, Â or A) -> text.
 
-        Leave out a symbol that has no number.
+        A symbol without a number is left out.
         """
         ...
 
@@ -73,7 +73,7 @@ class WithinGroup:
         return frozenset(self.Options.model_fields) - {"estimator"}
 
     def legend(self, options: Any) -> dict[str, str]:  # noqa: ARG002 the hook's form
-        """Returns the meaning of the advantage before normalising alone."""
+        """Returns the meaning of Â alone."""
         return {RAW: "the advantage before normalising"}
 
     def explain(self, group: Group, credit: Credit, options: Any, episode: int) -> Explanation:  # noqa: ARG002

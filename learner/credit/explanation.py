@@ -1,8 +1,7 @@
 """The calculation of a step for people: formulas with the step's own numbers.
 
 Each estimator's `explain` builds its lines with these functions, next to the code that computes the same numbers. A
-line takes its inputs from the credit that it explains and computes its own result. A reader who compares the two
-results sees whether the run used this formula.
+line computes its result again. `gagpo explore` compares it with the archive's number and shows no line that differs.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ SCALED = {"group": "Â on the scale of its group", "state": "Â on the scale of 
           "batch": "Â on the scale of all groups of the learner step", "none": "Â, not rescaled"}
 """Value of `normalize` -> legend of A."""
 NEARLY_ZERO, SMALL = 1e-4, 0.1
-"""A number between them is shown with significant digits, because it has too few decimals. A smaller one would need an
-exponent."""
+"""Numbers between these two are shown with significant digits: rounded to `digits` decimals they would lose most of
+them. Smaller numbers would need an exponent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +33,7 @@ class CalculationLine:
 
     @property
     def symbol(self) -> str:
-        """The symbol: one of VALUE, DELTA, RAW, ADVANTAGE."""
+        """VALUE, DELTA, RAW, ADVANTAGE, or the symbol of an intermediate number, such as AdaStep's ŵ."""
         return self.formula.partition(" ")[0]
 
     def __str__(self) -> str:
@@ -76,7 +75,7 @@ def penalty_of(step: CreditStep, options: CreditOptions) -> float:
 
 
 def value_at(credit: Credit, episode: int, step: int) -> float:
-    """Returns V at a step, for estimators that have values."""
+    """Returns V at a step. The credit must have `values` or `baselines`."""
     if credit.baselines is not None:
         return credit.baselines[episode][step]
     assert credit.values is not None
@@ -92,7 +91,7 @@ def mean_line(sample: Sequence[float]) -> CalculationLine:
 
 
 def delta_line(reward: float, value: float, after: float | None, options: CreditOptions) -> CalculationLine:
-    """Explains δ. `after`: the value of the next state; None if the episode ended."""
+    """Explains δ. `after`: the value of the next state; None at the end of an episode, where it is 0."""
     taken = f"{reward:g}"
     if after is None:
         return CalculationLine(formula=f"δ = r − V̄, as the episode ended here = {taken} − {plain(value)}",
@@ -183,9 +182,9 @@ def family_deltas(group: Group, credit: Credit, options: RecursionOptions, episo
 
 def explain_without_contrast(group: Group, credit: Credit, options: RecursionOptions, episode: int,
                              terms: Sequence[tuple[float, float]] | None = None) -> Explanation:
-    """Explains a group in which every return is that of its state: V̄ = R̂, so δ, Â and A are 0 but for a penalty.
+    """Explains a group without contrast (group_operations.py): V̄ = R̂, so δ and Â are 0.
 
-    `terms`: for each step the weight and the value that `broadcast` adds.
+    A is the local penalty and `terms`: for each step the weight and the value that `broadcast` adds.
     """
     lines: Explanation = []
     for t, (step, value, delta) in enumerate(zip(group[episode], credit.returns[episode],

@@ -3,7 +3,7 @@
     V(s) = mean of γ^(T_i - t) R_i                 over all visits (i, t) of s, t from 0; R_i the episode's reward
     U_t = V(s_{t+1}), after the last step R_i      the state that the step leads to
     A_N = (X_t - mean) / (std + ε), X_t = U_t - p [step invalid]     over all steps in the same state; 0 for a lone one
-    A_G = (U_t - V(s_t) - mean) / (std + ε)        over all steps of the group
+    A_G = (U_t - V(s_t) - mean) / (std + ε)        over all steps of the group; 0 without contrast (group_operations.py)
     A_t = A_E + ω (A_N + A_G)                      A_E: GRPO's advantage; mode mean_norm divides nothing
 
 T_i is the number of steps, so the last step counts γ. We could not read the paper's own text: these formulas are those
@@ -72,7 +72,7 @@ class G2po(WithinGroup):
                 ADVANTAGE: f"Â{divided(options)}"}
 
     def explain(self, group: Group, credit: Credit, options: GigpoOptions, episode: int) -> Explanation:  # noqa: ARG002
-        """Explains δ; the terms of Â and A need all steps of the group."""
+        """Explains V̄ and δ. Â and A have no lines, because their terms need all steps of the group."""
         values, _, after = _values(group, options)
         lines: Explanation = []
         for step, then in zip(group[episode], after[episode], strict=True):

@@ -6,10 +6,11 @@
     Â_t = δ_t + γλ Â_{t+1}                         minus the local penalty (group_operations.py)
     A_t = (Â_t - μ) / (σ + ε)                      over all steps of the group
 
-A singleton state is its own value, V̄ = R̂, so all its credit comes from the steps that follow it. λ = 1 gives
-Â = R̂ - V̄, λ = 0 gives Â = δ.
-Settings: normalize `batch` takes μ and σ over all groups of the learner step, `none` leaves Â. bootstrap uses V̄ of the
-state in which a budget cut an episode, if the group has that state. broadcast is the weight of GRPO's advantage in A.
+The value of a singleton state is its own return, V̄ = R̂, so its credit comes from the values that follow it. λ = 1
+gives Â = R̂ - V̄, λ = 0 gives Â = δ.
+Settings: normalize `batch` takes μ and σ over all groups of the learner step, `state` over the group's steps in the
+same state, and subtracts the local penalty after that; `none` leaves Â. bootstrap uses V̄ of the state in which a budget
+cut an episode, if the group has that state. broadcast is the weight of GRPO's advantage in A.
 """
 
 from __future__ import annotations
@@ -112,15 +113,15 @@ class Gagpo(GagpoFamily):
 
 
 def value_after(last: CreditStep, values: dict[str, tuple[float, int]], options: RecursionOptions) -> float:
-    """Returns V̄ after an episode's last step. `values`: state -> (V̄, occurrences)."""
+    """Returns V̄ after an episode's last step, 0 without `bootstrap`. `values`: state -> (V̄, occurrences)."""
     if not options.bootstrap or last.cut_in is None:
         return 0.0
     return values.get(last.cut_in, (0.0, 0))[0]
 
 
 def scaled_then_penalized(raw: Nested, group: Group, options: ScaleOptions) -> Nested:
-    """Returns the advantages of a variant: Â on the scale of its group or state if `normalize` asks for that, then the
-    local penalty is subtracted. In `Gagpo` itself the penalty comes first, unless `normalize` is `state`."""
+    """Returns A of a variant: Â on the scale of its group or state if `normalize` asks for that, less a local penalty.
+    In `Gagpo` itself the penalty comes first, unless `normalize` is `state`."""
     return penalized(rescaled(raw, group, options), group, options)
 
 

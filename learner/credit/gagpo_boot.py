@@ -4,7 +4,7 @@
     V_i(t) = r_t + γ V_i(t+1)                                       if only episode i met it; so δ_t = 0 there
     δ, Â as in GAGPO; A_t = (Â_t - μ) / (σ + ε)                     less the local penalty, which comes last here
 
-A state that no other episode met has nothing to compare with. It adds no credit of its own and passes on its
+A step in a state that no other episode met has nothing to compare with. It gets no credit of its own but a share of its
 successor's, Â_t = γλ Â_{t+1}, with the same sign. After the last shared state of an episode all credit is 0.
 With `bootstrap`, V after the last step of an episode that a budget cut off is the mean of R̂ in the state that it was
 cut in, if another episode has been there; otherwise 0.

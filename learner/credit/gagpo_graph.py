@@ -61,7 +61,7 @@ class GagpoGraph(GagpoFamily):
     Options: ClassVar = GraphOptions
     follows_paths: ClassVar[bool] = True
     """Whether the credit of a step depends on what followed other steps in its next state, so that states which pool
-    unlike steps make false paths. Estimators without this attribute follow none."""
+    unlike steps make false paths. Absent means False."""
 
     def reads(self, options: GraphOptions) -> frozenset[str]:
         """Returns the keys of GAGPO's recursion and those of its values."""

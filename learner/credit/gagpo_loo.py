@@ -1,7 +1,7 @@
 """GAGPO with values that leave out the episode itself and use the value of the step before (ours; docs/algorithms.md).
 
     M_i(s), n_i(s)   mean and number of R̂ over the steps at s of all episodes but i
-    V_i(0) = mean of R̂_1 over all episodes but i
+    V_i(0) = mean of R̂_1 over all episodes but i                   steps count from 1
     V_i(t) = (n_i(s_t) M_i(s_t) + κ V_i(t-1)) / (n_i(s_t) + κ)     κ = prior; 0 after the last step
     δ_t = r_t + γ V_i(t+1) - V_i(t)
     Â_t = δ_t + γ λ_{t+1} Â_{t+1}                                  λ_t = λ if n_i(s_t) > 0, else 1
@@ -13,8 +13,8 @@ from t on cannot change its own baseline. Therefore no step gets negative credit
 step before a shared state does in plain GAGPO. A state that no other episode has met is compared with the last state
 that another has met. Its V is carried over and not measured, so λ = 1 there: Â does not rely on it, and the entire
 outcome of a sequence of such states reaches the step that led to the first of them.
-A group without contrast (group_operations.py) has V = R̂ and A = 0. Otherwise only the lag of V behind the discount
-would be left, and normalising would scale it up.
+A group without contrast (group_operations.py) has V = R̂ and Â = 0. By the formulas above only the lag of V behind the
+discount would be left, and normalising would scale it up.
 The penalty comes after normalising: if all episodes of a group fail, invalid steps get exactly -penalty, others 0.
 """
 
@@ -77,10 +77,10 @@ class GagpoLeaveOneOut(GagpoFamily):
         if not has_contrast(group, returns):
             even = credit_without_contrast(group, options, returns)
             return replace(even, advantages=with_broadcast(even.advantages, group, options))
-        values, compared = others_values(group, returns, options.prior)
+        values, numbers = others_values(group, returns, options.prior)
         deltas: Nested = []
         raw: Nested = []
-        for row, episode, v, counts in zip(rewards(group, options), group, values, compared, strict=True):
+        for row, episode, v, counts in zip(rewards(group, options), group, values, numbers, strict=True):
             after = v[1:] if options.bootstrap and episode[-1].cut_in is not None else [*v[1:len(row)], 0.0]
             deltas.append([r + options.gamma * after[t] - v[t] for t, r in enumerate(row)])
             raw.append(backward_by_step(deltas[-1], [options.gamma * lambda_at(count, options) for count in counts]))
@@ -122,7 +122,7 @@ class GagpoLeaveOneOut(GagpoFamily):
 
 
 def lambda_at(count: int, options: LeaveOneOutOptions) -> float:
-    """Returns λ_t of a state in which `count` steps of other episodes are."""
+    """Returns λ_t of a state with `count` steps of other episodes."""
     return options.lam if count else 1.0
 
 
@@ -145,12 +145,12 @@ def _mean(xs: Sequence[float]) -> float:
 
 
 def others_values(group: Group, returns: Nested, prior: float) -> tuple[Nested, list[list[int]]]:
-    """Returns V_i(t) for each step t of each episode i, and for the state in which a budget cut it; and whether another
-    episode has been in that state, n_i > 0."""
+    """Returns V_i(t) for each step t of each episode i, and for the state in which a budget cut it; then n_i(s_t), the
+    number of steps of other episodes in each of these states."""
     everywhere = _sums(group, returns)
     starts = [row[0] for row in returns]
     rows: Nested = []
-    compared: list[list[int]] = []
+    numbers: list[list[int]] = []
     for i, (episode, own_returns) in enumerate(zip(group, returns, strict=True)):
         own = _sums([episode], [own_returns])
         before = starts[:i] + starts[i + 1:]
@@ -166,8 +166,8 @@ def others_values(group: Group, returns: Nested, prior: float) -> tuple[Nested, 
             row.append(value)
             counts.append(others)
         rows.append(row)
-        compared.append(counts)
-    return rows, compared
+        numbers.append(counts)
+    return rows, numbers
 
 
 def _sums(group: Group, returns: Nested) -> dict[str, tuple[float, int]]:
@@ -176,6 +176,6 @@ def _sums(group: Group, returns: Nested) -> dict[str, tuple[float, int]]:
 
 
 def _passed(episode: Sequence[CreditStep]) -> list[str]:
-    """Returns the states of an episode, with the one in which a budget cut it."""
+    """Returns the states of an episode in order, last the one in which a budget cut it, if one did."""
     cut = episode[-1].cut_in
     return [step.state for step in episode] + ([] if cut is None else [cut])

@@ -45,6 +45,7 @@ class Graphgpo(WithinGroup):
 
     Options: ClassVar = GraphgpoOptions
     reads_cuts: ClassVar[bool] = True
+    """Whether credit depends on the states in which episodes were cut, also without `bootstrap`. Absent means False."""
     follows_paths: ClassVar[bool] = True
 
     def reads(self, options: GraphgpoOptions) -> frozenset[str]:

@@ -1,7 +1,7 @@
 """Operations that the estimators share: rewards, returns, scores, penalty, means and spreads. Lists: [episode][step].
 
 The penalty p of an invalid step has the same meaning in every estimator:
-    local    p is subtracted only from that step's credit: its score S, its step return or its Â; never from a return R̂
+    local    p is subtracted only from that step's credit: its score S, step return Q, Â or A; never from a return R̂
     reward   p is subtracted from its reward r_t, so that it also changes all earlier steps and the episode's score
     none     invalid steps are treated like others
 """
@@ -48,7 +48,7 @@ def backward(row: Sequence[float], decay: float) -> list[float]:
 
 
 def backward_by_step(row: Sequence[float], decays: Sequence[float]) -> list[float]:
-    """Returns out_t = x_t + decay_{t+1} · out_{t+1}, [T]. decay_0 is not read."""
+    """Returns out_t = x_t + decay_{t+1} · out_{t+1}, [T]. decay_0 has no effect."""
     out, total = [0.0] * len(row), 0.0
     for t in range(len(row) - 1, -1, -1):
         total = out[t] = row[t] + total
@@ -74,7 +74,7 @@ def scores(group: Group, options: CreditOptions,
 
 
 def by_state(group: Group, rows: Nested) -> dict[str, list[float]]:
-    """Returns the numbers of all steps in each state. Every occurrence counts, also repeats within one episode."""
+    """Returns state -> the numbers of all steps in it. Every occurrence counts, also repeats within one episode."""
     samples: dict[str, list[float]] = {}
     for episode, row in zip(group, rows, strict=True):
         for step, x in zip(episode, row, strict=True):
@@ -101,9 +101,9 @@ def same(sample: Sequence[float]) -> bool:
 def center(sample: Sequence[float], ddof: int) -> tuple[float, float]:
     """Returns mean and spread, the standard deviation + ε. They do not depend on the order of the sample.
 
-    A single number cannot be compared: (0, 1). Equal numbers have no spread: (their value, 1), so that their deviations
-    are exactly 0, and a penalised step outside the sample is not magnified by 1/ε. Sums of the same rewards in another
-    order are equal only up to rounding, which does not count as spread.
+    A single number cannot be compared: (0, 1). Numbers that are equal up to rounding, such as sums of the same rewards
+    in another order, have no spread: (their mean, 1). So neither their rounding nor a penalised step outside the sample
+    is magnified by 1/ε. The deviations of exactly equal numbers are exactly 0.
     """
     if len(sample) == 1:
         return 0.0, 1.0
@@ -116,10 +116,10 @@ def center(sample: Sequence[float], ddof: int) -> tuple[float, float]:
 def has_contrast(group: Group, returns: Nested) -> bool:
     """Returns whether any choice in the group can be compared with another one.
 
-    It can if episodes have different first returns R̂_0, or if a state has different returns R̂. Otherwise every V̄(s) is
-    the return of each step at s, and any difference that an estimator computes is its own bias, such as a baseline that
-    lags behind the discount, or rounding. R̂_t takes two rounded operations a step, so differences up to 2 T ε max|R̂|
-    are rounding (T: longest episode, ε = 2⁻⁵²). A single episode cannot be compared.
+    It can if episodes have different returns from the start, or if a state has different returns R̂. Otherwise V̄(s) is
+    the return of each step at s, and any other value of an estimator is its own bias, such as a baseline that lags
+    behind the discount, or rounding. R̂_t takes two rounded operations a step, so differences up to 2 T ε max|R̂| are
+    rounding (T: longest episode, ε = 2⁻⁵²). A single episode cannot be compared.
     """
     if len(group) < 2:
         return False
@@ -132,7 +132,7 @@ def has_contrast(group: Group, returns: Nested) -> bool:
 
 
 def credit_without_contrast(group: Group, options: CreditOptions, returns: Nested) -> Credit:
-    """Returns the credit of a group without contrast: V̄ is the return itself, so δ = 0, and A is the local penalty."""
+    """Returns the credit of a group without contrast: V̄ is the return itself, so δ = 0. A is 0 less a local penalty."""
     zeros = [[0.0] * len(row) for row in returns]
     penalties = penalized(zeros, group, options)
     return Credit(returns=returns, values=None, deltas=zeros, raw_advantages=zeros, advantages=penalties,
@@ -186,7 +186,7 @@ def rescaled(rows: Nested, group: Group, options: ScaleOptions) -> Nested:
 def normalized_together(credits: list[Credit], options: ScaleOptions) -> list[Credit]:
     """Returns the credits with Â of all groups normalised together under `normalize: batch`; else unchanged.
 
-    An episode-level term that `group` added to Â keeps its scale.
+    The difference A - Â that `group` made, by a late penalty or an episode-level term, keeps its scale.
     """
     if options.normalize != "batch" or not credits:
         return credits

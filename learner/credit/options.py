@@ -24,7 +24,7 @@ class SpreadOptions(CreditOptions):
 
 
 class StatisticsOptions(CreditOptions):
-    """The members of a group that means are over."""
+    """Whether a group is a set of turns or of episodes."""
 
     statistics: Literal["rows", "trajectories"] = "rows"
     """Whether means of scores are over the turns of a group (rows) or its episodes (trajectories)."""
@@ -60,4 +60,5 @@ class RecursionOptions(ScaleOptions):
     lam: float = Field(default=0.8, ge=0, le=1)
     """λ of GAE."""
     bootstrap: bool = False
-    """Whether an episode that ran out of turns ends with the value of its last state, if the group has visited it."""
+    """Whether an episode that a budget cut ends with the value of the state it was cut in, if that state has one. Else
+    it ends with 0."""

@@ -37,7 +37,7 @@ class Ppo(WithinGroup):
     needs_critic: ClassVar[bool] = True
 
     def reads(self, options: PpoOptions) -> frozenset[str]:  # noqa: ARG002 the same keys under all options
-        """Returns the keys of the penalty, which changes the scores, and γ and λ of the learner's token advantages."""
+        """Returns the keys of the scores, and γ and λ, by which the learner makes advantages of them."""
         return frozenset({"penalty", "penalty_mode", "gamma", "lam", "values"})
 
     def group(self, group: Group, options: PpoOptions) -> Credit:

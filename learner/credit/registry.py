@@ -1,8 +1,8 @@
-"""Estimators by name, and their options. A new one is a file next to gagpo.py and a line here.
+"""Estimators by name, and their options. A new one is a file next to gagpo.py and an entry in ESTIMATORS.
 
 `learner.credit.estimator` may also be `module:Name`, a class or an object of your own, with the base class WithinGroup.
 Each estimator declares its options as a pydantic model, and so does each state key. `options_of` turns the open section
-of a config into the options of its estimator, with all defaults, and refuses a key that nobody declares.
+of a config into the options of its estimator, with all defaults, and refuses a key that none of them declares.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _PARTS = ("Options", "needs_tokens", "needs_critic", "group", "batch", "reads", 
 def estimator(name: str) -> Estimator:
     """Returns the estimator of that name, or the user's own one if the name is `module:Name`.
 
-    Raises UserError for an unknown name, which lists those that exist, and for code that is no estimator.
+    Raises UserError for an unknown name and for code that is no estimator.
     """
     if (shipped := ESTIMATORS.get(name)) is not None:
         return shipped
@@ -88,7 +88,7 @@ def models(options: CreditSection) -> tuple[type[CreditOptions], type[BaseModel]
 
 
 def _with_own_defaults(section: CreditSection) -> CreditSection:
-    """Returns the section with its estimator's own defaults for those keys of all estimators that are not given.
+    """Returns the section. Keys of CreditSection that are not given have the defaults of its estimator.
 
     Raises UserError for an unknown estimator.
     """
@@ -102,22 +102,22 @@ def _with_own_defaults(section: CreditSection) -> CreditSection:
 def declared(options: CreditSection) -> dict[str, Any]:
     """Returns key -> default for all keys that `learner.credit` may have under this estimator and this state key.
 
-    The keys of all shipped ones are among them, so that a config can change its estimator and keep its other keys. Of
-    several defaults of a key that this estimator does not have, the first one of the registry counts.
+    The keys of all shipped estimators and state keys are among them, so that a config can change its estimator and keep
+    its other keys. If this estimator does not have a key, the default is that of the first in the registry that does.
     """
     shipped: list[type[BaseModel]] = [*(each.Options for each in ESTIMATORS.values()),
                                       *(key.Options for key in KEYS.values())]
     defaults: dict[str, Any] = {}
     for model in (*models(options), *shipped):
         for name, field in model.model_fields.items():
-            defaults.setdefault(name, field.default)
+            defaults.setdefault(name, field.get_default(call_default_factory=True, validated_data={}))
     return defaults
 
 
 def options_of(section: CreditSection, prefix: str = SECTION) -> Any:
     """Returns the options of the section's estimator, an instance of its `Options` with all defaults filled in.
 
-    `prefix`: how messages call a key. Raises UserError for an unknown estimator, key or value, in one line.
+    `prefix`: what messages write before a key. Raises UserError for an unknown estimator, key or value.
     """
     model, key_model = models(section)
     if type(section) is model:
@@ -149,8 +149,8 @@ def options_of(section: CreditSection, prefix: str = SECTION) -> Any:
 
 
 def _unknown(given: object, read: object, path: str) -> str | None:
-    """Returns the path of the first key inside a model, or a list of models, that the model does not declare; None
-    without one. pydantic ignores such keys by default."""
+    """Returns the path of the first key that its model does not declare, in a model or a list of models, or None.
+    pydantic ignores such keys by default."""
     inside: list[tuple[object, object, str]] = []
     if isinstance(read, BaseModel) and isinstance(given, Mapping):
         values, fields = cast("Mapping[str, object]", given), type(read).model_fields
@@ -188,8 +188,8 @@ def completed(section: CreditSection) -> CreditSection:
 def without_former(section: CreditSection, former: CreditSection, given: Collection[str]) -> CreditSection:
     """Returns the section of a config whose estimator or state key has changed, without options of the former ones.
 
-    `former`: the section before the change. `given`: keys that were changed too; they stay, and so do those of shipped
-    estimators and keys, except that a key at the former estimator's default gets the default of the new one. Raises
+    `former`: the section before the change. `given`: keys that were changed too. They stay, and so do the options of
+    shipped estimators and keys, except that a key at the former estimator's default gets the new one's default. Raises
     UserError for an unknown estimator or key.
     """
     unknown = (section.model_extra or {}).keys() - declared(section).keys() - set(given)
@@ -230,8 +230,8 @@ def describe_states(alone: float, mixed: float | None, section: CreditSection, *
     """Returns warnings about states that make credit worth little, each with the key that helps.
 
     `alone`: share of steps alone in their state. `mixed`: types.mixed_share; None if no step has a list of admissible
-    actions. `source`: the recorder of the steps. [] if the estimator reads no states. Code of the user's own is not
-    imported, and counts as code that reads them.
+    actions. `source`: where the steps were recorded. Returns [] if the estimator reads no states. Estimators and keys
+    of the user's own are not imported; they count as reading states.
     """
     own = ":" in section.estimator or ":" in section.state_key
     if not own and "state_key" not in keys_read(section):

@@ -28,14 +28,14 @@ class ReinforcePlusPlus(WithinGroup):
     Options: ClassVar = SpreadOptions
     needs_tokens: ClassVar[bool] = True
     needs_group: ClassVar[bool] = False
-    """Whether an episode is compared with others of its task. Estimators without this attribute compare it."""
+    """Whether an episode is compared with others of its task. Absent means True, and with a critic it is not read."""
 
     def reads(self, options: SpreadOptions) -> frozenset[str]:  # noqa: ARG002 the same keys under all options
         """Returns the keys of the score and the spread. Groups and states have no effect."""
         return frozenset({"penalty", "penalty_mode", "ddof"})
 
     def group(self, group: Group, options: SpreadOptions) -> Credit:
-        """Returns the scores, which `batch` whitens. Raises ValueError for a step whose tokens are not known."""
+        """Returns the scores, which `batch` whitens. Raises ValueError for a step with an unknown number of tokens."""
         return scored(group, options, scores(group, options)[0])
 
     def batch(self, credits: list[Credit], options: SpreadOptions) -> list[Credit]:
@@ -61,8 +61,8 @@ def scored(group: Group, options: SpreadOptions, raw: Nested) -> Credit:
 
 
 def whitened(credits: list[Credit], ddof: int) -> list[Credit]:
-    """Returns raw advantages with zero mean and unit spread over tokens. A single token is unchanged; equal scores
-    give 0."""
+    """Returns the credits with Â whitened to A: zero mean and unit spread over all tokens. The score of a single token
+    is unchanged; equal scores give 0."""
     raw = [x for credit in credits for row in credit.raw_advantages for x in row]
     weights = [n for credit in credits for row in credit.tokens or [] for n in row]
     total = sum(weights)

@@ -31,7 +31,7 @@ class ReinforcePlusPlusBaseline(WithinGroup):
         return frozenset({"penalty", "penalty_mode", "ddof", "statistics"})
 
     def group(self, group: Group, options: BaselineOptions) -> Credit:
-        """Returns the centred scores, which `batch` whitens. Raises ValueError for a step with unknown tokens."""
+        """Returns the centred scores, which `batch` whitens. Raises ValueError as ReinforcePlusPlus does."""
         rows, sample = scores(group, options, options.statistics)
         mean, _ = center(sample, options.ddof)
         return scored(group, options, [[s - mean for s in row] for row in rows])

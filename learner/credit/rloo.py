@@ -3,7 +3,8 @@
     A_it = n / (n - 1) (S_it - mean)
 
 which is S minus the mean of the n - 1 other members. S as in grpo.py; mean over the n step rows of the group
-(statistics `rows`, verl-agent's code) or over its n = K episode rewards (`trajectories`, the paper).
+(statistics `rows`, verl-agent's code) or over its n = K episode rewards (`trajectories`, the paper). Under
+`trajectories` a local penalty, which is in S alone, is multiplied by n / (n - 1) too.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
         explore       1 if no earlier valid step of the episode took the same action
         reflection    1 if the step before was invalid or its action not admissible, and the action is another one;
                       at the first step 1
-        any other     0; an invalid step has no tag
+        any other     0; an invalid step counts as one without a tag
     A_T = (r_t - mean) / (std + ε)                 over the group's steps with the same tag; mean_norm does not divide
     A_t = A_E + ω A_T
 
@@ -36,7 +36,7 @@ class Rlvmr(WithinGroup):
 
     Options: ClassVar = GigpoOptions
     rewards_tags: ClassVar[bool] = True
-    """Whether the prompt has to ask for a kind of reasoning. Estimators without this attribute need none."""
+    """Whether the prompt has to ask for a kind of reasoning. Absent means False."""
     compares_actions: ClassVar[bool] = True
     """Whether every step needs its action. Two actions that are not known would be the same one."""
 

@@ -1,16 +1,16 @@
 """State keys decide which steps of a group share a value (`learner.credit.state_key`).
 
-    observation             equal raw feedback texts, character by character (paper, section 3)
+    observation             equal raw feedback texts, character by character (paper, section 4.1)
     observation+admissible  equal texts and equal sets of admissible actions: nearly the true state in text games
     environment             equal ids that the environment itself gives (Outcome.state)
     prompt                  equal prompt tokens: all that the policy saw, its history and its choices included
     normalized              texts that are equal once case, white space, punctuation and numbers are folded
     similarity              greedy clusters of texts by difflib's ratio (GiGPO's option for noisy text)
-    embedding               greedy clusters of texts by the cosine of counted character trigrams
+    embedding               greedy clusters of texts by the cosine of counted byte trigrams
 
-A key is 32 hexadecimal digits over (group, task, representative of the step). Keys of texts pool the texts of a group:
-a pool takes the distinct texts in order of appearance and a threshold, and returns each text's representative. Steps of
-two groups or two tasks never share a key.
+A key is a hash of (group, task, representative of the step), as 32 hexadecimal digits. Keys of texts pool the texts of
+a group: a pool takes the distinct texts in order of appearance and a threshold, and returns each text's representative.
+Steps of two groups or two tasks never share a key.
 
 Greedy clusters: texts are taken once each, in order of first appearance, episode by episode. A text joins the first
 cluster whose first member it resembles, or starts a new one. So clusters depend on the order of the episodes, which is
@@ -45,7 +45,7 @@ from services.process.own_code import make_object, spelling_hint
 from services.records import CUT, Episode, Step
 
 Pool = Callable[[Sequence[str], float], dict[str, str]]
-"""(distinct texts in order of appearance, threshold) -> text -> representative, which is no later text."""
+"""(distinct texts in order of appearance, threshold) -> text -> representative. Later texts do not change it."""
 BUCKETS = 4096
 """Number of buckets that trigrams are hashed into."""
 
@@ -61,7 +61,7 @@ def exact(texts: Sequence[str], threshold: float) -> dict[str, str]:  # noqa: AR
 
 
 def normalized(texts: Sequence[str], threshold: float) -> dict[str, str]:  # noqa: ARG001 the registry's form
-    """Returns the folded text as representative of all texts that fold to it: see `fold`."""
+    """Returns each text's folded form as its representative (`fold`)."""
     return {text: fold(text) for text in texts}
 
 
@@ -127,7 +127,7 @@ def _plain(text: str) -> str:
 
 
 def _embed(text: str) -> npt.NDArray[np.float64]:
-    """Returns the embedding [BUCKETS]. A space is added at both ends, so that even an empty text has a trigram."""
+    """Returns the embedding [BUCKETS]. Spaces are added at both ends, so that even an empty text has a trigram."""
     spaced = f"  {' '.join(_WORDS.findall(_plain(text)))} "
     data = np.frombuffer(spaced.encode("utf-8", "surrogatepass"), dtype=np.uint8).astype(np.uint32)
     grams = data[:-2] << 16 | data[1:-1] << 8 | data[2:]
@@ -284,13 +284,13 @@ class TextKey:
 
 
 class EnvironmentKey:
-    """The environment's own ids. Raises UserError if the environment gave none."""
+    """Keys of the environment's own ids."""
 
     Options: type[BaseModel] = NoOptions
     knows_cuts = True
 
     def keys(self, group: Sequence[Episode], options: Any) -> Keys:  # noqa: ARG002 the protocol's form
-        """Returns the keys."""
+        """Returns the keys. Raises UserError if the environment gave a step no id."""
         for episode in group:
             if not all(step.state for step in episode.steps):
                 raise UserError(
@@ -323,7 +323,7 @@ def _text_keys(text: StateText, pool: Pool, group: Sequence[Episode], threshold:
 
 
 class PromptKey:
-    """The prompt tokens as little-endian int32, whatever the platform."""
+    """Keys of the prompt tokens, hashed as little-endian int32 on every platform."""
 
     Options: type[BaseModel] = NoOptions
     knows_cuts = False
@@ -337,7 +337,7 @@ class PromptKey:
 
 
 def listed(observation: str, choices: str) -> str:
-    """Joins an observation and the digest of its admissible actions, which is hexadecimal or empty; "" without both."""
+    """Joins an observation and the digest of its admissible actions, which is hexadecimal or ""; "" if both are ""."""
     return f"{choices}\n{observation}" if observation or choices else ""
 
 
@@ -353,7 +353,7 @@ KEYS: dict[str, StateKey] = {
 def find_key(name: str) -> StateKey:
     """Returns the state key of that name, or the user's own one if the name is `module:Name`, a class or an object.
 
-    Raises UserError for an unknown name, which lists those that exist, and for code that is no state key.
+    Raises UserError for an unknown name and for code that is no state key.
     """
     if (shipped := KEYS.get(name)) is not None:
         return shipped

@@ -11,9 +11,10 @@
 
 μ and σ are over all visits of s_t, repeats within one episode included; a step that is alone in its state, and equal
 numbers, get 0. σ_Q² is the mean of (Q - V)² over the visits. A_E is GRPO's advantage (grpo.py), w = broadcast.
-V depends only on whether an episode was won: whether its reward is positive. So only a local penalty can lower A; in
-CRBC and GraphHCA it does so through A_E. V is solved exactly, by the system of transition_graph.py without a prior and
-with every episode. docs/algorithms.md says what the papers leave open.
+V depends only on whether an episode was won: whether its reward is positive. So penalties do not change V. GRAFT
+subtracts a local one from A, and ignores one in the reward; in CRBC and GraphHCA both change A_E alone. V is solved
+exactly, by the system of transition_graph.py without a prior and with every episode. docs/algorithms.md says what the
+papers leave open.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ from learner.credit.types import ZERO, Array, Credit, Group, flat, nested
 from services.amounts import number_of
 
 LEAST_VALUE = 0.01
-"""GraphHCA takes the logarithm of this value for states with a smaller one."""
+"""GraphHCA takes the logarithm of this in place of smaller values."""
 
 
 class SuccessGraph(NamedTuple):
@@ -72,7 +73,7 @@ class SuccessGraph(NamedTuple):
 
     @classmethod
     def solve(cls, group: Group, gamma: float) -> SuccessGraph:
-        """Solves the system of a group."""
+        """Returns the graph of a group, with the values that solve its system."""
         ends = _ends(group)
         given = [[0.0] * (len(episode) - 1) + [gamma * end] for episode, end in zip(group, ends, strict=True)]
         graph = TransitionGraph(group, given, starts=[0.0] * len(group), gamma=gamma, prior=0.0)

@@ -32,7 +32,7 @@ from learner.credit.types import Array, Group, Nested
 AnyArray = npt.NDArray[Any]
 """numpy gives the result of linear algebra no exact type."""
 MOST_ENTRIES = 1 << 20
-"""Entries of all matrices that are computed at once: 8 MiB each."""
+"""Most float64 entries that one call of numpy computes at once: 8 MiB."""
 SHARED = -1
 """Owner of a state that several episodes visit."""
 
@@ -76,7 +76,7 @@ class TransitionGraph:
         self._eliminate(own, shared)
 
     def _count(self, size: int) -> None:
-        """Sets N and g of each episode, [K, X + S], and where its steps are. Paths number its own states first."""
+        """Sets N and g of each episode, [K, X + S], and the places of its steps. An episode's own states come first."""
         lengths = [len(path) for path in self._paths]
         self._flat = np.fromiter(chain.from_iterable(self._paths), dtype=np.intp)
         self._whose = np.repeat(np.arange(len(lengths)), lengths)
@@ -96,7 +96,7 @@ class TransitionGraph:
         return moves
 
     def _eliminate(self, own: int, shared: int) -> None:
-        """Sets what each episode's own states are worth, and each episode's part of the shared system."""
+        """Sets the solution for each episode's own states, and its part of the shared system."""
         episodes = len(self._paths)
         # B g, B 1 and γ B M_XS as columns. The parts: C, then its right sides by g and by κ m, and N, as columns.
         self._own, self._parts = np.empty((episodes, own, 2 + shared)), np.empty((episodes, shared, shared + 3))
@@ -190,8 +190,8 @@ class TransitionGraph:
 
 
 def _chunks(count: int, entries: int) -> list[range]:
-    """Returns parts of range(count) in order. Matrices of `entries`, one for each number of a part, have MOST_ENTRIES
-    in all, or there is one: so a group of hundreds of long episodes needs little more memory than its parts take."""
+    """Returns range(count) in consecutive parts. One matrix of `entries` entries for each number of a part is at most
+    MOST_ENTRIES entries, unless the part is one number. So hundreds of long episodes need little extra memory."""
     at_once = max(1, MOST_ENTRIES // max(1, entries))
     return [range(first, min(count, first + at_once)) for first in range(0, count, at_once)]
 

@@ -41,7 +41,8 @@ class CreditStep(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     tag: str = ""
     """The kind of reasoning that the output named, for estimators that reward it; "" if it named none."""
     cut_in: str | None = None
-    """Key of the state in which a budget cut the episode, only at its last step. None: the game ended."""
+    """Key of the state in which a budget cut the episode, at its last step. None: it was not cut there, or that state
+    has no key."""
 
 
 Group = Sequence[Sequence[CreditStep]]
@@ -55,9 +56,9 @@ class Credit:
     returns: Nested
     """R̂_t = Σ_{u>=t} γ^(u-t) r_u."""
     values: dict[str, tuple[float, int]] | None
-    """State -> (V̄, occurrences); None for estimators without values."""
+    """State -> (V̄, occurrences). None: states have no value, or one that depends on the episode (`baselines`)."""
     deltas: Nested | None
-    """δ_t; None for estimators without values."""
+    """δ_t; None for estimators without it."""
     raw_advantages: Nested
     """Â_t before normalising; after the local penalty, unless the estimator subtracts that from A."""
     advantages: Nested
@@ -65,7 +66,7 @@ class Credit:
     states: list[list[str]]
     """The state keys, as given."""
     baselines: Nested | None = None
-    """V at step t, for estimators whose value also depends on the episode. None: `values` has it."""
+    """V at step t, for estimators whose value also depends on the episode. None: `values` has V, or there is none."""
     tokens: list[list[int]] | None = None
     """Number of response tokens of each step; None for estimators that do not weigh by it."""
 
@@ -82,8 +83,8 @@ def flat(rows: Sequence[Sequence[float]]) -> Array:
 
 
 def mixed_share(credits: Sequence[Credit], lists: Sequence[Sequence[Sequence[str]]]) -> float | None:
-    """Returns the share of steps that share their state mostly with steps which had other admissible actions: with more
-    than half of its other steps in the group. None if no step has a list.
+    """Returns the share of mixed steps: of the group's other steps in the same state, more than half had other
+    admissible actions. None if no step has a list.
 
     `lists`: [group][episode][step], the digest of the admissible actions; "" if there was no list.
     """

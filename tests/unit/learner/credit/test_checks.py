@@ -76,6 +76,14 @@ class Values(Returns):
         return replace(credit, values={state: self.given for row in credit.states for state in row})
 
 
+class ListedValues(Returns):
+    """Gives values in the form of the advantages."""
+
+    def group(self, group, options):
+        credit = super().group(group, options)
+        return replace(credit, values=credit.returns)
+
+
 class SeededWeight(Returns):
     """A weight that is random and the same in every object."""
 
@@ -159,6 +167,7 @@ def test_an_estimator_that_works_is_taken(size, name):
     ("Writes", "failed on a made-up group (AttributeError: immutable type: 'CreditStep' (in group, test_checks.py:"),
     ("Leaves", "failed on a made-up group (SystemExit: 3 (in weighed, test_checks.py:"),
     ("Forgets", "returned something that is no Credit"),
+    ("ListedValues", "returned values of type list, not a dict; return"),
     ("RunningMean", "returned other numbers for the same groups; keep nothing between calls, and"),
     ("UnseededWeight", "returned other numbers for the same groups; keep nothing between calls, and"),
     ("ReadsValues", "failed (TypeError: 'NoneType' object is not subscriptable (in value, test_checks.py:"),

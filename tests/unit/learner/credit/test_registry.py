@@ -167,6 +167,27 @@ def test_an_estimator_of_ones_own_has_its_own_defaults_of_the_keys_of_all():
     assert completed(changed).gamma == 1.0
 
 
+class WeightsOptions(CreditOptions):
+    """An option whose default is made for each object."""
+
+    weights: list[float] = Field(default_factory=lambda: [1.0])
+
+
+class Weights(Plain):
+    """An estimator with an option that it does not read."""
+
+    Options = WeightsOptions
+
+    def reads(self, options):
+        return frozenset({"gamma"})
+
+
+def test_a_default_that_a_function_makes_is_a_default():
+    section = make_options(f"{__name__}:Weights")
+    assert declared(section)["weights"] == [1.0]
+    assert unread(section, {"weights": [1.0]}) == {}
+
+
 class Inner(BaseModel):
     """Options within an option."""
 
