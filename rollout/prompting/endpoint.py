@@ -1,8 +1,8 @@
 """A client of any server that speaks OpenAI's chat completions. It obeys rate limits.
 
-A status of 429 or 5xx, a lost connection, a request that takes too long and an answer that a fault of the server has
-cut are tried again: after Retry-After if the server sends one above zero, else after 1, 2, 4 ... 60 s. All calls wait
-meanwhile, not only the one that was refused.
+A request is repeated after a status of AGAIN (429, 503, ...), a lost connection, a request that takes too long, and an
+answer that a fault of the server has cut. The pause is Retry-After if the server sends one above zero, else 1, 2, 4 ...
+60 s. All calls wait meanwhile, not only the one that was refused.
 
 The server may be anybody's: its answers are bounded in time and size, and messages that repeat them hide our key.
 """
@@ -55,7 +55,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
 
 
 class RequestRefused(UserError):
-    """The endpoint takes no such request, perhaps because of one field."""
+    """The endpoint refuses the request with status 400 or 422, perhaps because of one field."""
 
 
 class EndpointAnswer(msgspec.Struct):
@@ -106,7 +106,7 @@ class Completion(EndpointAnswer):
 
     @property
     def text(self) -> str:
-        """Returns the text. Of parts it is that of all but thoughts, whatever a server calls them."""
+        """Returns the text. Content in parts is joined without its thoughts; any other type of part counts as text."""
         content = self.choices[0].message.content if self.choices else None
         if isinstance(content, list):
             return "".join(part.text or "" for part in content if part.type not in THOUGHTS)
@@ -165,7 +165,7 @@ class EndpointReply(Generic[Form]):
 
     @property
     def named(self) -> str:
-        """Returns `status 429`, or the status of a body that is no JSON with its fault."""
+        """Returns `status 429`, for example, with the fault of a body that is no JSON."""
         return f"status {self.status}" + (f", and no JSON ({self.wrong})" if self.garbled else "")
 
     def excerpt(self, key: str) -> str:
@@ -174,7 +174,7 @@ class EndpointReply(Generic[Form]):
         return (text.replace(key, HIDDEN) if key else text)[:REPEATED]
 
     def checked(self, key: str) -> Form:
-        """Returns the answer. Raises ContextFull, RequestRefused for a field, and UserError for any other refusal."""
+        """Returns the answer. Raises ContextFull, RequestRefused, and UserError for any other wrong reply."""
         if self.answer is not None:
             return self.answer
         message = self.excerpt(key)
@@ -197,7 +197,7 @@ class EndpointReply(Generic[Form]):
 
 
 def read_reply(status: int, headers: Mapping[str, str], content: bytes, form: type[Form]) -> EndpointReply[Form]:
-    """Returns a reply. An answer of status 200 with another status inside has that one."""
+    """Returns a reply. If an answer of status 200 has an error with a status inside, the reply has that status."""
     answer, wrong, garbled = None, "", False
     if status == OK:
         try:
@@ -212,7 +212,7 @@ def read_reply(status: int, headers: Mapping[str, str], content: bytes, form: ty
 
 
 def _number(record: object, name: str, kind: Any) -> int | None:
-    """Returns an integer of a record, also one that is a float or a text, or None if it is not there."""
+    """Returns an integer of a record, also one written as a float or a text. None: it is absent or not of that kind."""
     try:
         value = msgspec.convert(record, dict[str, Any]).get(name)
         return msgspec.convert(value, kind, strict=False)
@@ -222,7 +222,7 @@ def _number(record: object, name: str, kind: Any) -> int | None:
 
 LONGEST_PAUSE_S = 60.0
 FIRST_S = 10.0
-"""Seconds for which an endpoint that has never answered is asked again: its address may be wrong."""
+"""Seconds for which an endpoint that has never answered is tried. Its address may be wrong."""
 NEWER_LIMIT = "max_completion_tokens"
 """OpenAI's newer name of `max_tokens`. Its reasoning models refuse the old one and name this one; many servers know
 only the old one."""
@@ -238,9 +238,10 @@ MOST_BYTES = 16 << 20
 
 @dataclass(slots=True, kw_only=True)
 class EndpointModel:
-    """A model behind an endpoint. Use it in `async with endpoint_client(...)`'s client."""
+    """A model behind an endpoint."""
 
     http: httpx.AsyncClient
+    """A client made by `endpoint_client`."""
     model: str
     settings: PromptingSection
     temperature: float
@@ -251,17 +252,18 @@ class EndpointModel:
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
     _not_before: float = field(default=0.0, init=False)
     _pauses: int = field(default=0, init=False)
-    """Pauses since the endpoint has answered a call last. Each is twice as long as the one before."""
+    """Pauses since the endpoint last answered. Each is twice as long as the one before."""
     _refused: set[str] = field(default_factory=set[str], init=False)
-    """Fields that the endpoint has refused. Requests go without them."""
+    """Fields that the endpoint has refused. Requests leave out `seed`, and give `max_tokens` its newer name."""
     _answered: bool = field(default=False, init=False)
     """Whether the endpoint has ever answered."""
     _read: bool = field(default=False, init=False)
-    """Whether an answer had the right form: then one that is no JSON was cut on its way, and is asked for again."""
+    """Whether an answer had the right form. After that, an answer that is no JSON was cut on its way, so the request is
+    repeated."""
 
     async def ask(self, messages: Sequence[Message], *, seed: int) -> ModelAnswer:
-        """Raises UserError if the endpoint refuses, fails for longer than prompting.wait_seconds, or cannot be reached
-        at first."""
+        """Returns the answer. Raises ContextFull, and UserError if the endpoint refuses, fails for longer than
+        prompting.wait_seconds, or cannot be reached at first."""
         body = {"model": self.model, "messages": list(messages), "temperature": self.temperature,
                 NEWER_LIMIT if "max_tokens" in self._refused else "max_tokens": self.max_tokens,
                 **({} if "seed" in self._refused else {"seed": seed})}
@@ -271,7 +273,7 @@ class EndpointModel:
             named = {name for name, word in _OPTIONAL.items() if name in body and word.search(error.what)}
             if not named:
                 raise
-            if "seed" in named - self._refused:  # calls at once are refused at once, and one line is enough for them
+            if "seed" in named - self._refused:  # parallel calls are refused together: one line for all
                 self.report(f"{self._address} takes no seed: answers cannot be repeated")
             self._refused |= named
             return await self.ask(messages, seed=seed)
@@ -312,7 +314,7 @@ class EndpointModel:
                 why = why or reply.named + ("" if wait is None else f", Retry-After {rounded(wait)} s") \
                     + (f": {message}" if (message := reply.excerpt(key)) else "")
             failed_at = self.clock() if failed_at is None else failed_at
-            first = pauses == self._pauses  # of the calls that failed at once
+            first = pauses == self._pauses  # among parallel calls that failed together
             wait = wait or (min(LONGEST_PAUSE_S, 2.0 ** min(pauses, LONGEST_PAUSE_S)) if first else 0.0)
             again = max(self.clock() + wait, self._not_before)
             if not self._answered and again - failed_at > FIRST_S:
@@ -320,7 +322,7 @@ class EndpointModel:
             if again - failed_at > self.settings.wait_seconds:
                 raise UserError(f"{self._address} does not answer ({why}), and prompting.wait_seconds is "
                                 f"{self.settings.wait_seconds:g}", "check --endpoint; the same command continues later")
-            if again > self._not_before + SAME_S:  # calls at once fail at once, and one line is enough for them
+            if again > self._not_before + SAME_S:  # parallel calls fail together: one line for all
                 self.report(f"{self._address} fails ({why}); the next call is in {rounded(again - self.clock())} s")
             self._not_before = again
             self._pauses += first
@@ -331,7 +333,7 @@ class EndpointModel:
 
     async def _reply(
             self, method: str, path: str, body: Mapping[str, Any] | None, form: type[Form]) -> EndpointReply[Form]:
-        """Returns a complete reply. Raises UserError if it is too large, TimeoutError and httpx.TransportError."""
+        """Returns a complete reply. Raises UserError if it is too large, TimeoutError and httpx.RequestError."""
         data = bytearray()
         async with asyncio.timeout(self.settings.call_seconds), self.http.stream(method, path, json=body) as reply:
             async for part in reply.aiter_bytes():
@@ -342,7 +344,10 @@ class EndpointModel:
 
 
 def endpoint_client(url: str, key: str | None, settings: PromptingSection) -> httpx.AsyncClient:
-    """Returns the HTTP client of an endpoint, such as http://127.0.0.1:8000/v1. Raises UserError for another form."""
+    """Returns the HTTP client of an endpoint such as http://127.0.0.1:8000/v1.
+
+    Raises UserError if `url` is no address, or holds more than one.
+    """
     try:
         parts = parts_of(url)
     except ValueError:
@@ -367,5 +372,5 @@ def retry_after(headers: Mapping[str, str], now: float) -> float | None:
         pass
     try:
         return max(0.0, parsedate_to_datetime(text).timestamp() - now)
-    except (ValueError, TypeError, IndexError):
+    except (ValueError, TypeError, IndexError, OverflowError):  # OverflowError: a year or an offset of many digits
         return None

@@ -10,8 +10,9 @@ import msgspec
 
 from rollout.prompt_renderer import PromptRenderer
 from services.answer_end import answer_end
-from services.chat import Message
+from services.chat import ChatRefused, Message
 from services.config.sections import RolloutSection
+from services.errors import UserError
 
 if TYPE_CHECKING:
     from rollout.engine.engine import Engine
@@ -46,8 +47,8 @@ class SampledModel:
     limits: RolloutSection
     temperature: float
     tags: bool
-    """Whether the environment's tags end an answer, as in training. Else only what ends it behind an endpoint does: a
-    thought or a plan in prose may hold a tag that is a common token, such as a full stop."""
+    """Whether the environment's tags end an answer, as in training. Otherwise an answer ends only where it would behind
+    an endpoint: a thought or a plan in prose may hold a tag that is a common token, such as a full stop."""
     _asked: int = field(default=0, init=False)
     _opening: str = field(default="", init=False)
     _ends: tuple[tuple[int, ...], tuple[str, ...]] = field(default=((), ()), init=False)
@@ -59,9 +60,14 @@ class SampledModel:
         self._opening = self.text.chat.opening()  # whatever env.prompt is: methods always chat
 
     async def ask(self, messages: Sequence[Message], *, seed: int) -> ModelAnswer:
-        """Raises ContextFull for a prompt above rollout.max_prompt_tokens, and EngineFault."""
+        """Returns the answer. Raises ContextFull for a prompt above rollout.max_prompt_tokens, UserError for messages
+        that the chat template or the model's vocabulary cannot write, and EngineFault."""
         assert self.text.chat is not None
-        prompt = self.text.encode(self.text.chat.text(messages))
+        try:
+            prompt = self.text.encode(self.text.chat.text(messages))
+        except ChatRefused as error:
+            raise UserError(f"the conversation cannot be written for this model ({error})",
+                            "set model.chat_template to a template that takes it, or ask another model") from None
         if len(prompt) > self.limits.max_prompt_tokens:
             raise ContextFull(f"the prompt has {len(prompt)} tokens")
         self._asked += 1

@@ -98,8 +98,8 @@ class ReAct:
         return [*messages, {"role": "user", "content": texts[-1]}]
 
     def parse(self, text: str) -> ParsedAction:
-        """The first `Action:` line counts. Without one the last line is the action, and the answer is invalid, as it is
-        if the environment finds no action in the line."""
+        """Reads the first `Action:` line. An answer without one is invalid, and its last line is the action. It is also
+        invalid if the prompt's form finds no action in the line."""
         counted = counted_part(text)
         match = _ACTION.search(counted)
         action = self._read(match[1].rstrip(" \t*") if match else (counted.strip().splitlines() or [""])[-1])

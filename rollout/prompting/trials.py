@@ -89,10 +89,10 @@ class TaskPlayer:
     max_steps: int
     seed: int
     _alone: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
-    """Held by the episode that uses the thread, so that a deadline begins with its call, not with the wait for it."""
+    """Held while a call uses the thread, so that its deadline begins with the call, not with the wait for the thread."""
 
     async def play(self, task: str, before: Sequence[PlayedTrial], keep: Callable[[PlayedTrial], object]) -> None:
-        """Plays the remaining trials of a task. `before` are its trials so far. `keep` takes each finished trial.
+        """Plays the remaining trials of a task. `before`: its trials so far. `keep` takes each finished trial.
 
         Raises ContextFull if the task's first prompt is too long, EnvFault, EngineFault, UserError and
         DeadlineExceeded.
@@ -173,7 +173,7 @@ class TaskPlayer:
 
 
 def _as_fault(call: Callable[[], T]) -> T:
-    """Returns the result of a call of the environment. Its code may be a user's, so any error of it is an EnvFault."""
+    """Returns the result of a call of the environment. Its code may be a user's, so any other error is an EnvFault."""
     try:
         return call()
     except (EnvFault, UserError):

@@ -387,7 +387,8 @@ async def test_a_call_that_waits_heeds_a_longer_limit_that_another_call_meets():
 
 @pytest.mark.parametrize(("text", "seconds"), [
     ("3", 3.0), ("0.5", 0.5), ("-1", 0.0), ("Thu, 01 Jan 1970 00:01:40 GMT", 40.0),
-    ("Thu, 01 Jan 1970 00:00:01 GMT", 0.0), ("soon", None), ("", None)])
+    ("Thu, 01 Jan 1970 00:00:01 GMT", 0.0), ("soon", None), ("", None),
+    (f"Thu, 01 Jan {'9' * 20} 00:00:00 GMT", None), (f"Thu, 01 Jan 1970 00:00:00 +{'9' * 14}", None)])
 def test_retry_after_in_seconds_or_as_a_date(text: str, seconds: float | None):
     assert retry_after({"retry-after": text}, now=60.0) == seconds
 

@@ -13,6 +13,7 @@ from rollout.engine.engine import Sample
 from rollout.prompt_renderer import PromptRenderer
 from rollout.prompting.model import SampledModel
 from services.config.tree import RolloutSection
+from services.errors import UserError
 
 
 class Recorder:
@@ -39,3 +40,13 @@ async def test_an_answer_ends_at_the_tags_of_training_only_in_the_prompt_of_trai
     (asked,) = engine.asked
     assert sorted(asked["stop_token_ids"]) == sorted(tokenizer.convert_tokens_to_ids(ids))
     assert asked["stop_texts"] == texts
+
+
+async def test_a_conversation_that_the_template_refuses_is_refused_in_one_line():
+    """Else the evaluation would end with a traceback."""
+    tokenizer = byte_tokenizer()
+    text = PromptRenderer(template=PLAIN["full"](2), tokenizer=tokenizer)
+    model = SampledModel(engine=cast("Any", None), text=text, limits=RolloutSection(), temperature=1.0, tags=False)
+    tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(UserError, match=r"cannot be written for this model \(roles must alternate\); set model"):
+        await model.ask([{"role": "user", "content": "hello"}], seed=0)
