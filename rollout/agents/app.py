@@ -42,9 +42,9 @@ from services.http.strict_json import StrictRoute
 from services.tokenizer import token_bytes
 
 STATE_HEADER = "x-gagpo-state"
-"""Names the state that a call is made in."""
+"""Header of a call that names the state it is made in."""
 OpenEpisode = tuple[AgentSession, AgentWorld | None]
-"""The two sides of an episode that is being played. None: it has no environment."""
+"""The model's and the environment's side of an episode that is being played. None: it has no environment."""
 Finder = Callable[[Request], OpenEpisode]
 
 
@@ -52,7 +52,7 @@ COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1
 NO_SUCH = f"the policy is asked by POST {COMPLETIONS}, {RESPONSES} or {MESSAGES}"
 MODEL = {"id": "policy", "object": "model", "created": 0, "owned_by": "gagpo", "type": "model",
          "display_name": "policy", "created_at": "1970-01-01T00:00:00Z"}
-"""The model that is listed, as clients of OpenAI and of Anthropic read it. A request may name any."""
+"""The only model in the list of models, in the form of OpenAI and of Anthropic. A request may name any model."""
 NO_JSON = "the body is no JSON object"
 MAX_BODY = 4 * 1024 * 1024
 """The most bytes of one request's body."""
@@ -211,13 +211,13 @@ def _stream(events: Iterable[str]) -> StreamingResponse:
 
 
 def _sent(events: Iterable[dict[str, Any]]) -> Iterator[str]:
-    """Yields events as server-sent ones, each with its type as its name."""
+    """Yields events as the text of server-sent events, each named by its type."""
     for event in events:
         yield f"event: {event['type']}\ndata: {msgspec.json.encode(event).decode()}\n\n"
 
 
 async def _ask(request: Request, llm: AgentSession, asked: ChatRequest) -> ChatAnswer:
-    """Returns the answer to a request, which is a step of the episode. Raises Refused and EpisodeOver."""
+    """Returns the answer to a request, which is a step of the episode. Raises Refused, EpisodeOver and Fault."""
     if reason := asked.refusal():
         raise Refused(400, reason)
     with _refusing_prompts():
@@ -231,11 +231,11 @@ async def _ask(request: Request, llm: AgentSession, asked: ChatRequest) -> ChatA
 
 
 async def _answered(request: Request, call: Coroutine[Any, Any, ChatAnswer]) -> ChatAnswer:
-    """Returns the answer to a call. If its client disconnects before, cancels the call and raises Refused."""
+    """Returns the answer to a call. If its client disconnects first, cancels the call and raises Refused."""
     asking = asyncio.create_task(call)
     try:
         while not (await asyncio.wait({asking}, timeout=LOOK_S))[0]:
-            if await request.is_disconnected() and not asking.done():  # else it came meanwhile, and is taken back
+            if await request.is_disconnected() and not asking.done():  # else the answer has come, and _ask forgets it
                 raise Refused(499, "the client has left")
         return asking.result()
     finally:

@@ -35,7 +35,7 @@ _REFUSED = {
     "chat_template": "it is the run's: set model.chat_template in its config"}
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty",
             "repetition_penalty", "length_penalty")
-"""Values for sampling. Those of the run count."""
+"""Values for sampling, which are ignored: the run has its own."""
 RULES = FieldRules(
     ignored=frozenset((
         *SAMPLING, "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
@@ -46,10 +46,10 @@ RULES = FieldRules(
     idle={"prompt_logprobs": (None,), "best_of": (None, 1), "skip_special_tokens": (None, True),
           "include_reasoning": (None, True), "modalities": (None, [], ["text"]),
           "function_call": (None, "none", "auto")})
-"""The fields that are not read. Most of them are vLLM's own."""
+"""The fields that ChatRequest does not read. Most of them are vLLM's own."""
 _MESSAGE_FIELDS = {**dict.fromkeys(("prefix", "partial"), ENTIRE), "audio": TEXT_ALONE,
                    "function_call": "it is the older form of tool_calls: send those"}
-"""Fields of a message that change an answer and that chat templates pass over -> why they are refused."""
+"""Fields of a message that would change an answer, but that chat templates ignore -> why they are refused."""
 
 
 class _Part(BaseModel):
@@ -147,9 +147,12 @@ class ChatRequest(BaseModel):
 
 
 def templated(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns messages as chat templates expect them: arguments of tool calls as objects, text parts as one text,
-    `system` for `developer`, OpenAI's newer name of it, which most templates do not know, and no field without a value:
-    OpenAI's client writes all that it knows, and many templates only ask whether there is a `tool_calls`."""
+    """Returns messages as chat templates expect them.
+
+    Arguments of tool calls become objects, and text parts one text. The role `developer`, OpenAI's newer name that most
+    templates do not know, becomes `system`. Fields without a value are left out: OpenAI's client writes every field,
+    and many templates only ask whether there is a `tool_calls`.
+    """
     return [_templated(message) for message in messages]
 
 
@@ -167,12 +170,17 @@ def _templated(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _object(call: dict[str, Any]) -> Any:
+    """Returns the arguments of a call as an object or a list, or as they came if they are neither.
+
+    So a stored conversation, which comes here again, stays as it is.
+    """
     arguments = call["function"].get("arguments")
     try:
-        value = msgspec.json.decode(arguments.strip() or "null") if isinstance(arguments, str) else arguments
-        return given_arguments(value)
+        value = given_arguments(
+            msgspec.json.decode(arguments.strip() or "null") if isinstance(arguments, str) else arguments)
     except NOT_JSON:
         return arguments
+    return value if isinstance(value, dict | list) else arguments
 
 
 def reply(answer: ChatAnswer, request: ChatRequest, bytes_of: Callable[[int], bytes]) -> dict[str, Any]:
@@ -204,7 +212,7 @@ def chunks(completion: dict[str, Any], request: ChatRequest) -> Iterator[str]:
 
 
 def function_tool(**shown: Any) -> dict[str, Any]:
-    """Returns a tool in the form of chat completions, with those of the fields that are set."""
+    """Returns a tool in the form of chat completions. Fields that are None are left out."""
     return {"type": "function", "function": {name: one for name, one in shown.items() if one is not None}}
 
 

@@ -10,8 +10,8 @@ An answer's blocks put together are its own characters, so an answer that comes 
 tokens. Texts of a user, a system or a tool get a line break between them: clients make several messages into one, and
 the last word of one would run into the first of the next.
 
-If a request sets no `thinking`, a thought stays in the text, in its tags, as in chat completions: its agent reads the
-first block as the text.
+If a request does not turn `thinking` on, a thought stays in the text, in its tags, as in chat completions: such an
+agent takes the first block for the text.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _Block(BaseModel):
     type: str
 
     def text(self) -> str:
-        """Returns the block as a part of a message's content. Raises Refused if it is none, or has other fields."""
+        """Returns the block as text of a message. Raises Refused for a block of another kind or with unknown fields."""
         raise Refused(400, f"a message has a part of type {self.type:.60}, and {TEXT_ALONE}")
 
 
@@ -117,7 +117,7 @@ class _Message(BaseModel):
     content: str | ListOf[_AnyBlock]
 
     def chat(self) -> list[dict[str, Any]]:
-        """Returns the messages that it is in a chat completion: results of tools are messages of their own there."""
+        """Returns the message in the form of chat completions, where each result of a tool is a message of its own."""
         blocks = [] if isinstance(self.content, str) else self.content
         special = {"assistant": (_Thinking, _ToolUse), "user": (_ToolResult,), "system": ()}[self.role]
         for block in blocks:
@@ -147,7 +147,7 @@ class _Tool(BaseModel):
     strict: bool | None = None
 
     def chat(self) -> dict[str, Any]:
-        """Returns the tool in OpenAI's form. Raises Refused for one that Anthropic's own models know."""
+        """Returns the tool in OpenAI's form. Raises Refused for a tool that only Anthropic's own models know."""
         if self.type not in (None, "custom") or self.input_schema is None:
             raise Refused(400, f"the tool {self.name:.60} is of type {self.type}, which the policy does not know: "
                           "describe it by an input_schema, and call it yourself")
@@ -253,7 +253,7 @@ def stream_events(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def error_body(status: int, message: str, kind: str) -> dict[str, Any]:
-    """Returns an error in Anthropic's form. Frameworks know a prompt that is too long by the words of its message."""
+    """Returns an error in Anthropic's form. Frameworks recognise a prompt that is too long by these words."""
     words = f"prompt is too long: {message}" if kind == "context_length_exceeded" else message
     return {"type": "error", "error": {"type": _ERRORS.get(status, "api_error"), "message": words}}
 

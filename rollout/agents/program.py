@@ -23,9 +23,9 @@ from services.process.child_processes import ending_with_parent
 from services.process.guard import processes_with
 
 SCRIPTS = frozenset({".py", ".sh", ".js", ".mjs", ".ts", ".rb", ".pl"})
-"""Ends of the names of scripts."""
+"""File name extensions of scripts."""
 CODE = ("-c", "-m")
-"""Python's options after which no file is named."""
+"""Python's options that are followed by code or a module, and not by a script."""
 LAST_BYTES = 400
 """Bytes of a failed program's output that its error repeats."""
 USERS_LOGIN = "ANTHROPIC_AUTH_TOKEN"
@@ -33,7 +33,7 @@ USERS_LOGIN = "ANTHROPIC_AUTH_TOKEN"
 MARK = "GAGPO_PROGRAM"
 """The variable that marks the processes of one episode's program, in whatever session they are."""
 KILL_S, LOOK_S = 5.0, 0.05
-"""Seconds for which remaining processes are killed, since they may start others meanwhile, and the pause between."""
+"""For how long remaining processes are killed again and again, since they may start others, and the pause between."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class AgentProgram:
     episode.
 
     $GAGPO_TASK has the task, and $GAGPO_ENV_URL the environment's address (`/reset`, `/step`). The episode ends when
-    the program ends, and all processes that it has started end with it. It does not get the run's passwords and tokens,
-    those of its object store, trackers and Ray included, because a model may control it. Raises AgentFault
-    with the end of its output if its status is not 0.
+    the program ends, and all processes that it has started end with it (without Linux only those of its process group).
+    It does not get the run's passwords and tokens, those of its object store, trackers and Ray included, because a
+    model may control it. Raises AgentFault with the end of its output if its status is not 0.
     """
 
     command: Sequence[str]
@@ -55,8 +55,8 @@ class AgentProgram:
     def check(self, name: str) -> None:
         """Raises UserError if it names no program that can be started here, or a script that is not here.
 
-        Only the first argument, after Python's short options, is taken for a script: any other may be a file to come.
-        `name`: the agent's, for the message.
+        Only the first argument, after Python's short options, is taken for a script: any other may name a file that the
+        program will write. `name`: the agent's, for the message.
         """
         program = self.command[0] if self.command else ""
         if shutil.which(program) is None:

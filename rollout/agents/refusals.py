@@ -1,7 +1,8 @@
 """Refusals of a request, and how a dialect treats the fields that it does not read.
 
-A field that changes an answer or its prompt is served, or it is refused by its name. It is never ignored in silence:
-the agent would train on other prompts and answers than it asked for.
+A field that changes an answer or its prompt is served, or refused by its name. If it were ignored, the agent would
+train on other prompts and answers than it asked for. The only fields that are ignored have no effect, or the run
+decides them, such as the temperature.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class FieldRules:
     refused: Mapping[str, str]
     """Maps fields that change an answer or its prompt to why they are refused."""
     idle: Mapping[str, tuple[Any, ...]] = field(default_factory=dict[str, tuple[Any, ...]])
-    """Maps fields to the values with which they change nothing. For all others these are the empty ones."""
+    """Maps fields to the values with which they change nothing. For all other fields these are the empty values."""
 
     def refusal(self, fields: Mapping[str, Any] | None) -> str | None:
         """Returns why a request with these fields cannot be served, or None. Fields with an idle value are served."""

@@ -35,7 +35,7 @@ from rollout.agents.session import ChatAnswer, StoredAnswers
 from services.chat import Message
 
 ENCRYPTED = "reasoning.encrypted_content"
-"""The value of `include` by which clients without `store` get a thought that they send back."""
+"""The value of `include` by which clients without `store` ask for the thought, to send it back."""
 RULES = FieldRules(
     ignored=frozenset((
         *SAMPLING, "user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_options",
@@ -128,9 +128,9 @@ _ITEM: TypeAdapter[_Item] = TypeAdapter(_AnyItem)
 
 
 _PARTS: dict[type[_Item], int] = {_Reasoning: 1, _MessageItem: 2, _Call: 3}
-"""The parts of an answer, in their order."""
+"""The place of each part in an answer."""
 _OTHERS = 9
-"""Follows every part of an answer: the next part begins another one."""
+"""Place of any other item, behind all parts: a part that follows it begins another answer."""
 
 
 class _Tool(BaseModel):
@@ -143,7 +143,7 @@ class _Tool(BaseModel):
     strict: bool | None = None
 
     def chat(self) -> dict[str, Any]:
-        """Returns the tool in the form of chat completions. Raises Refused for one that OpenAI carries out."""
+        """Returns the tool in the form of chat completions. Raises Refused for a tool that OpenAI's server runs."""
         if self.type != "function":
             raise Refused(400, f"a tool is of type {self.type:.60}, which the policy does not know: describe it as a "
                           "function, and call it yourself")
@@ -195,7 +195,7 @@ class ResponsesRequest(BaseModel):
             "tool_choice": self.tool_choice, "parallel_tool_calls": self.parallel_tool_calls})
 
     def continued(self, chat: ChatRequest, answer: ChatAnswer) -> list[Message]:
-        """Returns the conversation that a later call may continue. Instructions are those of each call."""
+        """Returns the conversation that a later call may continue, without instructions: each call sends its own."""
         return [*chat.conversation[0 if self.instructions is None else 1:],
                 *templated([answer_message(answer, chat)])]
 
@@ -314,7 +314,7 @@ def _message(item: _Item) -> dict[str, Any]:
 
 
 def _joined(content: str | Sequence[_Part], between: str = "\n") -> str:
-    """Returns the text of a content. Raises Refused for parts that are none."""
+    """Returns the text of a content. Raises Refused for parts that are no text."""
     if isinstance(content, str):
         return content
     for part in content:

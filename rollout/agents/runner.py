@@ -48,9 +48,9 @@ class Endpoint:
 
 
 CANCEL_S = 10.0
-"""Seconds that an agent has to end once it is cancelled. After them the episode has failed, even if it still runs."""
+"""Seconds that an agent has to end once it is cancelled. After that its episode ends, even if the agent still runs."""
 LOOK_S = 1.0
-"""Longest time between two checks of whether the time of an agent runs."""
+"""Longest time between two checks of whether an agent's time counts."""
 Agent = Callable[[str, AgentSession, AgentWorld], Awaitable[None]]
 """(task, llm, env) -> None. Its calls of `llm` become the episode's steps, and its return ends the episode."""
 
@@ -96,8 +96,11 @@ class AgentRunner:
                               engine=self.env_engine)
 
     async def _run(self, ticket: Ticket, llm: AgentSession, world: AgentWorld) -> None:
-        """Runs the agent to its end. After a budget has ended the episode, an error of the agent is no fault. That the
-        agent does not end is one: its reward may depend on work that it still waits for."""
+        """Runs the agent to its end. Raises AgentFault, and the fault of ours that ended the episode.
+
+        After a budget has ended the episode, an error of the agent is no fault. An agent that does not end in time is
+        always one: its reward may depend on work that it still waits for.
+        """
         running = asyncio.ensure_future(self._called(ticket.task, llm, world))
         running.add_done_callback(lambda task: task.cancelled() or task.exception())  # else asyncio logs it
         still_runs = ""
@@ -107,7 +110,7 @@ class AgentRunner:
             used_up = f"; before that, {llm.over}" if llm.over is not None else ""
             running.cancel()
             await asyncio.wait({running}, timeout=CANCEL_S)
-            if not running.done():  # it caught its cancellation; nobody waits for it, and it gets no more calls
+            if not running.done():  # it caught its cancellation: it is left alone, and its calls are refused
                 still_runs = ", and still runs although it was cancelled"
                 llm.over = EpisodeOver("turns", "the episode has ended")
         if llm.fault is not None:
@@ -123,10 +126,10 @@ class AgentRunner:
             raise AgentFault(f"the agent failed on {ticket.task}: {reason}") from error
 
     async def _ended_in_time(self, running: asyncio.Future[None], world: AgentWorld) -> bool:
-        """Waits for the agent, and returns whether it ended within agent.seconds of time of its own.
+        """Waits for the agent, and returns whether it ended within agent.seconds.
 
-        An outage has deadlines of its own, which may be longer, and so has a pause of the engine. `away` is the state
-        at the last call, so it counts only while the agent has a call that asks again.
+        Outages of the environment and pauses of the engine do not count: they have deadlines of their own, which may be
+        longer. `away` is the state after the last request, so it means an outage only while a call is being repeated.
         """
         left = self.settings.seconds
         while left > 0:
@@ -150,8 +153,8 @@ class AgentRunner:
 
 def episode_of(llm: AgentSession, world: AgentWorld | None, *, worker: str, attempt: int, seconds: float,
                engine: str) -> Episode:
-    """The record of an episode that has ended. `world`: its environment, if it has one. Calls that are answered later
-    are no steps of it."""
+    """Returns the record of an episode that has ended. `world`: its environment, if it has one. Calls that are answered
+    later are not in it."""
     last = None if world is None else world.last
     won = _won(llm, last)
     end: EpisodeEnd = llm.over.end if llm.over is not None else "won" if won else "lost"
@@ -203,8 +206,8 @@ def find_agent(name: str, *, starts: bool = True) -> Agent:
 
 
 def _returns_awaitable(function: Callable[..., Any]) -> bool:
-    """Returns whether the function is async, or annotated to return an awaitable. Any other one may block, and would
-    hold the loop that answers it."""
+    """Returns whether the function is async, or annotated to return an awaitable. Any other one may block the event
+    loop, which also answers its calls."""
     annotation = str(inspect.signature(function).return_annotation)  # a text, with `from __future__ import annotations`
     return inspect.iscoroutinefunction(function) or any(
         word in annotation for word in ("Awaitable", "Coroutine", "Future"))

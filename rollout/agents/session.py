@@ -111,13 +111,14 @@ class AgentSession:
     rewarded: bool = False
     """Whether the agent or the environment gave a reward, which may be 0."""
     won: bool | None = None
-    """Whether the episode was won, as reported with a reward. None: the environment decides."""
+    """Whether the episode was won, as the agent reports. None: the environment decides, or without one the reward does:
+    the episode is won if it is positive."""
     over: EpisodeOver | None = None
     """The budget that ended the episode, also if the agent caught the exception. A prompt that is too long ends it
     unless a later prompt fits."""
     refused: EpisodeOver | None = None
     """The latest refusal that explains an error of the agent: of a prompt that was too long, or of an action after the
-    end of the game. The episode may have continued since, or have been over before."""
+    end of the game. The episode may have continued after it."""
     fault: Fault | None = None
     """Our fault that ended the episode, also if the agent caught the exception."""
     stored: StoredAnswers = field(default_factory=StoredAnswers)
@@ -137,10 +138,11 @@ class AgentSession:
         """Asks the model for the next message of a conversation, and records the call.
 
         `state` names the state that the call is made in, for the credit; without it, it is the state of the episode's
-        environment, and without that the latest message. The answer ends before the first of the texts `stop` or
-        of the tokens `stop_token_ids`, and with `keep_stop` behind it. Its calls of `tools` are parsed unless `calls`
-        is false. The temperature is the run's. Raises EpisodeOver when a budget of the episode is used up, ChatRefused
-        if the chat template cannot write the messages, EngineFault, and TypeError for a state that is no text.
+        environment, and without that the latest message. The answer's text ends before the first of the texts `stop` or
+        of the tokens `stop_token_ids`; with `keep_stop` it includes that one. Its calls of `tools` are parsed unless
+        `calls` is false. The temperature is the run's. Raises EpisodeOver when a budget of the episode is used up,
+        ChatRefused if the messages cannot be written for the model, EngineFault, and TypeError for a state that is no
+        text.
         """
         assert self.text.chat is not None
         if not isinstance(cast("object", state), str | None):
@@ -261,15 +263,14 @@ class AgentSession:
 
     @property
     def total_reward(self) -> float:
-        """Returns the undiscounted sum of rewards."""
+        """Returns the undiscounted sum of the scaled rewards."""
         return float(sum(step.reward for step in self.steps))
 
 
 def latest_state(messages: Sequence[Message]) -> str:
-    """Returns the state of a call that names none: the latest message of a user or a tool, without regard to white
-    space.
+    """Returns the state of a call that names none: the latest message of a user or a tool, with white space folded.
 
-    The conversation itself would be alone in its group after the first answer, since hardly two answers are the same.
+    The entire conversation would hardly occur twice in a group after the first answer.
     """
     incoming = [message for message in messages if message["role"] in ("user", "tool", "function")]
     return " ".join(_content((incoming or messages)[-1]).split())

@@ -3,8 +3,8 @@
     POST /episodes     with the server's token: {"task": "...", "seed": 7}; answers with the key of the episode
     DELETE /episodes   with the key of the episode; records the episode, and answers with its result
 
-A key that nobody uses for `idle_s` seconds ends its episode without a record. With the server's token itself as its key
-(or any key that was no episode's, if the server has no token), a client may ask the model without an episode; such
+An episode whose key is not used for `idle_s` seconds is dropped without a record. A client may also ask the model
+without an episode. Its key is then the server's token, or if the server has none, any key that was no episode's. Such
 calls are not recorded.
 """
 
@@ -53,11 +53,11 @@ from services.telemetry.metrics_file import append_row
 LOOK_S = 5.0
 """Seconds between two searches for episodes that nobody uses."""
 KEY_PREFIX = "episode-"
-"""Beginning of each episode's key, which identifies the key when the episode is over."""
+"""Beginning of each episode's key. It tells the key of an episode that is over from other keys."""
 
 
 class Opening(WireModel):
-    """Asks for an episode. Without a seed, each episode of a task samples in its own way."""
+    """Asks for an episode. Without a seed, each episode gets a seed of its own."""
 
     task: str = Field(default="", max_length=400)
     seed: int | None = Field(default=None, ge=-(1 << 63), lt=1 << 63)
@@ -106,7 +106,7 @@ class OpenEpisodes:
         return self.token is None or hmac.compare_digest(key.encode(), self.token.encode())
 
     async def open(self, asked: Opening) -> str:
-        """Opens an episode and returns its key. Raises Refused if there is no room or no such task, and EnvFault."""
+        """Opens an episode and returns its key. Raises EnvFault, and Refused without room or without such a task."""
         await self.expire()
         if len(self._open) >= self.limit:
             raise Refused(503, f"all {self.limit} episodes are taken (env.max_sessions); end one", "server_busy")
@@ -161,7 +161,7 @@ class OpenEpisodes:
     async def expire(self) -> None:
         """Drops episodes that have not been used for `idle_s` seconds."""
         for key in list(self._open):
-            one = self._open.get(key)  # while another one was freed, it may have been ended, or used again
+            one = self._open.get(key)  # while another episode was closed, this one may have been ended or used
             if one is not None and time.monotonic() - one.used > self.idle_s:
                 del self._open[key]
                 await _close_world(one)
@@ -231,7 +231,7 @@ async def serve_agents(served: ServedPolicy, ready: Callable[[str], object]) -> 
 
 
 class _Loading:
-    """The time until the endpoint is ready, in which a signal cancels the task that made this."""
+    """The time until the endpoint is ready. In it a signal cancels the task that created this object."""
 
     def __init__(self) -> None:
         self._task = asyncio.current_task()

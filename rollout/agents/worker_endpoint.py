@@ -39,7 +39,7 @@ HOST = "127.0.0.1"
 AGENT_THREADS = 4
 """Threads that each episode may hold at once: one in which its agent blocks, and others for tools and long prompts."""
 OWN_THREADS = 32
-"""Further threads for the worker's own calls."""
+"""Additional threads for the worker's own calls."""
 BLOCKED_S = 10.0
 """Seconds after which a blocked loop is logged. Claims are lost after 30."""
 PAUSE_S, LOOK_S = 1.0, 0.1
@@ -66,11 +66,11 @@ async def agent_runner(settings: AgentSection, shared: dict[str, Any], model: Pa
 
 
 def _make_room_for(slots: int) -> None:
-    """Gives this event loop threads for so many agents that block, and for the worker's own calls.
+    """Gives this event loop enough threads for agents that block in all `slots`, and for the worker's own calls.
 
-    All share the loop's executor, as `asyncio.to_thread` uses no other. The default one has few threads: if
-    agents held them all, no new weights would come, and no long prompt that an agent waits for would be tokenized. A
-    thread is made when none is idle. The executor lives as long as the loop: the worker's own end needs it, too.
+    All share the loop's executor, as `asyncio.to_thread` uses no other. The default one has few threads. If agents held
+    them all, no new weights would come, and no long prompt that an agent waits for would be tokenized. A thread is
+    started only when none is idle. The executor lives as long as the loop, because the worker's shutdown needs it too.
     """
     asyncio.get_running_loop().set_default_executor(
         ThreadPoolExecutor(OWN_THREADS + AGENT_THREADS * slots, thread_name_prefix="calls"))
@@ -85,7 +85,7 @@ class _Server(Server):
 
 @asynccontextmanager
 async def endpoint() -> AsyncIterator[Endpoint]:
-    """Serves this machine until the block ends. From now on clients of this process ask it without a proxy."""
+    """Serves this machine until the block ends. Clients in this process and its children reach it without a proxy."""
     served = Endpoint()
     listed = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
     if HOST not in listed.split(","):

@@ -20,7 +20,7 @@ live one cannot be rebuilt."""
 
 @dataclass(slots=True, kw_only=True)
 class AgentWorld:
-    """One session of the run's environment. Calls that overlap are made one after the other, as they came."""
+    """One session of the run's environment. Overlapping calls are made one after the other, in their order."""
 
     game: EpisodeHandle
     llm: AgentSession
@@ -28,13 +28,13 @@ class AgentWorld:
     tools: Sequence[Tool] = ()
     """Tools that the environment offers, in OpenAI's form."""
     last: Result | None = None
-    """The latest outcome; None if the agent has not looked yet."""
+    """The latest outcome. None: the agent has not reset the environment yet."""
     steps: int = 0
     """Turns that were taken, over all resets."""
     _ready: Result | None = field(default=None, init=False)
     """The outcome of `begin`, until the first reset returns it."""
     _began: float = field(default=0.0, init=False)
-    """Time at which `begin` had it, by the monotonic clock."""
+    """Monotonic time of that outcome."""
     _calling: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     """Two calls at once would be the same turn: the server refuses the second, or answers it as a repetition."""
 
@@ -49,9 +49,9 @@ class AgentWorld:
         self._began = time.monotonic()
 
     async def reset(self) -> Result:
-        """Starts the environment, also again, and returns its first outcome. Turns that were taken stay taken.
+        """Starts or restarts the environment, and returns its first outcome. A restart gives no turns back.
 
-        Raises EpisodeOver when they are used up, and EnvFault.
+        Raises EpisodeOver when the episode's turns are used up, and EnvFault.
         """
         async with self._calling:
             if self.steps >= self.max_steps:
@@ -69,7 +69,7 @@ class AgentWorld:
     async def step(self, action: str) -> Result:
         """Takes an action; its reward goes to the newest call of the model.
 
-        Raises EpisodeOver when the episode's turns are used up, EnvFault, ValueError before a reset or after the
+        Raises EpisodeOver when a budget of the episode is used up, EnvFault, ValueError before a reset or after the
         end, and TypeError for an action that is no text.
         """
         if not isinstance(cast("object", action), str):
@@ -81,7 +81,7 @@ class AgentWorld:
         before = self.last
         if before is None:
             raise ValueError("the environment has not been reset")
-        if before.done:  # of the calls in one answer, which an agent carries out together, one ended the game
+        if before.done:  # an agent carries out all calls of an answer, and one of them ended the game
             self.llm.refused = EpisodeOver(before.ended("turns"), "the episode is over")
             raise ValueError(str(self.llm.refused))
         if self.llm.over is not None:
@@ -105,7 +105,7 @@ class AgentWorld:
         return after
 
     def _used_up(self) -> EpisodeOver:
-        """Ends the episode, unless something else has ended it. Returns its end."""
+        """Ends the episode, unless another budget has ended it. Returns its end."""
         if self.llm.over is None or self.llm.over.lifts:
             self.llm.over = EpisodeOver("turns", f"{self.max_steps} turns are used up (env.max_steps)")
         return self.llm.over

@@ -89,7 +89,7 @@ class TaskPlayer:
     max_steps: int
     seed: int
     _alone: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
-    """Held while a call uses the thread, so that its deadline begins with the call, not with the wait for the thread."""
+    """Held while a call uses the thread, so that its deadline begins with the call, not with the wait for it."""
 
     async def play(self, task: str, before: Sequence[PlayedTrial], keep: Callable[[PlayedTrial], object]) -> None:
         """Plays the remaining trials of a task. `before`: its trials so far. `keep` takes each finished trial.

@@ -354,6 +354,16 @@ async def test_items_of_stored_answers_may_be_named_by_their_ids(episode, kind):
         await clients.openai.responses.create(**named, input=[{"id": "rs_none"} | kind])
 
 
+@pytest.mark.parametrize("written", ["5", "true", '"x"', '"5"', "[1]", '{"n": 2}', "no JSON"])
+def test_a_stored_conversation_keeps_the_arguments_of_its_calls(written):
+    """Else a call whose arguments are a number ends the next request with an error of our own."""
+    user, call = {"role": "user", "content": "x"}, {"type": "function_call", "call_id": "a", "name": "add"}
+    first = ResponsesRequest(input=[user, call | {"arguments": written}]).chat(StoredAnswers()).conversation
+    stored = StoredAnswers(conversations={"r": first})
+    again = ResponsesRequest(input="y", previous_response_id="r").chat(stored).conversation
+    assert again[:-1] == first
+
+
 async def test_instructions_are_those_of_each_call(episode):
     clients = episode("a", "b")
     first = await clients.openai.responses.create(model="policy", input="x", instructions="One.")
