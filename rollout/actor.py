@@ -1,4 +1,4 @@
-"""The Ray actor of a rollout worker: it connects the parts by a config and runs the worker."""
+"""The Ray actor of a rollout worker: it makes the parts that the config asks for, and runs the worker."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class RolloutHost:
         self, *, config_json: str, run: str, worker: str, store_url: str, env_urls: list[str], model_path: str,
         weights_actor_name: str, folder: str, env_token: str | None = None, shared_gpu: int = 0,
     ) -> None:
-        """`folder` is the run's folder, for the log. `env_token` is the bearer token of the environment servers.
-        `shared_gpu` is the number of the GPU that the worker shares with a learner rank."""
+        """`folder`: the run's folder, for the log. `env_token`: bearer token of the environment servers. `shared_gpu`:
+        number of the learner rank that the worker shares its GPU with."""
         self._config = Config.model_validate_json(config_json)
         self._run = run
         self._worker = worker
@@ -64,13 +64,13 @@ class RolloutHost:
         self._drains = False
 
     async def run(self) -> None:
-        """Works until it is drained or killed. Raises the Fault that ended the worker."""
+        """Works until it is drained or killed. Raises the Fault or UserError that ended the worker."""
         check_one_installation()
         with life_of(self._worker, self._folder, node=ray.util.get_node_ip_address()) as log:
             await self._work(log)
 
     async def drain(self) -> None:
-        """Lets the worker finish its episodes and take no more, also if it has not taken any yet."""
+        """Lets the worker finish its episodes and take no more, also while it still starts."""
         self._drains = True
         if self._worker_loop is not None:
             self._worker_loop.drain()
@@ -117,7 +117,7 @@ class RolloutHost:
 
     def _shared(self, env: EnvSection, text: PromptRenderer, client: EnvClient, info: Info,
                 engine: Engine) -> dict[str, Any]:
-        """Returns what the episodes of one environment share, whoever plays them."""
+        """Returns the arguments that EpisodeRunner and AgentRunner have in common, for one environment."""
         from rollout.episode import Limits
 
         rollout = self._config.rollout
@@ -128,7 +128,7 @@ class RolloutHost:
 
     def _runner(self, env: EnvSection, text: PromptRenderer, client: EnvClient, info: Info, *, engine: Engine,
                 store: Store) -> EpisodeRunner:
-        """Returns what plays the episodes of one environment by its prompt."""
+        """Returns the runner that plays the episodes of one environment by its prompt."""
         from rollout.episode import EpisodeRunner
         from rollout.judge import Judge
 
@@ -149,20 +149,20 @@ class RolloutHost:
     def _engine(self) -> Engine:
         from rollout.engine.engine import Engine
 
-        if self._config.rollout.gpus:  # NCCL chooses once in a process, and an engine over several GPUs begins with it
+        if self._config.rollout.gpus:  # before NCCL chooses, which it does once per process
             use_interface(ray.util.get_node_ip_address())
         return Engine(self._model, UNPUBLISHED, config=self._config.rollout, dtype=self._config.model.dtype,
                       seed=self._config.seed, load=False)
 
     def _begun(self, worker: RolloutWorker) -> RolloutWorker:
-        """Takes the worker's loop, and drains it if that was asked before the worker had one."""
+        """Stores the worker, and drains it if `drain` was called before."""
         self._worker_loop = worker
         if self._drains:
             worker.drain()
         return worker
 
     async def _gpu_turns(self, store: Store, stack: AsyncExitStack) -> GpuTurns | None:
-        """Takes a GPU that is used in turns, before the engine fills it; the end of the stack gives it up."""
+        """Waits for the turn on a GPU that is shared, before the engine fills it. The end of the stack gives it up."""
         if not self._config.rollout.sleep:
             return None
         turns = GpuTurns(GpuLease(store, self._worker, self._shared_gpu), wait_s=self._config.learner.wait_s)
@@ -189,8 +189,8 @@ class RolloutHost:
             return None
 
     async def _environment(self, client: EnvClient, store: Store) -> Info:
-        """Asks what the environment servers play. While none answers, heartbeats say that the worker waits for them,
-        and it asks those that the store names by now."""
+        """Asks what the environment servers play. While none answers, heartbeats report that the worker waits for them,
+        and it also asks servers that the store names meanwhile."""
         asking = asyncio.create_task(client.info())
         await asyncio.wait([asking], timeout=BEAT_S)
         if not asking.done():
@@ -216,7 +216,7 @@ class RolloutHost:
 
     async def _published(self, version: Version) -> Packed | None:
         export = await self._ask("fetch", version)
-        if export is None:  # or the actor was lost with its node and is being created again, empty: the export is used
+        if export is None:  # the actor does not have it, or was lost with its node and is created again, empty
             return None
         try:
             buffer = await export.refs[0]

@@ -21,7 +21,7 @@ from services.seeds import seed_for
 
 
 class Opens(Protocol):
-    """The part of an Environment that playing needs."""
+    """The part of an Environment that demonstrations need."""
 
     def open(self, task: str) -> Session: ...
 
@@ -96,6 +96,6 @@ def demonstrate(
 
 
 def _judged(teacher: Teacher, action: str, first: Outcome, now: Outcome, rng: random.Random) -> tuple[str, bool]:
-    """Returns the player's action or noise in its place, by a coin, and whether it is the player's."""
+    """Returns, by a toss of a coin, the player's action or noise in its place, and whether it is the player's."""
     about = rng.choice((action, teacher.disturb(action, first, now, rng)))
     return about, about == action

@@ -53,7 +53,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeRunner:
-    """Plays episodes. It holds all that the episodes of one worker share."""
+    """Plays episodes. Holds everything that the episodes of one worker share."""
 
     worker: str
     engine: Engine
@@ -63,16 +63,17 @@ class EpisodeRunner:
     text: PromptRenderer
     limits: Limits
     replayable: bool = True
-    """Whether sessions can be rebuilt. If not, turns of another worker cannot be taken again."""
+    """Whether sessions can be rebuilt. If not, turns of an earlier attempt cannot be repeated."""
     judge: Judge | None = None
     """Asks about finished training episodes. None: there is no judge task."""
 
     async def play(self, ticket: Ticket, attempt: int, *, played: Sequence[PlayedTurn] = (),
                    keep: Keep = lambda *_: None) -> Episode:
-        """Plays one episode from reset to its end. Raises EnvFault or EngineFault.
+        """Plays one episode from reset to its end. Raises EnvFault or EngineFault, and StoreFault if the judge corrects
+        prompts.
 
-        `played`: turns that another worker finished. They are repeated without the sampler, and must lead to the same
-        game. `keep` gets each turn that is finished here.
+        `played`: turns that an earlier attempt finished. They are repeated without the sampler, and must lead to the
+        same game, else ReplayDiverged is raised. `keep` gets each turn that is finished here.
         """
         if not self.replayable:
             played, keep = (), lambda *_: None
@@ -137,7 +138,7 @@ class EpisodeRunner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixedRunner:
-    """Plays episodes of several environments, each by the runner of its own: with its prompt, tags and reward scale."""
+    """Plays episodes of several environments. Each has a runner with its own prompt, tags and reward scale."""
 
     settings: EnvSection
     """The list of environments."""
@@ -157,7 +158,7 @@ class MixedRunner:
 
 
 def attempt_id(ticket: Ticket, attempt: int) -> str:
-    """Returns the id of this attempt at an episode for the servers. A repeated attempt gets another one."""
+    """Returns an id for this attempt at an episode, by which servers know it. Each call returns another one."""
     return f"{ticket.id}~{attempt}~{uuid.uuid4().hex[:8]}"
 
 

@@ -14,14 +14,14 @@ POLL_S = 0.25
 
 
 class Sleeper(Protocol):
-    """An engine that can give its memory up for a while."""
+    """An engine that can give up its memory for a while."""
 
     async def sleep(self) -> None:
-        """Gives its memory up."""
+        """Gives up its memory."""
         ...
 
     async def wake(self) -> None:
-        """Takes its memory again."""
+        """Takes its memory back."""
         ...
 
 
@@ -41,14 +41,14 @@ class GpuTurns:
             await asyncio.sleep(POLL_S)
 
     async def give(self) -> None:
-        """Gives the GPU up, if it is held."""
+        """Gives up the GPU, if it is held."""
         await asyncio.to_thread(self._lease.give)
 
     async def turn(self, engine: Sleeper, on_wait: Callable[[], object]) -> None:
-        """If the learner wants the GPU: sleeps, gives it, and wakes up once it is back. `on_wait` is called
-        once the engine sleeps.
+        """If the learner wants the GPU: puts the engine to sleep, gives up the GPU, takes it back and wakes the engine.
+        `on_wait` is called once the GPU is given up.
 
-        Raises LeaseLost if the GPU was lost while the engine filled it.
+        Raises LeaseLost if the GPU was lost while the engine filled it, DeadlineExceeded, and EngineFault.
         """
         self._lease.check()
         if await asyncio.to_thread(self._lease.wanted):

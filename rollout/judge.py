@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rollout.episode import Limits
 
 CRITIQUES = 16
-"""Number of critiques that are summed up together."""
+"""Number of critiques in one summary."""
 Keep = Callable[[str], Awaitable[None]]
 """Stores the instructions that new training tickets carry."""
 
@@ -55,7 +55,7 @@ def chosen(labelled: Mapping[int, bool], *, questions: int, seed: int) -> list[i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Corrector:
-    """Collects the critiques of one worker's episodes, and asks the policy for a summary of every CRITIQUES of them."""
+    """Collects the critiques of one worker's episodes. From CRITIQUES on, the policy sums up the newest."""
 
     engine: Engine
     text: PromptRenderer
@@ -63,7 +63,7 @@ class Corrector:
     """The bounds of episodes. A summary has at most as many tokens as an answer."""
     keep: Keep
     _critiques: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]], init=False)
-    """Actions with the thought that judged them bad, the oldest first."""
+    """(action, the thought that judged it bad), the oldest first."""
 
     async def add(self, ticket: Ticket, steps: Sequence[Step], judged: Sequence[JudgedAction]) -> None:
         """Adds the critiques of one episode: the answers that rightly say "bad". Raises EngineFault and StoreFault."""
@@ -104,8 +104,10 @@ class Judge:
 
     async def ask(self, ticket: Ticket, steps: Sequence[Step], seen: Sequence[Outcome], turns: Sequence[Turn],
                   *, won: bool) -> list[JudgedAction]:
-        """Returns the questions about an episode with their answers. `seen` and `turns`: outcome before, and record of
-        each turn. After an evaluation nothing is asked. Raises EngineFault, and StoreFault if prompts are corrected.
+        """Returns the questions about a training episode with their answers; [] for an evaluation.
+
+        `seen`: the outcome before each turn. `turns`: the record of each turn. Raises EngineFault, and StoreFault if
+        prompts are corrected.
         """
         if ticket.kind != "train":
             return []

@@ -37,7 +37,7 @@ class PromptRenderer:
     chat: ChatFormat | None = None
     """How messages become text. None: the tokenizer's chat template as it is."""
     vocabulary: int | None = None
-    """Number of tokens that the model knows. None: all of the tokenizer."""
+    """Number of tokens that the model has embeddings for. None: all of the tokenizer."""
     stop_ids: tuple[int, ...] = field(init=False)
     """Tokens that end an answer."""
     stop_texts: tuple[str, ...] = field(init=False)
@@ -92,11 +92,10 @@ class PromptRenderer:
         return self.encode(self.chat.prompt(text))
 
     def encode(self, text: str) -> list[int]:
-        """Returns the tokens of a complete prompt, in which control tokens of other people's text were cut. Raises
-        TokenUnknown.
+        """Returns the tokens of a complete prompt. Control tokens in texts of others must have been cut from it.
 
-        The sampler would end at a token without an embedding: at `<image_soft_token>` in a text for Gemma 3's smallest
-        model, or at one that somebody added to the tokenizer alone.
+        Raises TokenUnknown for a token without an embedding, at which the sampler's process would end. Examples are
+        `<image_soft_token>` in a text for Gemma 3's smallest model, and a token that was added to the tokenizer alone.
         """
         ids = tokens(self.tokenizer, text)
         if self._beyond and (beyond := self._beyond.keys() & ids):
@@ -144,7 +143,7 @@ def load_text(model: str, env: EnvSection, settings: ModelSection | None = None)
 
 
 def vocabulary_of(folder: Path) -> int | None:
-    """Returns the number of tokens that the model in a folder knows, or None if the folder does not say."""
+    """Returns the vocabulary size of the model in a folder, or None if its config does not have one at the top."""
     path = folder / "config.json"
     size = read_json(path, dict[str, Any]).get("vocab_size") if path.exists() else None
     return size if isinstance(size, int) else None

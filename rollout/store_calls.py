@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 from services.errors import StoreFault
 
 LOOPS = 4
-"""Number of loops of a worker that call the store: drive, turns, renew and beat. Each waits for its answer."""
+"""Number of a worker's loops that call the store: drive, turns, renew and beat. Each has one call at a time."""
 EPISODES = 16
-"""Number of episodes that begin or end at the same time."""
+"""Number of episodes that can call the store at the same time, at their beginning or end."""
 T = TypeVar("T")
 
 
@@ -36,7 +36,7 @@ class StoreCalls:
         return await self._within(self._loops, partial(call, *arguments, **named), call.__name__)
 
     async def for_episode(self, call: Callable[..., T], *arguments: Any) -> T:
-        """Makes a call of the store for one episode: to read its earlier turns, or to end it."""
+        """Makes a call of the store for one episode: to read its earlier turns, to end it, or to store a correction."""
         return await self._within(self._episodes, partial(call, *arguments), call.__name__)
 
     async def _within(self, threads: Executor, call: Callable[[], T], name: str) -> T:

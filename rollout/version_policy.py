@@ -22,9 +22,9 @@ RETRY_S = 5.0
 
 
 def may_start(ticket: Ticket, own: Version, pointer: Version) -> bool:
-    """Whether `own` may sample this ticket. `pointer` must have been read after the ticket was claimed.
+    """Whether the ticket may start at version `own`. `pointer` must have been read after the ticket was claimed.
 
-    A version of an earlier incarnation is never trained on: its steps are not the steps that min_step counts.
+    No training episode starts at a version of an earlier incarnation. One that plays already continues (`usable`).
     """
     if ticket.exact_version is not None:
         return ticket.exact_version == own
@@ -48,7 +48,7 @@ def wanted_elsewhere(own: Version, held: Collection[Ticket]) -> set[Version]:
 
 
 def usable(turns: Sequence[PlayedTurn], ticket: Ticket, own: Version) -> list[PlayedTurn]:
-    """Returns the first turns of another worker whose tokens were all sampled by versions that the ticket allows.
+    """Returns the first turns of an earlier attempt whose tokens were all sampled by versions that the ticket allows.
 
     Training: from the ticket's lowest step up to the step of `own`. A version of an earlier incarnation counts by its
     step, because a replay reproduces the weights of each step. Evaluation: the ticket's one version.

@@ -6,9 +6,9 @@
     turns    a finished turn                      an episode                      the turns, for another worker
     renew    5 s                                  the clock                       the claims it holds
     beat     2 s                                  the clock                       a metrics snapshot; reads the servers
-    weights  a version on its way between GPUs    the learner's round             the engine's memory for it
+    weights  a version sent from GPU to GPU       the learner's round             the engine's memory for it
 
-If one loop ends, all end: the process exits and others claim its tickets. This file uses plain asyncio and no Ray.
+If one loop fails, all end: the process exits and others claim its tickets. This file uses plain asyncio and no Ray.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from services.telemetry.logs import bind, get_logger
 from services.weights.channel import WeightReceiver
 
 LOADS = 64
-"""Number of newest versions of which a worker remembers when it loaded them."""
+"""Number of newest versions whose load times a worker remembers."""
 
 
 class Meter:
@@ -60,17 +60,17 @@ class Meter:
         self._heartbeat.progressed()
 
     def claimed(self, claims: list[Claim]) -> None:
-        """Counts claimed tickets that were played before."""
+        """Counts those of the claimed tickets that were played before."""
         self._meters("gagpo_rollout_redeliveries_total").inc(sum(claim.attempt > 1 for claim in claims))
 
     def started(self, claim: Claim) -> None:
-        """Notes how long the ticket of a beginning episode has waited for a worker, if it was not played before."""
+        """Records how long the ticket of a starting episode has waited for a worker, unless it was played before."""
         if claim.attempt == 1:
             waited = time.monotonic() - max(claim.issued_at, self._playable_since(claim.ticket))
             self._meters("gagpo_rollout_queue_seconds").observe(waited)
 
     def _playable_since(self, ticket: Ticket) -> float:
-        """Returns when the worker loaded the first weights that may play the ticket. Long ago if that is unknown."""
+        """Returns when the worker loaded the first weights that may play the ticket; -inf if that is unknown."""
         own = self._engine.version
         return next((at for version, at in self._loads if may_start(ticket, version, own)), -math.inf)
 
@@ -100,7 +100,7 @@ class Meter:
         self._heartbeat.doing("asleep while the learner trains")
 
     def fetches(self, version: Version) -> None:
-        """Reports that the worker is about to fetch and load `version`."""
+        """Reports that the worker fetches and loads `version`."""
         self._heartbeat.doing(f"fetching weights {version.short}")
 
     def beat(self, *, playing: int, held: int, pointer: Version | None) -> dict[str, Any]:
@@ -115,7 +115,7 @@ class Meter:
             meters("gagpo_rollout_version_lag_incarnations").set(pointer.incarnation - own.incarnation)
             if pointer.incarnation == own.incarnation:
                 meters("gagpo_rollout_version_lag_steps").set(pointer.step - own.step)
-        if own.incarnation >= 0:  # before its first update it has weights that nobody published
+        if own.incarnation >= 0:  # before its first update it holds weights that nobody published
             self._heartbeat.holds(own.short)
         return self._heartbeat.beat()
 
@@ -132,7 +132,7 @@ class Meter:
 
 
 PAUSE_S = 0.02
-"""Seconds between two writes. One write has all turns that were finished meanwhile."""
+"""Seconds between two writes. Each write has all turns that were finished meanwhile."""
 Entry = tuple[Claim, int, PlayedTurn]
 """A claim, the index of its turn, and the turn."""
 
@@ -140,7 +140,7 @@ Entry = tuple[Claim, int, PlayedTurn]
 class TurnLog:
     """A queue of finished turns and the loop that writes them. Episodes never wait for it.
 
-    A turn that is written after its episode was committed is refused by the store.
+    The store ignores a turn that is written after its episode was committed.
     """
 
     def __init__(self, write: Callable[[Sequence[Entry]], Awaitable[None]]) -> None:
@@ -180,7 +180,7 @@ class TicketRunner(Protocol):
 
     async def play(self, ticket: Ticket, attempt: int, *, played: Sequence[PlayedTurn],
                    keep: Callable[[int, PlayedTurn], object]) -> Episode:
-        """Plays one episode. Raises AgentFault or EnvFault, which only fail this attempt, or EngineFault."""
+        """Plays one episode. AgentFault and EnvFault fail only this attempt; any other Fault ends the worker."""
         ...
 
 
@@ -210,7 +210,7 @@ class RolloutWorker:
         self._draining = False
 
     async def run(self) -> None:
-        """Works until it is drained or cancelled. Raises the Fault that ended it, or the UserError."""
+        """Works until it is drained or cancelled. Raises the Fault or UserError that ended it."""
         try:
             async with asyncio.TaskGroup() as group:
                 others = [group.create_task(self._turns.run(), name="turns"),
@@ -232,7 +232,7 @@ class RolloutWorker:
         return len(self._playing)
 
     def drain(self) -> None:
-        """Lets the worker finish the tickets in its hands and take no more. Then `run` returns."""
+        """Lets the worker finish its claimed tickets and take no more. Then `run` returns."""
         self._draining = True
         self._wake.set()
 
@@ -257,7 +257,7 @@ class RolloutWorker:
         held = [claim.ticket for claim in self._held.values()]
         room = self._slots - len(self._playing) - sum(ticket.kind == "eval" for ticket in held)
         if room > 0 and not self._draining:
-            # Training episodes must end before the worker loads an older version, so it begins no more of them.
+            # Training episodes must end before the worker loads an older version, so it starts no more of them.
             train = not (self._at_pointer() and wanted_elsewhere(self._engine.version, held))
             claims = await self._calls.for_loop(
                 self._store.claim, self._name, room, own=self._engine.version, train=train)
@@ -275,7 +275,8 @@ class RolloutWorker:
                 self._playing[claim.ticket.id] = claim, task
 
     async def _follow(self) -> bool:
-        """Loads the version that is due, if any. Returns True if it was loaded or nobody has it any more."""
+        """Loads the version that is due, if any. Returns whether the loop should look again at once: the version was
+        loaded, or nobody has it any more and its evaluation tickets failed."""
         if self._pointer is None:
             return False
         pointer, path = self._pointer
@@ -295,7 +296,7 @@ class RolloutWorker:
             log.info("weights updated", seconds=seconds)
             self._meter.updated(seconds)
         elif due == pointer:
-            if self._missing.version != due:  # logged once, though it looks every few seconds
+            if self._missing.version != due:  # logged once, although the worker looks every few seconds
                 log.warning("nobody has the current weights; waiting for them", version=due.short)
             self._missing.note(due)
             return False
@@ -327,19 +328,19 @@ class RolloutWorker:
         except GagpoError:
             raise
         except Exception as error:
-            # The parser, the template or the environment's client failed on this episode. Others can continue.
+            # The parser, the template or the environment's client failed on this episode. Other episodes can continue.
             log.exception("episode broke", task=claim.ticket.task, attempt=claim.attempt)
             await self._fail(claim, f"episode: {described(error)}", claim.pause_s(self._retry_s))
             self._meter.failed()
         finally:
-            # If the claim was lost, this worker may have claimed the ticket again, and plays it already.
+            # If the claim was lost, this worker may have claimed the ticket again and be playing it already.
             playing = self._playing.get(claim.ticket.id)
             if playing is not None and playing[0] == claim:
                 del self._playing[claim.ticket.id]
             self._wake.set()
 
     async def _taken_over(self, claim: Claim) -> list[PlayedTurn]:
-        """Returns the turns that another worker finished for this ticket, as far as their versions are allowed."""
+        """Returns the first turns that an earlier attempt finished, as far as the ticket allows their versions."""
         kept = await self._calls.for_episode(self._store.turns, claim.ticket.id)
         turns = usable(kept, claim.ticket, self._engine.version)
         if turns:

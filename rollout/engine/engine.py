@@ -3,8 +3,8 @@ the worker's process imports no vLLM.
 
 An update, under one deadline:
 
-    check ▸ the digest, while requests continue      file ▸ the machine's, which vLLM's process maps; or `swap`, if
-                                                     it has come from GPU to GPU (rollout/weights/receiver.py)
+    check ▸ the digest, while requests continue      file ▸ of the machine, which vLLM's process maps; or `swap`, if
+                                                     the version came from GPU to GPU (rollout/weights/receiver.py)
     pause(keep) ▸ requests freeze, KV is dropped     load ▸ weights replaced in place
     reset the prefix cache                           resume ▸ frozen requests recompute their KV under the new weights
     probe ▸ the canary (services/weights/canary.py)  release samples that finished meanwhile
@@ -38,7 +38,7 @@ from rollout.engine.sample import Sample, sample_of
 from rollout.engine.settings import engine_arguments, engine_environment, gpu_bytes, kv_bytes, prepare_environment
 from rollout.engine.weights_file import loaded_from_file
 from services.config.tree import RolloutSection
-from services.errors import EngineFault, WrongWeights
+from services.errors import EngineFault, UserError, WrongWeights
 from services.process.guard import HeldFolder, ProcessGuard, end_all, short_root
 from services.records import Version
 from services.telemetry.logs import get_logger
@@ -77,7 +77,7 @@ class EngineOutput:
 
 
 EXTEND_S = 1.0
-"""Seconds between two extensions of the requests' deadlines. Extending them at every engine step would cost more."""
+"""Least seconds between two extensions of the requests' deadlines. Extending them at every step would cost more."""
 Arguments = contextlib.AbstractContextManager[tuple[Any, ...]]
 T = TypeVar("T")
 log = get_logger("engine")
@@ -119,17 +119,18 @@ class Engine:
         self._extended = 0.0
         self._canaries = CanaryCheck()
         self._wrong = 0
-        """Number of updates after which it played other weights than it was sent."""
+        """Number of updates whose canary failed."""
         self._released = asyncio.Event()
         self._released.set()
 
     @property
     def paused(self) -> bool:
-        """Whether it answers no request, because it loads new weights or sleeps."""
+        """Whether it answers no request, because it loads new weights, holds wrong ones or sleeps."""
         return not self._released.is_set()
 
     async def start(self) -> None:
-        """Loads the model. Raises EngineFault, also if this takes longer than rollout.start_seconds."""
+        """Loads the model. Raises EngineFault, also if this takes longer than rollout.start_seconds, and UserError if
+        rollout.gpu_memory has no room for it."""
         prepare_environment(self._config)
         async with self._guard("start", "start_seconds"):
             self._llm = await self._build()
@@ -141,7 +142,8 @@ class Engine:
                      stop_token_ids: Sequence[int], request_id: str, stop_texts: Sequence[str] = ()) -> Sample:
         """Samples one response, up to one of the tokens or to the token that completes one of the texts.
 
-        Raises EngineFault if the engine died or makes no step for rollout.sample_seconds.
+        Waits first for a free slot, and while the engine is `paused`. Raises EngineFault if the engine died or makes no
+        step for rollout.sample_seconds.
         """
         self._raise_if_dead()
         started = time.monotonic()
@@ -164,18 +166,19 @@ class Engine:
                      canary: Canary | None = None) -> None:
         """Loads `version` in place and keeps the requests in flight. After an EngineFault the engine cannot be used.
 
-        `canary`: what the learner computes with this version. If the engine does not, raises WrongWeights, and holds
-        all samples back until another update is right.
+        `canary`: what the learner computes with this version. If the engine computes something else, raises
+        WrongWeights, and holds all samples back until another update is right.
         The update is completed even if the caller is cancelled, because a paused engine would wait for ever.
         """
         await self._update_by(version, canary, "load_packed", loaded_from_file(manifest, buffer, version.digest))
 
     async def swap(self, version: Version, canary: Canary | None = None) -> None:
-        """As update, with a version that the engine's processes have received (rollout/weights/inbox.py)."""
+        """Like `update`, with a version that the engine's processes have received (rollout/weights/inbox.py)."""
         await self._update_by(version, canary, "load_received", contextlib.nullcontext((version.name,)))
 
     async def call(self, method: str, **arguments: Any) -> list[Any]:
-        """Calls a method of all worker processes between two steps of the engine. After an EngineFault as update."""
+        """Calls a method of all worker processes between two steps of the engine. After an EngineFault the engine is
+        unusable."""
         self._raise_if_dead()
         async with self._guard(method, "update_seconds"):
             return await self._call("collective_rpc", method=method, kwargs=arguments)
@@ -188,7 +191,7 @@ class Engine:
     async def _load(self, version: Version, canary: Canary | None, method: str, arguments: Arguments) -> None:
         async with self._updating, self._guard(f"update to {version.short}", "update_seconds"):
             with contextlib.ExitStack() as stack:
-                ready = stack.enter_context  # in a thread: it hashes and writes, or waits for a worker that does
+                ready = stack.enter_context  # in a thread: it hashes and writes, or waits for another worker that does
                 given = await asyncio.to_thread(ready, arguments)
                 self._released.clear()
                 self._extend(self._config.update_seconds + self._config.sample_seconds)
@@ -229,8 +232,8 @@ class Engine:
         self._released.set()
 
     async def while_alive(self, work: Coroutine[Any, Any, T]) -> T:
-        """Returns the result of `work`. Cancels it and raises EngineFault if vLLM's process ends first, of which a wait
-        for environment servers would not learn."""
+        """Returns the result of `work`. Cancels it and raises EngineFault if vLLM's process ends first: a wait for
+        environment servers, for example, would not notice that."""
         assert self._watch is not None, "the engine has not started"
         task = asyncio.create_task(work)
         try:
@@ -276,7 +279,8 @@ class Engine:
             kv_bytes=kv_bytes(self._config, weight_bytes=weights, gpu_bytes=gpu_bytes(self._config)))
 
     def _stepped(self, share: float) -> None:
-        """Called after each engine step: extends the deadline of every waiting request."""
+        """Called with each report of engine steps: extends the deadline of every waiting request, at most once per
+        EXTEND_S."""
         self.kv_used = share
         if time.monotonic() - self._extended > EXTEND_S and self._released.is_set():
             self._extend(self._config.sample_seconds)
@@ -300,7 +304,7 @@ class Engine:
         return answer
 
     async def _probe(self, version: Version, canary: Canary | None) -> str:
-        """Answers the canary's prompts. Returns the fault of the weights, "" if they are right."""
+        """Answers the canary's prompts. Returns the fault of the weights, "" if they are right or `canary` is None."""
         name = f"probe/{version.short}"
         answers = await asyncio.gather(*(
             self._generate(prompt, f"{name}/{k}", max_tokens=ANSWER) for k, prompt in enumerate(PROMPTS)))
@@ -320,7 +324,7 @@ class Engine:
 
     @contextlib.asynccontextmanager
     async def _guard(self, doing: str, key: str, *, extended: bool = False) -> AsyncIterator[None]:
-        """Turns any exception of the block, also its deadline, into the EngineFault that ends this engine.
+        """Turns any exception of the block but UserError, also its deadline, into the EngineFault that ends the engine.
 
         `key` of the section `rollout` has the deadline in seconds. `extended`: each step of the engine extends it.
         """
@@ -334,7 +338,7 @@ class Engine:
                 finally:
                     self._guarded.discard(timeout)
                     self._waiting.discard(timeout)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, UserError):
             raise
         except Exception as error:
             self._fault = self._fault or EngineFault(f"{doing}: {self._reason(error, key)}")
@@ -352,7 +356,7 @@ class Engine:
                 timeout.reschedule(0.0)
 
     def _reason(self, error: Exception, key: str) -> str:
-        """Returns the reason in one line. The output of the engine's process goes to the log."""
+        """Returns the reason in one line. If the engine's process printed an error, its output goes to the log."""
         printed = self._output.last_error() if self._output is not None else None
         if printed is not None and self._output is not None:
             log.error("the engine printed", text=self._output.text())

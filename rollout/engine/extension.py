@@ -1,7 +1,7 @@
 """Code that runs inside vLLM's worker process: its part of a weight update. See engine.py.
 
-A version arrives as a file that each worker process maps, and not through vLLM's message queue, which limits sizes. Or
-it has been received next to the engine already (rollout/weights/inbox.py).
+A version arrives as a file that each worker process maps, because vLLM's message queue limits sizes. Or the process has
+already received it next to the engine (rollout/weights/inbox.py).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class VersionLoader:
         self._load(pack.unpack(entries, np.memmap(path, dtype=np.uint8, mode="r")).items())
 
     def receive_round(self, transfer: bytes, **place: Any) -> None:
-        """Begins to receive a version during requests. `transfer`: a Round as JSON. `place`: for Inbox.begin."""
+        """Begins to receive a version while requests run. `transfer`: a Round as JSON. `place`: for Inbox.begin."""
         if self._inbox is None:
             self._inbox = Inbox(self.device, index=self.rank, count=self.parallel_config.tensor_parallel_size)
         self._inbox.begin(msgspec.json.decode(transfer, type=Round), **place)
@@ -51,11 +51,11 @@ class VersionLoader:
         return self._inbox.state()
 
     def load_received(self, version: str) -> None:
-        """Loads the version of this name, which has been received, in place. The engine must be paused."""
+        """Loads the received version of this name in place. The engine must be paused."""
         assert self._inbox is not None
         part = self._inbox.received(version)
         names = [entry.name for entry in part.manifest]
-        # One after another, because an entire tensor is gathered only when the loader asks for it.
+        # A generator, so that an entire tensor is gathered only when the loader asks for it.
         self._load(zip(names, part.tensors(partial(get_tp_group().all_gather, dim=0)), strict=True))
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # the thread of the next round writes to the same memory

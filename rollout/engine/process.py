@@ -7,9 +7,9 @@ would import everything again: ten seconds of a core, and as much memory.
 It reads the arguments of the engine, answers [0, 0.0] when the engine is ready, and then serves calls:
 
     [number, method, arguments]     the worker calls, and is answered [number, result, error]
-    [number, "cancel", {}]          the worker waits no more for this answer
-    [0, "shutdown", {}]             the worker needs the engine no more
-    [0, share]                      reports to the worker after engine steps how many of the KV blocks requests hold
+    [number, "cancel", {}]          the worker no longer waits for this answer
+    [0, "shutdown", {}]             the worker no longer needs the engine
+    [0, share]                      tells the worker after engine steps which share of the KV blocks requests hold
 
 It ends when the worker or vLLM's EngineCore has ended.
 """
@@ -36,9 +36,9 @@ from services.tokenizer import load_tokenizer
 END_S = 20.0
 """Seconds that the process has to end by itself."""
 LOOK_S = 0.5
-"""Seconds between two checks that EngineCore lives. After its end vLLM ends requests, and lets its other calls wait."""
+"""Seconds between two checks that EngineCore lives. After its end vLLM fails requests, but its other calls hang."""
 REPORT_S = 0.05
-"""Least seconds between two reports of the share of KV blocks, unless none are in use any more."""
+"""Least seconds between two reports of the share of KV blocks. A share of 0 is reported at once."""
 SHUTDOWN = "shutdown"
 CANCEL = "cancel"
 _HEAD = 4
@@ -66,7 +66,7 @@ class Stream:
             return None
 
     def send(self, message: list[Any]) -> None:
-        """Sends a message. It is lost if the other side has ended. `read` returns None then."""
+        """Sends a message. It is lost if the other side has ended, which `read` shows by None."""
         body = msgspec.msgpack.encode(message)
         self._writer.write(len(body).to_bytes(_HEAD, "big") + body)
 
@@ -83,7 +83,7 @@ class VllmClient:
     """The worker's side: a vLLM process and the calls to it."""
 
     def __init__(self, process: subprocess.Popen[bytes], stream: Stream, stepped: Callable[[float], object]) -> None:
-        """`stepped` is called with the share of KV blocks in use while the engine works. Use `start` instead."""
+        """Use `start` to make one. `stepped` is called with the share of KV blocks in use while the engine works."""
         self.ended = asyncio.Event()
         """Set once the process has ended."""
         self._process = process
@@ -96,9 +96,9 @@ class VllmClient:
     @classmethod
     async def start(cls, arguments: Mapping[str, Any], *, environ: Mapping[str, str], output: int,
                     stepped: Callable[[float], object]) -> VllmClient:
-        """Starts the process and waits until its engine is ready. It prints into the file descriptor `output`.
+        """Starts the process and waits until its engine is ready. Its output goes to the file descriptor `output`.
 
-        `arguments`: the fields of vLLM's AsyncEngineArgs. Raises VllmEnded.
+        `arguments`: the fields of vLLM's AsyncEngineArgs. Raises VllmEnded if the process ends first.
         """
         process, end = _start_process(environ, output)
         made = cls(process, await Stream.over(end), stepped)
@@ -235,8 +235,8 @@ class VllmProcess:
 
     async def _generate(self, *, prompt_ids: list[int], request_id: str, stop: list[str],
                         **values: Any) -> dict[str, Any]:
-        """Returns ids, logprobs, spans (version, start, end) and the reason of the end, of one response. With
-        prompt_logprobs=0 also those of the prompt's tokens but the first.
+        """Returns ids, logprobs, spans (version, start, end) and finish reason of one response; of an aborted one only
+        the reason. With prompt_logprobs=0 also the logprobs of the prompt's tokens but the first.
 
         `stop`: texts that end it. The token that completes one is the last, whatever text it has behind it.
         """
@@ -294,16 +294,16 @@ async def _serve(end: socket.socket) -> None:
 
 def main(descriptor: int) -> None:
     """Serves the worker at the other end of the socket."""
-    # It finds the place of the title next to the first variable, which must not have been set again by then. The order
-    # of a worker's variables differs from start to start, and SPT_NOENV may be the first of them.
+    # setproctitle looks for its place next to the first environment variable, which must not have been set again before
+    # the import. SPT_NOENV may be the first: a worker's variables have another order at each start.
     import setproctitle
 
-    # With it, a title leaves the variables in /proc as they are, by which the guard knows us.
+    # With SPT_NOENV a title does not overwrite the variables in /proc, by which the guard finds this process.
     os.environ.setdefault("SPT_NOENV", "1")
     setproctitle.getproctitle()
     end = socket.socket(fileno=descriptor)
-    os.register_at_fork(after_in_child=end.close)  # so that the worker sees the end of this process alone
-    # A fork, EngineCore, ends when this process is gone: its guard may be killed at the same time.
+    os.register_at_fork(after_in_child=end.close)  # else EngineCore would keep the socket open after this process
+    # EngineCore, a fork, ends with this process by itself: its guard may be killed at the same time.
     os.register_at_fork(after_in_child=partial(end_with_parent, signal.SIGKILL))
     status = 1
     try:

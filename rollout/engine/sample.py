@@ -24,7 +24,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def sample_of(final: Mapping[str, Any], versions: Mapping[str, Version]) -> Sample:
-    """Returns the sample in an answer of the vLLM process (process.py). `versions`: by name."""
+    """Returns the sample in an answer of the vLLM process (process.py). `versions`: name -> version."""
     return Sample(
         ids=np.array(final["ids"], dtype=np.int32),
         logprobs=np.array(final["logprobs"], dtype=np.float32),
@@ -37,8 +37,8 @@ def cut_at(sample: Sample, stops: Sequence[str], decode: Callable[[list[int]], s
     """Cuts a sample at the first of the texts `stops`, as if the sampler had ended there.
 
     Returns the sample, its text before the stop text, and the stop text, or None if there is none. `keep`: the returned
-    text includes the stop text. A token depends on those before it alone, so the rest of the sample changes nothing.
-    The token that completes the stop text is the last of the sample, as the policy had to choose it.
+    text includes the stop text. A token depends only on those before it, so cutting changes none that remain. The last
+    one is the token that completes the stop text, because the policy had to choose it.
     """
     ids = sample.ids.tolist()
     text = decode(ids)

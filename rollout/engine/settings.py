@@ -17,7 +17,7 @@ from services.process.env_variables import limit_openmp_spin
 BLOCK_TOKENS = 32
 """Tokens of a KV block on CPUs. vLLM's default is 128, but prompts share only full blocks, and ours are short."""
 CUDA_BATCH_TOKENS = 16384
-"""Tokens of one engine step on a GPU. Fewer keep a large GPU waiting for the next launch."""
+"""Tokens of one engine step on a GPU. With fewer, a large GPU waits for the next launch."""
 CUDA_FREE_SHARE = 0.05
 ENGINE_GIB = 4.0
 """Memory of vLLM on a GPU in addition to weights and KV cache: its CUDA context, the graphs, and the activations of
@@ -88,7 +88,7 @@ def _openmp() -> list[str]:
 def engine_arguments(
     path: Path, config: RolloutSection, *, dtype: str, seed: int, kv_bytes: int, load: bool = True,
 ) -> dict[str, Any]:
-    """Returns the fields of vLLM's AsyncEngineArgs for the model in the folder `path`. Pure: only the device differs.
+    """Returns the fields of vLLM's AsyncEngineArgs for the model in the folder `path`. Pure.
 
     `kv_bytes`: KV cache on each device. `load`: whether the weights of the folder are read. Without it they are random,
     for an engine whose first weights come by an update.
@@ -99,7 +99,7 @@ def engine_arguments(
         "skip_tokenizer_init": True,
         "dtype": dtype,
         "seed": seed,
-        "generation_config": "vllm",  # without the sampling parameters of its file, whose end tokens count
+        "generation_config": "vllm",  # ignores the sampling parameters in the model's file, not its end tokens
         "config_format": "hf", "load_format": "hf" if load else "dummy",  # as the learner: "auto" prefers Mistral's own
         "max_model_len": length,
         "max_num_seqs": config.slots,
@@ -152,7 +152,7 @@ def kv_bytes(config: RolloutSection, *, weight_bytes: int, gpu_bytes: int = 0) -
 def gpu_bytes(config: RolloutSection) -> int:
     """Returns the memory of the first GPU that this process sees, in bytes; 0 unless rollout.gpu_memory is a share.
 
-    Starts no CUDA context. It imports vLLM, which the worker's process should not need.
+    Starts no CUDA context. For a share it imports vLLM, which the worker's process does not do otherwise.
     """
     if config.gpu_memory is None or config.gpu_memory > 1:
         return 0

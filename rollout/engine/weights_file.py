@@ -6,7 +6,7 @@ The file is named by the digest of the weights. Locks (flock) show who uses it, 
     use     shared: it is complete, and workers load it side by side
     end     exclusive, if no other worker uses it: it is removed
 
-A file that is shorter than the weights was left by a worker that died; the next one writes it again.
+A file that is shorter than the weights was left by a worker that died. The next worker writes it again.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ def loaded_from_file(manifest: Manifest, buffer: np.ndarray, digest: str) -> Ite
 
 @contextmanager
 def weights_file(manifest: Manifest, buffer: np.ndarray, digest: str, *, folder: Path | None = None) -> Iterator[Path]:
-    """Yields the path of a file with the weights. Raises ValueError if the bytes of `buffer` are not those of `digest`.
+    """Yields the path of a file with the weights of this digest, and removes the file after its last user.
 
-    `folder`: by default shared memory, or the folder for temporary files if that has no room.
+    `folder`: by default shared memory, or the folder for temporary files if that has no room. Raises ValueError if this
+    worker has to write the file and `buffer` has another digest.
     """
     name = f"{MARK}{os.getuid()}-{digest}"
     for place in {folder} if folder else {SHARED, Path(tempfile.gettempdir())}:
@@ -54,7 +55,7 @@ def weights_file(manifest: Manifest, buffer: np.ndarray, digest: str, *, folder:
 
 
 def place_of(name: str, size: int) -> Path:
-    """Returns the folder for a file of this size: shared memory if it is there already or has room, else the folder
+    """Returns the folder for a file of this size: shared memory if the file is there already or fits, else the folder
     for temporary files. A container's shared memory may have 64 MB."""
     if (SHARED / name).exists() or (SHARED.is_dir() and shutil.disk_usage(SHARED).free > size):
         return SHARED
@@ -69,7 +70,8 @@ def _opened(path: Path, manifest: Manifest, buffer: np.ndarray, digest: str) -> 
             fcntl.flock(descriptor, fcntl.LOCK_SH)
             if not _complete(descriptor, buffer):
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
-                if not _complete(descriptor, buffer) and os.fstat(descriptor).st_nlink:  # as before this lock
+                # Another worker may have written or removed the file before this one got the lock.
+                if not _complete(descriptor, buffer) and os.fstat(descriptor).st_nlink:
                     _write(descriptor, manifest, buffer, digest)
                 fcntl.flock(descriptor, fcntl.LOCK_SH)
             if _complete(descriptor, buffer):
@@ -90,7 +92,7 @@ def _open(path: Path, flags: int = 0) -> int:
 
 
 def _complete(descriptor: int, buffer: np.ndarray) -> bool:
-    """Whether the file has all its bytes, and its name."""
+    """Whether the file has all its bytes and has not been removed."""
     status = os.fstat(descriptor)
     return status.st_nlink > 0 and status.st_size == buffer.nbytes
 
@@ -105,7 +107,7 @@ def _write(descriptor: int, manifest: Manifest, buffer: np.ndarray, digest: str)
 
 
 def _release(path: Path, descriptor: int) -> None:
-    """Removes the file unless another worker uses it. Closing the descriptor gives its lock up."""
+    """Removes the file unless another worker uses it. Closes the descriptor, which releases its lock."""
     with suppress(BlockingIOError):
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.fstat(descriptor).st_nlink:  # else the path may be another file by now
@@ -114,7 +116,7 @@ def _release(path: Path, descriptor: int) -> None:
 
 
 def _sweep(place: Path) -> None:
-    """Removes this user's unused files, whose workers were killed. Keeps files of other users."""
+    """Removes this user's files that no worker uses, because theirs were killed. Keeps files of other users."""
     for path in place.glob(f"{MARK}{os.getuid()}-*"):
         with suppress(OSError):  # it is gone, another user's, a folder or a link
             _release(path, _open(path))

@@ -1,8 +1,8 @@
 """Receives versions in vLLM's process, next to its engine: a thread fills memory of its own while requests go on.
 
-The T processes of an engine over T GPUs keep an equal part of each tensor, so that a version that waits for its swap
-takes 1 / T of its bytes on each GPU. vLLM's loaders take entire tensors and cut them by themselves. In the swap the
-processes therefore put one tensor after another together, by a gather over vLLM's own group.
+Each of the T processes of an engine over T GPUs keeps an equal part of each tensor, so a version that waits for its
+swap takes 1 / T of its bytes on each GPU. vLLM's loaders take entire tensors and cut them themselves. So in the swap
+the processes put the tensors together one after another, by a gather over vLLM's own group.
 
 Each process sums its part once it is complete, and the worker (receiver.py) compares the digest of all of them. So
 missing rows and changed bytes are noticed, at a cost that does not grow with the number of senders.
@@ -26,7 +26,7 @@ from services.weights.shared_memory import imported
 
 RECEIVING, RECEIVED = "receiving", ""
 Gather = Callable[[Tensor], Tensor]
-"""Returns the tensors [E] of all processes, one after another [T E]. A collective of the engine's processes."""
+"""Concatenates the tensors [E] of all processes to [T E]. A collective of the engine's processes."""
 
 
 class VersionPart:
@@ -40,7 +40,7 @@ class VersionPart:
         self._own = [self.memory[run.offset : run.offset + run.nbytes] for run in runs]
 
     def put(self, share: Share, at: int, bucket: Tensor) -> None:
-        """Copies those bytes that belong to this part. `at`: place of the bucket in the stream of the share."""
+        """Copies the bytes of a bucket that belong to this part. `at`: offset of the bucket in the share's stream."""
         for piece, place in cut(share, at, len(bucket)):
             own = self._own[piece.tensor]
             begin, shift = self._index * len(own), place.start - piece.start
@@ -58,8 +58,7 @@ class VersionPart:
         return torch.stack(sums)[1:]
 
     def tensors(self, gather: Gather | None = None) -> Iterator[Tensor]:
-        """Yields the entire tensors in the order of the manifest. With several parts a collective that needs `gather`.
-        """
+        """Yields the entire tensors in the order of the manifest. With several parts it is a collective by `gather`."""
         for entry, own in zip(self.manifest, self._own, strict=True):
             flat = own.view(getattr(torch, entry.dtype))
             if self._count > 1:
@@ -69,7 +68,7 @@ class VersionPart:
 
 
 class Inbox:
-    """One process that receives. `device`: where the versions are kept; the model is there too.
+    """The receiving side of one process. `device`: where versions are kept, next to the model.
 
     `index`: number of this process among the `count` processes of its engine.
     """
@@ -83,7 +82,7 @@ class Inbox:
         self._thread: threading.Thread | None = None
 
     def begin(self, transfer: Round, *, first: int, shared_gpu: int, address: str) -> None:
-        """Begins to receive, and forgets the version before. The round before must be over.
+        """Begins to receive, and forgets the previous version. Blocks until the previous round is over.
 
         `first`: number of the engine's first process among all receivers. `shared_gpu`: number of the learner's rank on
         this GPU. `address`: of this machine.
@@ -95,7 +94,7 @@ class Inbox:
         self._thread.start()
 
     def state(self) -> tuple[str, list[int]]:
-        """Returns RECEIVING, RECEIVED or why the round failed, and the sums of what was received."""
+        """Returns RECEIVING, RECEIVED or why the round failed; then the checksums of a received part, else []."""
         return self._state
 
     def received(self, version: str) -> VersionPart:

@@ -1,7 +1,7 @@
 """A worker's end of the weight channel: HostReceiver, and GpuReceiver in front of it (services/weights/channel.py).
 
-GpuReceiver calls the registry again and again, also in a round, so that the learner knows that the worker is there. A
-version that has been received waits in the engine's processes until the worker follows the pointer to it.
+GpuReceiver calls the registry every CALL_S, also in a round, so that the learner knows that the worker is there. A
+received version waits in the engine's processes until the worker follows the pointer to it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class HostReceiver:
         self._engine, self._fetch, self._seconds = engine, fetch, seconds
 
     async def run(self) -> None:
-        """Has nothing to do between two versions."""
+        """Waits until it is cancelled: host memory needs no work between two versions."""
         await asyncio.Event().wait()
 
     async def receive(self, version: Version, export: str, canary: Canary | None = None) -> float | None:
@@ -72,7 +72,7 @@ class GpuReceiver:
         self._swapping = asyncio.Lock()  # a new round overwrites the memory of the previous version
 
     async def run(self) -> None:
-        """Takes part in rounds until it is cancelled. Raises EngineFault."""
+        """Takes part in rounds until it is cancelled, or the engine played wrong weights. Raises EngineFault."""
         receiving: asyncio.Task[None] | None = None
         try:
             while not self._wrong:

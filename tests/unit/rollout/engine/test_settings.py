@@ -12,10 +12,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from rollout.engine import engine as engine_module
+from rollout.engine.engine import Engine
 from rollout.engine.settings import engine_arguments, engine_environment, environment, kv_bytes
 from services.amounts import GIB
 from services.config.sections import COLDEST, RolloutSection
 from services.errors import UserError
+from services.records import Version
 
 
 def arguments(**keys: Any) -> dict[str, Any]:
@@ -104,6 +107,18 @@ def test_the_kv_cache_gets_what_the_weights_leave(keys: dict[str, Any], expected
 def test_a_share_without_room_for_a_cache_is_refused():
     with pytest.raises(UserError, match=r"rollout.gpu_memory=16 leaves -3.0 GiB for the KV cache next to 15.0 GiB"):
         kv_bytes(RolloutSection(gpus=1, gpu_memory=16), weight_bytes=15 * GIB)
+
+
+async def test_a_share_without_room_on_this_machine_is_no_fault_of_the_engine(monkeypatch):
+    """A worker whose engine has a fault is started again and again."""
+    async def build(engine: Engine) -> Any:
+        return kv_bytes(RolloutSection(gpus=1, gpu_memory=0.1), weight_bytes=GIB, gpu_bytes=8 * GIB)
+
+    monkeypatch.setattr(engine_module, "prepare_environment", lambda _: None)
+    monkeypatch.setattr(Engine, "_build", build)
+    engine = Engine(Path("model"), Version(incarnation=0, step=0), config=RolloutSection(), dtype="float32")
+    with pytest.raises(UserError, match=r"rollout.gpu_memory=0.1 leaves"):
+        await engine.start()
 
 
 @pytest.mark.parametrize(("keys", "fix"), [
