@@ -137,7 +137,7 @@ class EpisodeArchive:
             raise StoreFault(f"the episode archive could not write: {self._error}") from self._error
 
     def _late(self, files: int) -> DeadlineExceeded:
-        return DeadlineExceeded(f"{number_of(files, 'file')} of the episode archive not written in "
+        return DeadlineExceeded(f"the episode archive has not written {number_of(files, 'file')} in "
                                 f"{self._deadline_s:g} s ({self._trouble or 'the disk is slow'}; learner.collective_s)")
 
     def _warn(self, error: Exception) -> None:
