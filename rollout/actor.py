@@ -10,18 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 
 from rollout.gpu_turns import GpuTurns
 from services.config.env import EnvSection
 from services.config.tree import Config
+from services.errors import in_short
 from services.files import check_seen
 from services.process.packages import check_one_installation
 from services.process.rendezvous import use_interface
 from services.records import Version
 from services.store.gpu_lease import GpuLease
 from services.telemetry.heartbeat import BEAT_S, NO_SERVERS, Beating, Heartbeat
-from services.telemetry.logs import life_of
+from services.telemetry.logs import get_logger, life_of
 from services.weights.channel import WeightReceiver
 from services.weights.checksum import digest_like
 from services.weights.pack import Packed, pack_folder
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 UNPUBLISHED = Version(incarnation=-1, step=0)
 """Version of the engine before its first update. No ticket may be played with these weights."""
+log = get_logger("host")
 
 
 class RolloutHost:
@@ -181,10 +183,14 @@ class RolloutHost:
         return GpuReceiver(engine, host, member, self._ask, address=ray.util.get_node_ip_address())
 
     async def _ask(self, method: str, *arguments: Any) -> Any:
-        """Calls a method of the weights actor. Returns None if the actor is lost: Ray creates it again."""
+        """Calls a method of the weights actor. Returns None if the actor is lost, since Ray creates it again, and with
+        a warning if the method fails."""
         actor: Any = await asyncio.to_thread(ray.get_actor, self._weights_actor_name)
         try:
             return await getattr(actor, method).remote(*arguments)
+        except RayTaskError as error:
+            log.warning("the weights actor failed", method=method, reason=in_short(error.cause))
+            return None
         except RayError:
             return None
 
@@ -208,7 +214,7 @@ class RolloutHost:
         published = await self._published(version)
         if published is not None:
             return published
-        if not folder:
+        if not folder or not await asyncio.to_thread(Path(folder).is_dir):  # storage that this machine may lack
             return None
         exported = await asyncio.to_thread(pack_folder, Path(folder), self._config.model.dtype)
         digest = await asyncio.to_thread(digest_like, version.digest, exported.manifest, exported.buffer)

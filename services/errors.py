@@ -155,6 +155,11 @@ def utf8(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
+def first_line(error: BaseException) -> str:
+    """Returns the first line of an exception's text, or its type if it has none."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 def in_short(error: BaseException) -> str:
     """Returns the type of an exception and the first line of its text, if it has one."""
     return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import keyword
+import sys
 from pathlib import Path
 
 from services.errors import UserError
@@ -33,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"{name!r} cannot be the name of a Python package", "use a word in lower case, such as my_game")
     if folder.exists():
         raise UserError(f"{folder.absolute()} exists", "choose another name, or remove it")
-    if importlib.util.find_spec(name) is not None:
+    if name in sys.modules or importlib.util.find_spec(name) is not None:
         raise UserError(f"a Python package {name} is installed, and would be imported instead", "choose another name")
     try:
         folder.mkdir()

@@ -91,8 +91,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_words(args: argparse.Namespace) -> None:
-    """Raises UserError if the task is missing or comes with --tasks, or if an option has no effect with --tasks or
-    --prompts. argparse puts the first setting in the task's place."""
+    """Raises UserError if the task is missing or comes with --tasks, or if an option has no effect with --tasks, with
+    --prompts or without --agent. argparse puts the first setting in the task's place."""
     if args.tasks is not None and args.task is not None and is_setting(args.task):
         args.task, args.overrides = None, [args.task, *args.overrides]
     if args.tasks is not None and args.task is not None:
@@ -102,9 +102,11 @@ def _check_words(args: argparse.Namespace) -> None:
         raise UserError(f"TASK {instead}", "give a task id, as `gagpo play --tasks SPLIT` prints it")
     played = {"--max-steps": args.max_steps is not None, "--temperature": args.temperature is not None,
               "--seed": args.seed != 0, "--agent": args.agent is not None and args.tasks is not None}
-    mode = "--tasks" if args.tasks is not None else "--prompts" if args.prompts is not None else None
+    mode = "with --tasks" if args.tasks is not None else "with --prompts" if args.prompts is not None else None
+    if mode is None and args.agent is None:  # actions come from stdin
+        mode, played = "without --agent", {**played, "--max-steps": False}
     for option in (option for option, given in played.items() if given and mode):
-        raise UserError(f"{option} does nothing with {mode}", "leave it out")
+        raise UserError(f"{option} does nothing {mode}", "leave it out")
 
 
 def _list_tasks(args: argparse.Namespace) -> None:

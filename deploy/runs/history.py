@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from deploy.runs.folder import RunFolder
+from services.errors import first_line
 from services.files import Damaged, open_plain
 from services.outages import LastValue
 from services.parquet_files import ARCHIVE_ROWS, open_parquet, read_table
@@ -130,7 +131,7 @@ def _damage(file: GrowingRows) -> str:
 
 def unreadable(path: Path, error: Exception) -> str:
     """Returns the warning about an archive file that cannot be read."""
-    return f"episodes/{path.name} cannot be read and is left out: {str(error).splitlines()[0][:200]}"
+    return f"episodes/{path.name} cannot be read and is left out: {first_line(error)[:200]}"
 
 
 def archive_files(run: Path) -> list[tuple[Path, int, str | None]]:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from services.config.tree import Config
-from services.errors import UserError, described
+from services.errors import UserError, described, first_line
 from services.files import cache_home, open_as_folder, read_json
 from services.process.packages import naming_extras
 from services.weights.headers import OF_MISTRAL
@@ -246,7 +246,7 @@ def _tokenizer(file: Path, settings: Mapping[str, Any]) -> Any:
         tokenizer: Any = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True,
                                                        trust_remote_code=False)
     except Exception as error:  # the type that tokenizers raises
-        raise UserError(f"{file} has a tokenizer that cannot be made again ({str(error).splitlines()[0]})",
+        raise UserError(f"{file} has a tokenizer that cannot be made again ({first_line(error)})",
                         "give a Hugging Face folder of the model") from None
     if settings.get("tokenizer.ggml.add_bos_token", settings["tokenizer.ggml.model"] == "llama"):
         tokenizer.backend_tokenizer.post_processor = TemplateProcessing(

@@ -113,7 +113,7 @@ def find_checkpoint(run: RunFolder, which: str) -> tuple[int, Path]:
     if step not in steps:
         names = ", ".join(name for name, its in named.items() if its in steps)
         raise UserError(f"there is no checkpoint {which!r}",
-                        f"use {names} or one of the steps kept: {', '.join(map(str, steps))}")
+                        f"use {names and f'{names} or '}one of the steps kept: {', '.join(map(str, steps))}")
     return step, checkpoints.weights_folder(step) / EXPORT
 
 

@@ -26,7 +26,7 @@ from envservice.adapters.gymnasium import plays_twice
 from envservice.base import Environment, PromptTemplate, Replay, Session, digest_of, with_data
 from envservice.spec import LONGEST, EnvironmentSpec, check_declared, opens
 from envservice.text.plain_prompts import PLAIN
-from services.errors import EnvFault, UserError
+from services.errors import EnvFault, UserError, first_line
 from services.files import NOT_JSON, Damaged, read_bounded, read_json, without_mark
 from services.parquet_files import BATCH_ROWS, open_parquet, read_table
 
@@ -197,7 +197,7 @@ def _joined(name: str, paths: Sequence[Path]) -> pa.Table:
     try:
         return pa.concat_tables(tables, promote_options="default")
     except pa.ArrowException as error:
-        raise Damaged(f"the files of the split {name} in {first.parent} differ ({str(error).splitlines()[0]})",
+        raise Damaged(f"the files of the split {name} in {first.parent} differ ({first_line(error)})",
                       "write them with the same columns") from None
 
 
@@ -211,7 +211,7 @@ def _read(path: Path) -> pa.Table:
         if path.suffix == ".jsonl":
             return table_of_lines(without_mark(read_bounded(path, FILE_BYTES), path))
     except (pa.ArrowException, OSError, *NOT_JSON) as error:
-        said = (str(error) or type(error).__name__).splitlines()[0]
+        said = first_line(error)
         raise Damaged(f"{path} cannot be read ({said})", "correct it, or name another file") from None
     raise UserError(f"{path} is no .jsonl and no .parquet file", "set env.data to a file or a folder of a dataset")
 

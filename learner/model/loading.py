@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from learner.model.family import caps_scores
-from services.errors import UserError
+from services.errors import UserError, first_line
 from services.weights.headers import weight_files
 
 _NO_MODEL = (None, errno.ENOENT, errno.ENOTDIR)
@@ -76,7 +76,7 @@ def empty_model(folder: Path, attention: str) -> tuple[PreTrainedModel, Weights]
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         if (isinstance(error, OSError) and error.errno not in _NO_MODEL) or "(os error " in str(error):
             raise
-        raise UserError(f"{folder} holds no causal language model ({str(error).splitlines()[0]})",
+        raise UserError(f"{folder} holds no causal language model ({first_line(error)})",
                         "set model.path to a folder with config.json and model.safetensors") from error
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from deploy.launch.planning.model_memory import SCRATCH_VOCABULARY
 from learner.model.family import check_family
 from services.config.tree import Config, ModelSection
-from services.errors import UserError
+from services.errors import UserError, first_line
 from services.files import read_json
 from services.tokenizer import load_tokenizer
 from services.weights.headers import INDEX, OF_MISTRAL, read_tokenizer, tensor_shapes, weight_files
@@ -104,7 +104,7 @@ def check_adapters(config: Config) -> None:
     try:
         model = skeleton(_model_config(config.model))
     except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{config.model.path} holds no causal language model ({str(error).splitlines()[0]})",
+        raise UserError(f"{config.model.path} holds no causal language model ({first_line(error)})",
                         "set model.path to a folder with config.json and model.safetensors") from error
     adapted(model, config.learner.lora)
 
@@ -177,7 +177,7 @@ def _vocabulary(folder: Path) -> Mapping[str, int]:
     try:
         return load_tokenizer(folder).get_vocab()
     except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"the tokenizer of {folder} cannot be read ({str(error).splitlines()[0]})",
+        raise UserError(f"the tokenizer of {folder} cannot be read ({first_line(error)})",
                         "copy the model again") from None
 
 

@@ -5,7 +5,7 @@ import pickle
 import httpx
 import pytest
 
-from services.errors import EnvFault, GagpoError, LeaseLost, UserError, described, in_short
+from services.errors import EnvFault, GagpoError, LeaseLost, UserError, described, first_line, in_short
 
 ERRORS = [UserError("no model", "give one"), EnvFault("gone"), LeaseLost("by another")]
 
@@ -38,6 +38,7 @@ def test_a_group_of_exceptions_is_told_by_its_first():
     (KeyError(), "KeyError")])
 def test_in_short_an_exception_is_its_type_and_its_first_line(error, said):
     assert in_short(error) == said
+    assert first_line(error) == said.removeprefix("ValueError: ")
 
 
 def test_an_exception_of_an_installed_package_is_placed_where_that_was_called():

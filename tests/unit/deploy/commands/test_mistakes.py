@@ -129,6 +129,8 @@ DRY = ["train", "--config", "alfworld-tiny", "--dry-run"]
      "alfworld-gen/valid/look-0001 is one task; leave one of them out"),
     (["play", "--tasks", "train", "--max-steps", "3"], "--max-steps does nothing with --tasks; leave it out"),
     (["play", "x", "--prompts", "2", "--seed", "3"], "--seed does nothing with --prompts; leave it out"),
+    (["play", "x", "--seed", "3"], "--seed does nothing without --agent; leave it out"),
+    (["play", "x", "--temperature", "1"], "--temperature does nothing without --agent; leave it out"),
     (["train", "--config", "alfworld-tiny", "--continue-from", "half"],
      "--continue-from is for a cold start; give --cold-start with it, or set model.path"),
     (["train", "--config", "alfworld-tiny", "--cold-start", "cold", "--dry-run"],

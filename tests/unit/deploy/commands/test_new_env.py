@@ -64,7 +64,8 @@ def test_its_prompts_can_be_read(folder: Path):
 
 @pytest.mark.parametrize(("name", "said"), [
     ("my-game", "use a word in lower case"), ("class", "use a word in lower case"), ("../up", "use a word"),
-    ("json", "choose another name"), ("taken", "exists; choose another name"), ("NAME", "use a word in lower case")])
+    ("json", "choose another name"), ("__main__", "choose another name"),
+    ("taken", "exists; choose another name"), ("NAME", "use a word in lower case")])
 def test_a_name_that_cannot_be_used_is_refused(tmp_path: Path, monkeypatch, capsys, name: str, said: str):
     (tmp_path / "taken").mkdir()
     monkeypatch.chdir(tmp_path)
