@@ -21,7 +21,7 @@ from gagpo.integrations.segments import segments
 from learner.credit.registry import ESTIMATORS, estimator, unread
 from learner.credit.state_keys import LISTED_KEY
 from learner.logged_groups.form import (
-    LARGEST_REWARD,
+    LARGEST_LOGGED_REWARD,
     LoggedEpisode,
     LoggedGroup,
     LoggedStep,
@@ -132,7 +132,7 @@ def step_advantages(uids: Sequence[str], rewards: Sequence[float], options: Cred
     `uids`: a StepUid for each row. `rewards`: what each step alone earned, not its episode. A row that repeats another
     one's step, as trainers do to fill a batch, gets the same advantage and counts once. Raises UserError for a row
     whose id is no StepUid or lacks the action that the estimator compares, for a reward that is no finite number or
-    above LARGEST_REWARD, for two rows of one turn that differ, and for an episode that lacks a turn.
+    above LARGEST_LOGGED_REWARD, for two rows of one turn that differ, and for an episode that lacks a turn.
     """
     rows: dict[str, dict[str, dict[int, LoggedStep]]] = {}
     for uid, reward in zip(uids, rewards, strict=True):
@@ -140,9 +140,9 @@ def step_advantages(uids: Sequence[str], rewards: Sequence[float], options: Cred
             raise UserError(f"the group id {uid!r} of a row does not say which step the row is",
                             "make it a gagpo.integrations.steps.StepUid")
         where = f"turn {uid.turn} of the episode {uid.episode}"
-        if not abs(reward) <= LARGEST_REWARD:  # NaN is not, either
+        if not abs(reward) <= LARGEST_LOGGED_REWARD:  # NaN is not, either
             raise UserError(f"{where} has the reward {reward:g}",
-                            f"correct the function that gives it: a reward is a number up to {LARGEST_REWARD:g}")
+                            f"correct the function that gives it: a reward is a number up to {LARGEST_LOGGED_REWARD:g}")
         step = LoggedStep(state=uid.observation, reward=float(reward), invalid=uid.invalid, action=uid.action)
         check_read([(where, step)], options.estimator)
         first = rows.setdefault(str(uid), {}).setdefault(uid.episode, {}).setdefault(uid.turn, step)
