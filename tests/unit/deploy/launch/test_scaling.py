@@ -1,6 +1,7 @@
 """The numbers of processes while a run goes on."""
 
 import os
+import socket
 from itertools import count
 from pathlib import Path
 from typing import Any, cast
@@ -66,7 +67,7 @@ def test_a_decision_that_cannot_be_written_is_made_later(tmp_path: Path):
 
     write_wanted(RunFolder(tmp_path), WantedNumbers(rollout=3))
     scaling.start()
-    draft = tmp_path / f".wanted.json.{os.getpid()}.new"
+    draft = tmp_path / f".wanted.json.{socket.gethostname()}-{os.getpid()}.new"
     draft.mkdir()
     assert decided() == (3, 3)
     assert any("wanted.json could not be written" in note for note in notes)

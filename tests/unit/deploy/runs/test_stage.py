@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -57,7 +58,7 @@ def test_a_full_disk_costs_the_stage_and_not_the_run(tmp_path: Path):
     """A folder in the place of the draft has the effect of a full disk."""
     path = tmp_path / "stage.json"
     with structlog.testing.capture_logs() as told, StageRecord(path) as record:
-        draft = tmp_path / f".stage.json.{os.getpid()}.new"
+        draft = tmp_path / f".stage.json.{socket.gethostname()}-{os.getpid()}.new"
         draft.mkdir()
         record.set("cold start", "")
         record.set("learning", "")
@@ -186,7 +187,7 @@ def test_the_driver_of_another_user_is_seen_alive_where_processes_of_others_are_
 def test_a_pipe_in_the_place_of_the_file_or_of_its_draft_holds_nobody_up(tmp_path: Path):
     """Opening a pipe for writing waits for a reader."""
     path = tmp_path / "stage.json"
-    for name in (path.name, f".{path.name}.new", f".{path.name}.{os.getpid()}.new"):
+    for name in (path.name, f".{path.name}.new", f".{path.name}.{socket.gethostname()}-{os.getpid()}.new"):
         os.mkfifo(tmp_path / name)
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     signal.alarm(20)

@@ -52,7 +52,7 @@ def test_an_engine_that_does_not_start_is_a_failed_line_and_so_is_each_step_afte
     """It was an exception, which lost the lines before it and the parts after it."""
     (tmp_path / "model.safetensors").write_bytes(b"no header")  # is read before vLLM's process starts
     lines = {line.name: line for line in engine_part(CPU, tmp_path, lambda _: None)}
-    assert lines["engine starts on a shared GPU"].value.startswith("EngineFault: start: ")
+    assert lines["engine starts on a shared GPU"].value.startswith("Damaged: ")
     for name in ("engine starts on a shared GPU", "seeds repeat", "updates", "weights by CUDA IPC", "weights by NCCL",
                  "memory of a sampler that sleeps", "graphs against eager"):
         assert lines[name].passed is False, name
