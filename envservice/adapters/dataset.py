@@ -211,8 +211,7 @@ def _read(path: Path) -> pa.Table:
         if path.suffix == ".jsonl":
             return table_of_lines(without_mark(read_bounded(path, FILE_BYTES), path))
     except (pa.ArrowException, OSError, *NOT_JSON) as error:
-        said = first_line(error)
-        raise Damaged(f"{path} cannot be read ({said})", "correct it, or name another file") from None
+        raise Damaged(f"{path} cannot be read ({first_line(error)})", "correct it, or name another file") from None
     raise UserError(f"{path} is no .jsonl and no .parquet file", "set env.data to a file or a folder of a dataset")
 
 

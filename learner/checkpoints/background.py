@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from services.errors import DeadlineExceeded, LearnerFault
+from services.errors import DeadlineExceeded, LearnerFault, first_line
 from services.telemetry.logs import get_logger
 
 log = get_logger("learner")
@@ -40,8 +40,7 @@ class Background:
         if isinstance(error, Exception):
             raise error
         if error is not None:  # torch's CheckpointException is a BaseException, of many lines
-            first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-            raise LearnerFault(f"{self._doing}: {first}") from error
+            raise LearnerFault(f"{self._doing}: {first_line(error)}") from error
 
     def wait(self) -> None:
         """Waits for the task. Raises its error, or DeadlineExceeded."""

@@ -39,7 +39,7 @@ from learner.checkpoints.file_facts import HashedFile
 from learner.model.host_memory import pinned
 from learner.model.memory import WRITTEN_AT_ONCE
 from learner.model.sharding import local_part, with_part
-from services.errors import LearnerFault
+from services.errors import LearnerFault, first_line
 from services.outages import retry_files
 
 
@@ -145,8 +145,7 @@ def _learner_faults(folder: Path) -> Generator[None]:
     try:
         yield
     except (CheckpointException, Exception) as error:  # the first is a BaseException
-        first = next((str(line) for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise LearnerFault(f"the checkpoint in {folder} does not fit this run: {first}") from error
+        raise LearnerFault(f"the checkpoint in {folder} does not fit this run: {first_line(error)}") from error
 
 
 def read_tensors(folder: Path, chosen: Callable[[str], bool]) -> dict[str, Tensor]:
