@@ -19,11 +19,11 @@ from envservice.alfworld.prompts import (
 )
 from envservice.alfworld.tasks import FETCH, VARIABLE
 from envservice.alfworld.teacher import TEACHER
+from envservice.alfworld.textworld_engine import missing_packages
 from envservice.base import Environment
 from envservice.spec import EnvironmentSpec, Finding
 from services.config.tree import EnvSection
 from services.errors import UserError
-from services.process.packages import installed
 
 _PUBLISHED_STEPS = 50
 """The limit of steps in published results."""
@@ -56,7 +56,7 @@ def check(environment: Environment, task: str) -> None:
 def findings() -> Iterator[Finding]:
     """Reports on the official games, and on the shipped engine, which only comparisons need."""
     yield _games()
-    missing = [name for name in ("alfworld", "textworld", "tatsu") if installed(name) is None]
+    missing = missing_packages()
     yield Finding(check="alfworld extra", status="warning" if missing else "ok",
                   detail=f"{', '.join(missing)} missing: no env.alfworld.engine=textworld" if missing else "installed",
                   fix="scripts/setup --test" if missing else "")

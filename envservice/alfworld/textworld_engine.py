@@ -26,14 +26,17 @@ from services.errors import UserError
 _lock = threading.Lock()
 
 
+def missing_packages() -> list[str]:
+    """Returns the modules that the engine imports and that are not installed."""
+    return [name for name in ("alfworld", "textworld", "tatsu", "fast_downward")
+            if importlib.util.find_spec(name) is None]
+
+
 def require_textworld() -> str:
-    """Returns `alfworld <version>, textworld <version>`. Raises UserError if they are not installed."""
-    for package in ("alfworld", "textworld", "fast_downward"):
-        if importlib.util.find_spec(package) is None:
-            raise UserError(
-                f"the engine `textworld` needs the package {package}",
-                "install it with `pip install 'gagpo[alfworld]'`, or use the engine `own`",
-            )
+    """Returns `alfworld <version>, textworld <version>`. Raises UserError if what it imports is not installed."""
+    if missing := missing_packages():
+        raise UserError(f"the engine `textworld` needs {', '.join(missing)}",
+                        "pip install 'gagpo[alfworld]', or use the engine `own`")
     return f"alfworld {version('alfworld')}, textworld {version('textworld')}"
 
 

@@ -1,5 +1,6 @@
 """ALFWorld's answers to plan, doctor and preflight, and the games that a task id names."""
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -41,6 +42,15 @@ def test_games_from_before_alfworld_0_4_are_told_with_how_to_get_the_present_one
     environment = SPEC.open(EnvSection(data=tmp_path))
     with pytest.raises(UserError, match=r"trial_T1 is old: .*; get the present games .*alfworld-download"):
         SPEC.check(environment, environment.tasks("train")[0])
+
+
+def test_the_doctor_misses_every_package_that_the_shipped_engine_imports(monkeypatch: pytest.MonkeyPatch):
+    """It did not ask for the planner, so a machine without it was `installed` and refused each run."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "fast_downward" else find(name))
+    finding = list(SPEC.findings())[1]
+    assert finding.status == "warning"
+    assert "fast_downward missing: no env.alfworld.engine=textworld" in finding.detail
 
 
 def test_the_plan_says_whose_games_which_types_and_which_engine(monkeypatch: pytest.MonkeyPatch):
