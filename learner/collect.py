@@ -17,9 +17,9 @@ from services.records import Episode
 from services.store.archive import EpisodeArchive
 from services.store.lease import Lease
 from services.store.store import Store, Supply, is_complete
+from services.telemetry.catalogue import reason_class
 from services.telemetry.heartbeat import NO_SERVERS, Heartbeat, all_do
 from services.telemetry.logs import get_logger
-from services.telemetry.names import reason_class
 
 POLL_S = 0.1
 SILENT_S = 60.0

@@ -25,7 +25,7 @@ from services.files import Damaged
 from services.outages import LastValue
 from services.process.threads import DaemonThread
 from services.store.lease import Lease
-from services.telemetry.names import Snapshot
+from services.telemetry.catalogue import Snapshot
 
 QUEUE, REQUEST = "gagpo_rollout_queue_seconds", "gagpo_env_request_seconds"
 ANSWER_S = 5.0

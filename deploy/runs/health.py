@@ -16,8 +16,8 @@ from typing import Any
 
 from deploy.runs.comparison import evaluation_kind, gain_of
 from services.config.sections import LEAST_MIXED, CreditSection
+from services.telemetry.catalogue import HEALTH_RULES
 from services.telemetry.evaluations import curve_of
-from services.telemetry.names import HEALTH_RULES
 
 Row = Mapping[str, Any]
 WINDOW = 3

@@ -21,8 +21,8 @@ from deploy.runs.stage import read_stage, this_host
 from services.config.secrets import env_token
 from services.errors import UserError
 from services.files import NOT_JSON, Damaged, read_json
+from services.telemetry.catalogue import Role, Snapshot
 from services.telemetry.heartbeat import Beat
-from services.telemetry.names import Role, Snapshot
 
 ANSWER_S = 10.0
 COUNTED: Mapping[Role, tuple[str, dict[str, str], str]] = {

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from deploy.runs.configs import config_to_play, default_config, load_config
 from deploy.runs.folder import RunFolder, is_run
-from deploy.runs.model_sources import converted, is_gguf
+from deploy.runs.gguf import converted, is_gguf
 from services.config.tree import Config
 from services.errors import UserError
 

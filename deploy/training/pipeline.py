@@ -38,8 +38,9 @@ from services.config.tree import Config
 from services.controller.controller import Controller, Hooks
 from services.controller.evaluation import clear
 from services.controller.skip import skip_step
+from services.controller.task_streams import ContrastSampler
 from services.controller.telemetry import Telemetry
-from services.controller.tickets import ContrastSampler, EvalRequest, TrainTickets
+from services.controller.tickets import EvalRequest, TrainTickets
 from services.files import write_whole
 from services.outages import LastValue, retry_files
 from services.records import Episode, Version

@@ -1,4 +1,4 @@
-"""The server's own metrics, which services/telemetry/names.py declares. Each application of a process has its own."""
+"""The server's own metrics, which services/telemetry/catalogue.py declares. Each application has its own."""
 
 from __future__ import annotations
 

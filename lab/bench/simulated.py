@@ -27,7 +27,8 @@ from services.config.sections import RolloutSection
 from services.config.tree import Config
 from services.controller.controller import TICK_S, Controller, Hooks
 from services.controller.supervise import Supervisor
-from services.controller.tickets import TaskStream, TrainTickets
+from services.controller.task_streams import TaskStream
+from services.controller.tickets import TrainTickets
 from services.records import Episode, Manifest, PlayedTurn, Step, Ticket, Verdict, Version, VersionSpan
 from services.store.archive import EpisodeArchive
 from services.store.store import Claim, Store

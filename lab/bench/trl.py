@@ -28,7 +28,7 @@ from typing import Any
 import psutil
 
 from deploy.runs.configs import load_config
-from deploy.runs.model_sources import converted
+from deploy.runs.gguf import converted
 from deploy.training.child_runs import ChildFailed
 from lab.bench.figures import Figure, Report, silent
 from services.config.tree import Config

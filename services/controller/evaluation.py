@@ -12,8 +12,8 @@ from services.records import Drop, Episode
 from services.statistics import best_of, bootstrap_interval, success_interval
 from services.store.lease import Lease
 from services.store.store import Store, is_complete
+from services.telemetry.catalogue import reason_class
 from services.telemetry.logs import get_logger
-from services.telemetry.names import reason_class
 
 log = get_logger("controller")
 

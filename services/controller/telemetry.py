@@ -9,8 +9,8 @@ from services.config.tree import Config
 from services.controller.supervise import Supervisor
 from services.controller.tickets import demand_of
 from services.store.store import Store
+from services.telemetry.catalogue import CATALOGUE, reason_class
 from services.telemetry.heartbeat import Heartbeat
-from services.telemetry.names import CATALOGUE, reason_class
 
 
 class Telemetry:

@@ -21,9 +21,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.errors import StoreFault, UserError
 from services.process.addresses import host_port, is_local
+from services.telemetry.catalogue import CATALOGUE
 from services.telemetry.heartbeat import Beat
 from services.telemetry.meters import OTHER
-from services.telemetry.names import CATALOGUE
 
 MAX_WORKERS = 64
 """Most distinct worker labels of one role, so that large runs do not fill Prometheus."""

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
+from services.telemetry.catalogue import Role, Snapshot
 from services.telemetry.logs import get_logger
-from services.telemetry.names import Role, Snapshot
 
 BEAT_S = 2.0
 TTL_S = 10.0

@@ -14,7 +14,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
-from services.telemetry.names import CATALOGUE, Declared, Role, Snapshot
+from services.telemetry.catalogue import CATALOGUE, Declared, Role, Snapshot
 
 disable_created_metrics()  # else each counter and histogram has a second, unused series
 

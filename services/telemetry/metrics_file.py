@@ -18,7 +18,7 @@ import msgspec
 from services.amounts import GIB
 from services.files import NOT_JSON, read_bounded, write_whole
 from services.outages import retry_files
-from services.telemetry.names import PHASES
+from services.telemetry.catalogue import PHASES
 from services.telemetry.task_types import ENV_PREFIX, PREFIX
 
 _PHASE_TEXTS: Mapping[str, str] = {

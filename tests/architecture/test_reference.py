@@ -9,8 +9,8 @@ from lab.reference import FOLDER, code, docstrings, pages, sections, table
 from learner.credit.registry import ESTIMATORS, option_tables
 from services.config.keys import config_keys
 from services.config.sections import CreditSection
+from services.telemetry.catalogue import CATALOGUE
 from services.telemetry.metrics_file import METRIC_KEYS
-from services.telemetry.names import CATALOGUE
 
 PAGES = pages()
 

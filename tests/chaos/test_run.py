@@ -28,7 +28,7 @@ from prometheus_api import ask, shows
 from deploy.launch.planning.task_sets import open_task_sets
 from deploy.monitor.servers import prometheus
 from deploy.runs.configs import load_config
-from services.controller.tickets import TaskStream
+from services.controller.task_streams import TaskStream
 from services.store.redis_server import find_redis
 from services.telemetry.metrics_file import read_rows
 

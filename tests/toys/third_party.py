@@ -46,7 +46,7 @@ def renderer_of(name: str) -> PromptRenderer:
 
 def smollm2_folder() -> Path:
     """Returns the Hugging Face folder of SMOLLM2, converted once for all tests. Skips the test without gguf."""
-    from deploy.runs.model_sources import converted
+    from deploy.runs.gguf import converted
 
     pytest.importorskip("gguf")
     with pytest.MonkeyPatch.context() as patch:

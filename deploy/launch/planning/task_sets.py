@@ -13,7 +13,7 @@ from envservice.checks import check_apart, tasks_of
 from envservice.mixture import Mixture
 from envservice.registry import open_environment, stands_in_for
 from services.config.tree import Config
-from services.controller.tickets import MixedStream, TaskStream
+from services.controller.task_streams import MixedStream, TaskStream
 from services.errors import UserError
 from services.seeds import seed_for
 

@@ -13,7 +13,8 @@ from services.config.env import EnvSection
 from services.config.tree import Config
 from services.controller.controller import Controller, Hooks
 from services.controller.supervise import Supervisor
-from services.controller.tickets import EvalRequest, TaskStream, TrainTickets
+from services.controller.task_streams import TaskStream
+from services.controller.tickets import EvalRequest, TrainTickets
 from services.errors import EnvFault
 from services.records import Drop, Episode, Manifest, Step, Version, VersionSpan
 from services.store.redis_server import private_redis

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from services.controller.skip import skip_step
-from services.controller.tickets import TaskStream
+from services.controller.task_streams import TaskStream
 from services.errors import Fault, LeaseLost
 from services.records import Drop, Manifest
 

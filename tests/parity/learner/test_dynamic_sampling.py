@@ -8,7 +8,8 @@ from learner_tiny import make_config, make_step, weights
 from loop_tiny import Crash, run_all_parts
 
 from services.config.tree import Config
-from services.controller.tickets import TaskStream, TrainTickets
+from services.controller.task_streams import TaskStream
+from services.controller.tickets import TrainTickets
 from services.records import Episode
 from services.seeds import seed_for
 from services.store.store import Store

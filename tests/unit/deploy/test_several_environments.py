@@ -23,7 +23,7 @@ from deploy.training.cold_start import _demonstrated
 from learner.cold_start.scratch_model import END, train_tokenizer
 from services.config.file import dump_config
 from services.config.tree import Config
-from services.controller.tickets import MixedStream
+from services.controller.task_streams import MixedStream
 from services.errors import UserError
 from services.telemetry.evaluations import COLD, TRAINED, env_scores, envs_of, in_env
 

@@ -17,7 +17,7 @@ from envservice.spec import EnvironmentSpec
 from learner.credit.registry import ESTIMATORS, option_tables
 from services.config.file import default_config, flatten
 from services.config.keys import config_keys
-from services.telemetry.names import CATALOGUE
+from services.telemetry.catalogue import CATALOGUE
 
 ROOT = Path(__file__).parents[3]
 AT_THE_ROOT = [

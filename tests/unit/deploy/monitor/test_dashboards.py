@@ -13,7 +13,7 @@ import pytest
 import yaml
 from dashboards import FILES, Query, list_queries, load_panels
 
-from services.telemetry.names import CATALOGUE
+from services.telemetry.catalogue import CATALOGUE
 
 OF_HISTOGRAMS = re.compile(r"_(bucket|sum|count)$")
 NOT_SHOWN = {

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from deploy.monitor.servers import SHIPPED, prometheus_config
-from services.telemetry.names import CATALOGUE
+from services.telemetry.catalogue import CATALOGUE
 
 ROOT = Path(__file__).parents[4]
 PLAYED = Path(__file__).with_name("alerts.yml")

@@ -13,7 +13,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2Config, Qwen3Config
 
 from deploy.runs.configs import load_config
-from deploy.runs.model_sources import converted, is_gguf, with_local_model
+from deploy.runs.gguf import converted, is_gguf
+from deploy.runs.model_sources import with_local_model
 from deploy.runs.policies import find_policy
 from services.errors import UserError
 from services.tokenizer import first_tokens, load_tokenizer

@@ -8,7 +8,7 @@ import pytest
 
 from deploy.runs.health import RULES, warnings
 from services.config.sections import CreditSection
-from services.telemetry.names import CATALOGUE, HEALTH_RULES
+from services.telemetry.catalogue import CATALOGUE, HEALTH_RULES
 
 HEALTHY = {"step": 1, "success_rate": 0.5, "episode_length": 20.0, "invalid_share": 0.02, "inadmissible_share": 0.8,
            "grad_norm": 0.3, "loss/entropy": 0.3, "credit/flat_share": 0.25}

@@ -9,7 +9,7 @@ from toy_environment import ToyEnvironment, solution
 
 from envservice.server.app import Settings, create_app
 from envservice.wire import MAX_ACTION, MAX_ACTIONS, MAX_BATCH, MAX_BODY
-from services.telemetry.names import CATALOGUE
+from services.telemetry.catalogue import CATALOGUE
 
 TASK = "toy/train/00"
 

@@ -6,7 +6,8 @@ import pytest
 from services.config.env import EnvSection
 from services.config.tree import Config
 from services.controller.evaluation import summarise
-from services.controller.tickets import EvalRequest, MixedStream, TaskStream, TrainTickets
+from services.controller.task_streams import MixedStream, TaskStream
+from services.controller.tickets import EvalRequest, TrainTickets
 from services.records import Episode, Version
 
 ENV = EnvSection(name="alfworld", max_steps=30, weight=3, more=(EnvSection(name="search", max_steps=4),))

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 import pytest
 
 from services.config.tree import Config
-from services.controller.tickets import ContrastSampler, TaskStream, TrainTickets
+from services.controller.task_streams import ContrastSampler, TaskStream
+from services.controller.tickets import TrainTickets
 from services.telemetry.task_types import type_columns
 
 TASKS = [*(f"pick-{n:02d}" for n in range(30)), *(f"cool-{n:02d}" for n in range(10))]

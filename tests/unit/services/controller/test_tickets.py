@@ -4,7 +4,8 @@ import pytest
 
 from services.config.env import EnvSection
 from services.config.tree import Config
-from services.controller.tickets import Demand, EvalRequest, TaskStream, TrainTickets
+from services.controller.task_streams import TaskStream
+from services.controller.tickets import Demand, EvalRequest, TrainTickets
 from services.records import Version
 
 

@@ -15,10 +15,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from services.errors import UserError
 from services.telemetry import heartbeat
+from services.telemetry.catalogue import CATALOGUE, Role
 from services.telemetry.exposition import MAX_WORKERS, Exposition, serving
 from services.telemetry.heartbeat import Beat, Beating, Heartbeat, decode
 from services.telemetry.meters import OTHER, Meters
-from services.telemetry.names import CATALOGUE, Role
 
 
 def series(beats: dict[str, Beat]) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:

@@ -8,7 +8,7 @@ from itertools import chain
 import pytest
 
 from services.errors import AgentFault, EngineFault, EnvFault, StoreFault
-from services.telemetry.names import CATALOGUE, DROP_REASONS, reason_class
+from services.telemetry.catalogue import CATALOGUE, DROP_REASONS, reason_class
 
 UNITS = ("_seconds", "_bytes", "_ratio", "_steps", "_groups")
 MOST_SERIES = 450
