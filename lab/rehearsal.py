@@ -84,7 +84,7 @@ class Rehearsal:
         """Calls `gagpo scale` on the laptop, and waits until so many workers play, and none leaves."""
         with self.told.act(f"gagpo scale rollout={count}: {count} play"):
             done = self.stage.call("gagpo", "scale", str(self.job.folder), f"rollout={count}")
-            if done.returncode or "does not go on" in done.stdout:
+            if done.returncode or "the run is stopped" in done.stdout:
                 raise Lost(f"gagpo scale: {done.stdout}{done.stderr}")
             self.job.wait(f"{count} workers", lambda: self.job.workers() == {"running": count})
             self.job.wait_for_episodes_of(count)

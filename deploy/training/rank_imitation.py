@@ -39,8 +39,8 @@ OnProgress = Callable[[SftProgress], object]
 class ImitatingRanks(LearnerRanks):
     """The ranks of one cold start.
 
-    After `attempts` failures in a row without a new state, poll() gives up. It raises Fault if a rank was killed at
-    last, else UserError. `kept` returns the number of updates in the newest state.
+    After `attempts` failures in a row without a new state, poll() gives up. It raises Fault if the last failure was a
+    kill, else UserError. `kept` returns the number of updates in the newest state.
     """
 
     def __init__(self, *arguments: Any, attempts: int, kept: Callable[[], int], **keys: Any) -> None:
@@ -60,8 +60,8 @@ class ImitatingRanks(LearnerRanks):
                        f"(learner.step_attempts), last: {end.reason}")
             if end.killed:  # by a loss of nodes, say: another start may help
                 raise Fault(f"{message}; to continue: the same command, or --resume for a run")
-            raise UserError(message, "continue with a smaller learner.token_budget or learner.offload=true, or begin "
-                            "another one (name=..., or --out) with a lower sft.lr")
+            raise UserError(message, "continue with a smaller learner.token_budget or learner.offload=true, or start "
+                            "another cold start (name=..., or --out) with a lower sft.lr")
         return end
 
 
@@ -73,7 +73,8 @@ def imitate(config: Config, model: Path, out: Path, lesson: Lesson, *, report: R
     REPORT_SECONDS of training.
 
     Uses the Ray that this process is connected to; without one it connects as a run does. Raises UserError, RayLost for
-    a Ray of the caller's, and Fault if the ranks cannot start or find no place.
+    a Ray of the caller's, and Fault if the ranks cannot start or find no place, or if the last of
+    `learner.step_attempts` failures was a kill.
     """
     loaded = sys.modules.get("ray")  # imported before its variables are set, it would not find a private cluster
     connected = loaded is not None and loaded.is_initialized()
@@ -113,7 +114,8 @@ def _imitate(config: Config, order: Order, *, report: Report, on_progress: OnPro
     from learner.actor import ImitatingActor
 
     learner, file = config.learner, order.work / PROGRESS
-    file.unlink(missing_ok=True)  # of a Ray or a driver that died
+    retry_files(lambda: file.unlink(missing_ok=True), seconds=learner.collective_s,
+                what=f"{file} could not be removed", note=report)  # left by an attempt whose Ray or driver died
     progress = LastValue(partial(_read, file), seconds=learner.collective_s)
     rank_group = ImitatingRanks(
         learner.ranks,
@@ -134,19 +136,19 @@ def _imitate(config: Config, order: Order, *, report: Report, on_progress: OnPro
 
 
 class _Reporter:
-    """Reports what rank 0 writes: after each start the state from which it continues, and then its progress every
+    """Reports what rank 0 writes: its messages (the state from which it continues, a full disk), and its progress every
     REPORT_SECONDS."""
 
     def __init__(self, report: Report, on_progress: OnProgress) -> None:
         self._report, self._on_progress = report, on_progress
-        self._begun: Any = None
+        self._notice: Any = None
         self._reported_at = 0.0
 
     def pass_on(self, facts: Mapping[str, Any]) -> None:
-        begun, training = facts.get("begun"), facts.get("training")
-        if begun and begun != self._begun:
-            self._begun = begun
-            for line in begun[1]:
+        notice, training = facts.get("begun"), facts.get("training")
+        if notice and notice != self._notice:
+            self._notice = notice
+            for line in notice[1]:
                 self._report(line)
         if training and not 0 <= training["seconds"] - self._reported_at < REPORT_SECONDS:  # new ranks begin earlier
             self._reported_at = training["seconds"]

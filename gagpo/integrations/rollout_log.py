@@ -1,6 +1,7 @@
 """The log of a trainer that is not ours: a run's folder for `gagpo explore`, and JSON lines for `gagpo credit`.
 
-    config.yaml, run.json         the model and the options of the estimator
+    config.yaml                       the name, the model and the options of the estimator
+    run.json                          the run's id
     episodes/step-00000001.parquet    the episodes that a learner step trained on, with their credit
     groups/step-00000001.jsonl        the same groups in the form of `gagpo credit`
 """

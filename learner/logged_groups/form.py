@@ -105,8 +105,10 @@ def parse_group(data: str | bytes | Mapping[str, Any], where: str = "") -> Logge
         field = re.sub(r"\[(\d+)\]", r".\1", path.strip("`")).removeprefix("$.")
         unknown = re.fullmatch(r"Object contains unknown field `(\w+)`", what)
         source = OTHER_FORMS.get(unknown[1]) if unknown and not path else None
-        raise UserError(f"{where}{field + ': ' if field else ''}{what}",
-                        f"give --from {source}" if source else "see gagpo credit --help for the form") from None
+        fix = f"give --from {source}" if source else "see gagpo credit --help for the form"
+        if not isinstance(data, (str, bytes)):  # a caller in Python
+            fix = "docs/tasks/logged-episodes.md has the form"
+        raise UserError(f"{where}{field + ': ' if field else ''}{what}", fix) from None
 
 
 def credit_options(given: Mapping[str, Any]) -> CreditSection:

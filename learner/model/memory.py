@@ -1,7 +1,7 @@
 """Computes how much memory training needs, from the shape of the model. Pure and light: plans of runs use it too.
 
-All sizes are in bytes. Legend: P parameters, S tokens of a pack, c bytes of a number in the compute format (2 in
-bfloat16, 4 in float32). tests/parity/learner/test_memory.py compares the activations with what autograd saves.
+All sizes are in bytes. Legend: T tokens, V vocabulary, c bytes of a number in the compute format (2 in bfloat16, 4 in
+float32). tests/parity/learner/test_memory.py compares the activations with what autograd saves.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SCORE = 8
 SHARE = 0.9
 """Share of the device's memory that the plan may use. The rest is for the allocator and for kernels."""
 HEAD_ROOM = 0.05
-"""Share of a GPU that must stay free, for what no allocator can use."""
+"""Share of a shared GPU that neither process may plan with: fragmentation takes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,8 @@ class Training:
     adapters: int = 0
     """Number of parameters of the adapters; 0 if all weights are trained."""
     grid: bool = False
-    """Whether attention lays rows out as a rectangle, as it does without CUDA."""
+    """Whether attention lays rows out as a rectangle, as it does without CUDA and in float32. Families that always need
+    it are not counted."""
     longest: int = 0
     """Tokens of the longest row, which count if scores are capped."""
 
@@ -275,7 +276,8 @@ def training_of(config: Config, *, critic: bool, adapters: int = 0, teacher: int
 def adapter_parameters(shape: Shape, lora: LoraSection) -> int:
     """Returns the number of parameters of the adapters; 0 if there are none.
 
-    Layers with other names count as feed-forward layers: with 0 parameters all weights would count as trained.
+    Layers with other names count as feed-forward layers. As 0 the sum could be 0, which means that all weights are
+    trained.
     """
     h, i, q, k = shape.hidden, shape.intermediate, shape.queries, shape.keys
     sides = {"q_proj": h + q, "k_proj": h + k, "v_proj": h + k, "o_proj": q + h, "qkv_proj": h + q + 2 * k,

@@ -20,7 +20,7 @@ PEAKS = {
     "L4": 121e12, "A10": 125e12,
 }
 """Words of a device's name, the more specific ones first -> FLOPs per second of its tensor cores in bfloat16 for dense
-matrices. Data sheets name twice as many first, for sparse ones."""
+matrices. Some data sheets print only twice as many, for sparse ones."""
 UNLIKE = ("NVL", "MIG")
 """Words in a device's name for slower variants: boards with less power, and slices of a GPU."""
 BACKWARD = 2

@@ -22,6 +22,7 @@ import msgspec
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.routing import APIRoute
 from pydantic import Field
 from starlette.exceptions import HTTPException
 
@@ -49,7 +50,6 @@ Finder = Callable[[Request], OpenEpisode]
 
 
 COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
-NO_SUCH = f"the policy is asked by POST {COMPLETIONS}, {RESPONSES} or {MESSAGES}"
 MODEL = {"id": "policy", "object": "model", "created": 0, "owned_by": "gagpo", "type": "model",
          "display_name": "policy", "created_at": "1970-01-01T00:00:00Z"}
 """The only model in the list of models, in the form of OpenAI and of Anthropic. A request may name any model."""
@@ -128,9 +128,12 @@ def _errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def other(request: Request, error: HTTPException) -> JSONResponse:
-        unknown = f"there is no {request.method} {request.url.path} here: {NO_SUCH}"
-        reasons = {404: unknown, 405: unknown, 400: NO_JSON}  # 400: the body could not be read
-        return _error(request, error.status_code, reasons.get(error.status_code, str(error.detail)))
+        reason = str(error.detail)
+        if error.status_code in (404, 405):
+            reason = f"there is no {request.method} {request.url.path} here, but {', '.join(_routes(app))}"
+        elif error.status_code == 400:  # the body could not be read
+            reason = NO_JSON
+        return _error(request, error.status_code, reason)
 
     @app.exception_handler(EpisodeOver)
     async def over(request: Request, error: EpisodeOver) -> JSONResponse:
@@ -140,6 +143,11 @@ def _errors(app: FastAPI) -> None:
     @app.exception_handler(Fault)
     async def fault(request: Request, error: Fault) -> JSONResponse:
         return _error(request, 410, f"the episode ended by a fault: {error}", "episode_failed")
+
+
+def _routes(app: FastAPI) -> list[str]:
+    """Returns each method with its path, such as `POST /v1/messages`."""
+    return [f"{method} {route.path}" for route in app.routes if isinstance(route, APIRoute) for method in route.methods]
 
 
 def _error(request: Request, status: int, message: str, kind: str = "invalid_request_error") -> JSONResponse:

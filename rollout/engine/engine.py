@@ -3,8 +3,8 @@ the worker's process imports no vLLM.
 
 An update, under one deadline:
 
-    check ▸ the digest, while requests continue      file ▸ of the machine, which vLLM's process maps; or `swap`, if
-                                                     the version came from GPU to GPU (rollout/weights/receiver.py)
+    check ▸ the digest, while requests continue      file ▸ one per machine, which vLLM maps. `swap` needs none: its
+                                                     version came from GPU to GPU (rollout/weights/receiver.py)
     pause(keep) ▸ requests freeze, KV is dropped     load ▸ weights replaced in place
     reset the prefix cache                           resume ▸ frozen requests recompute their KV under the new weights
     probe ▸ the canary (services/weights/canary.py)  release samples that finished meanwhile
@@ -120,6 +120,8 @@ class Engine:
         self._canaries = CanaryCheck()
         self._wrong = 0
         """Number of updates whose canary failed."""
+        self._right = True
+        """Whether the weights are right, as far as is known: the last canary did not fail."""
         self._released = asyncio.Event()
         self._released.set()
 
@@ -140,7 +142,8 @@ class Engine:
 
     async def sample(self, prompt_ids: Sequence[int], *, temperature: float, seed: int, max_tokens: int,
                      stop_token_ids: Sequence[int], request_id: str, stop_texts: Sequence[str] = ()) -> Sample:
-        """Samples one response, up to one of the tokens or to the token that completes one of the texts.
+        """Samples one response. It ends with a token of `stop_token_ids`, with the token that completes a text of
+        `stop_texts`, or after `max_tokens`.
 
         Waits first for a free slot, and while the engine is `paused`. Raises EngineFault if the engine died or makes no
         step for rollout.sample_seconds.
@@ -205,6 +208,7 @@ class Engine:
             await self._call("resume_generation")
             self.paused_seconds = time.monotonic() - started
             fault = await self._probe(version, canary)
+            self._right = not fault
             if fault:
                 self._wrong += 1
                 self._extend(None)
@@ -229,7 +233,8 @@ class Engine:
             if not await self._call("wake_up"):
                 raise EngineFault("a part of it stays asleep")
             self._extend(self._config.sample_seconds)
-        self._released.set()
+        if self._right:
+            self._released.set()
 
     async def while_alive(self, work: Coroutine[Any, Any, T]) -> T:
         """Returns the result of `work`. Cancels it and raises EngineFault if vLLM's process ends first: a wait for
@@ -311,22 +316,24 @@ class Engine:
         again = await asyncio.gather(*(
             self._generate(prompt + answer["ids"], f"{name}/again/{k}", max_tokens=1, prompt_logprobs=0)
             for k, (prompt, answer) in enumerate(zip(PROMPTS, answers, strict=True))))
-        if any([span[0] for span in answer["spans"]] != [version.name] for answer in answers + again):
-            raise EngineFault(f"the probe was sampled by {answers[0]['spans']}, not by {version.short}")
+        for answer in answers + again:
+            if [span[0] for span in answer["spans"]] != [version.name]:
+                raise EngineFault(f"the probe was sampled by {answer['spans']}, not by {version.short}")
         parts = [np.split(np.array(answer["prompt_logprobs"]), [len(prompt) - 1])
                  for prompt, answer in zip(PROMPTS, again, strict=True)]
-        read, reread = (np.concatenate(part).tolist() for part in zip(*parts, strict=True))
+        prompt_logprobs, answer_logprobs = (np.concatenate(part).tolist() for part in zip(*parts, strict=True))
         written = [logprob for answer in answers for logprob in answer["logprobs"]]
-        if not np.isfinite(read + reread + written).all():
-            raise EngineFault(f"version {version.short} samples with logprob {written}")
-        return "" if canary is None else self._canaries.fault(
-            version, canary, Played(logprobs=read, written=written, read=reread))
+        played = Played(logprobs=prompt_logprobs, written=written, read=answer_logprobs)
+        if not np.isfinite(prompt_logprobs + answer_logprobs + written).all():
+            raise EngineFault(f"version {version.short} has logprobs that are not finite: {played}")
+        return "" if canary is None else self._canaries.fault(version, canary, played)
 
     @contextlib.asynccontextmanager
     async def _guard(self, doing: str, key: str, *, extended: bool = False) -> AsyncIterator[None]:
-        """Turns any exception of the block but UserError, also its deadline, into the EngineFault that ends the engine.
+        """Turns an exception or timeout of the block into an EngineFault, which ends the engine. UserError and
+        cancellation pass.
 
-        `key` of the section `rollout` has the deadline in seconds. `extended`: each step of the engine extends it.
+        `key`: the key of the section `rollout` with the timeout. `extended`: each step of the engine starts it again.
         """
         try:
             async with asyncio.timeout(getattr(self._config, key)) as timeout:

@@ -61,7 +61,8 @@ class Evaluation:
             self.weights_gone |= reason_class(drop.reason) == "weights_gone"
 
     def give_up(self) -> None:
-        """Drops its remaining groups. The same tasks may be issued again, for another version."""
+        """Drops what is unfinished of all evaluations in the store, and deletes the rest. The same tasks may be issued
+        again, for another version."""
         clear(self._store, self._lease, f"the weights of version {self.request.version.short} are gone")
 
     def collect(self) -> list[Episode] | None:
@@ -112,7 +113,8 @@ def best_of_repeats(episodes: Sequence[Episode], samples: int) -> dict[str, dict
     """Returns the expected best of k of each game's `samples` episodes, by k: 2, 4, ... and `samples` itself.
 
     pass_at: share of games won at least once; best_score: the environment's own score, if all episodes have one. Each
-    is a mean over games, with the ends of its 95% interval next to it (_low, _high). Nothing without repeats.
+    is a mean over games, with the ends of its 95% interval next to it (_low, _high). {} without repeats. A
+    measure is left out if a game lacks an episode or its score.
     """
     wins, scores = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
     for episode in episodes:

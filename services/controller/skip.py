@@ -29,9 +29,12 @@ def skip_step(store: Store, lease: Lease, step: int, *,
     counts = store.counts()
     within = counts.retired_step < step <= counts.last_step
     if not within or (step < counts.last_step and _manifest(store, step).groups):
-        possible = f"only step {counts.last_step}" if counts.last_step > counts.retired_step else "no step"
-        raise UserError(f"learner step {step} cannot be skipped: {possible} can be (the steps up to "
-                        f"{counts.retired_step} are in a checkpoint)", "leave --skip-step out, or name that step")
+        possible = "no step"
+        if counts.last_step > counts.retired_step:
+            possible = f"only step {counts.last_step}, or one with a damaged manifest,"
+        kept_until = f" (the steps up to {counts.retired_step} are in a checkpoint)" if counts.retired_step else ""
+        raise UserError(f"learner step {step} cannot be skipped: {possible} can be{kept_until}",
+                        "leave --skip-step out, or name that step")
     supply = store.supply()
 
     def kept(groups: Sequence[str], reason: str) -> list[Drop]:
@@ -39,7 +42,7 @@ def skip_step(store: Store, lease: Lease, step: int, *,
         keep(dropped)
         return list(dropped)
 
-    # First, so that the same command ends what a process began that dies in between: the manifest is still there.
+    # First: if the process dies after this, the manifest still exists, so the same command can be repeated.
     waiting = [group for group in (*supply.ready, *supply.unfinished) if store.needs(group) >= step]
     store.drop(lease, *kept(waiting, WAITING))
     skipped: list[Drop] = []

@@ -21,8 +21,7 @@ OWN_CODE = "--own-code"
 """The option by which a command that looks at a run imports the code that its config names."""
 
 Judge = Callable[[str, str], None]
-"""Takes a config key and the name `module:attribute` that it has, before that is imported. Raises UserError to refuse
-it."""
+"""Called with a config key and its value `module:attribute`, before the import. Raises UserError to refuse it."""
 
 _judge: Judge | None = None
 
@@ -44,7 +43,7 @@ def judging_imports(judge: Judge) -> Iterator[None]:
 
 def refuse(key: str, target: str) -> None:
     """Raises OwnCodeRefusedError: a Judge for commands that look at the runs of others."""
-    raise OwnCodeRefusedError(f"{key}={target} is code that does not come with gagpo, and looking runs none",
+    raise OwnCodeRefusedError(f"{key}={target} is code that does not come with gagpo, and this command imports none",
                               f"add {OWN_CODE} to import it, if you trust it")
 
 
@@ -84,7 +83,7 @@ def as_user_error(what: str, fix: str, *,
 def make_object(target: str, *, kind: str, key: str) -> Any:
     """Imports `module:attribute`. If it is a class, returns an instance of it.
 
-    Raises UserError as `import_object` does, and for a class whose constructor raises, as one that needs arguments.
+    Raises UserError as `import_object` does, and if the constructor fails, for example because it needs arguments.
     """
     own = import_object(target, kind=kind, key=key)
     if not isinstance(own, type):
@@ -116,7 +115,7 @@ def import_object(target: str, *, kind: str, key: str, shipped: bool = False) ->
     except ModuleNotFoundError as error:
         # Either a part of the module's own path is missing, or a package that the module imports.
         missing = error.name or ""
-        fix = f"install {missing}"
+        fix = f"install {missing}" if missing else f"fix {module}"
         if f"{module}.".startswith(f"{missing}."):
             fix = (spelling_hint(target) if module.endswith(".py") else _hidden(module)) or \
                 "install its package, or put its folder on PYTHONPATH, or start in that folder"

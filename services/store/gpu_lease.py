@@ -1,6 +1,7 @@
 """The memory of GPUs that rollout workers and learner ranks fill in turns, one of each on every GPU (`rollout.sleep`).
 
-A lease in the store for each GPU says whose turn it is, so the two never fill it at once, whoever of them dies.
+A lease in the store for each GPU says whose turn it is, so they take turns even if one dies. A holder that lost its
+lease notices at its next `check`; until then both may fill the GPU.
 
     worker    takes its GPU before its engine starts or wakes up. If the learner wants it: sleeps, then gives it up
     learner   asks for all GPUs by its heartbeat, takes each once its worker has given it up, trains, gives them back

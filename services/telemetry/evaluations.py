@@ -51,7 +51,7 @@ def env_scores(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _intervals(row: Mapping[str, Any]) -> dict[str, tuple[float, float, float]]:
-    """Returns mean, low and high of each environment; without those of which a damaged row lacks one."""
+    """Returns mean, low and high of each environment. One is left out if a damaged row lacks any of its numbers."""
     rates, lows, highs = (row.get(key) or {} for key in ENVIRONMENTS)
     return {name: (rates[name], lows[name], highs[name]) for name in rates
             if None not in (rates[name], lows.get(name), highs.get(name))}
@@ -63,7 +63,8 @@ def envs_of(evaluations: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def in_env(evaluations: Sequence[Mapping[str, Any]], env: str) -> list[dict[str, Any]]:
-    """Returns the evaluations of a run with several environments as if it had played one of them alone."""
+    """Returns the evaluations that have results in `env`, with its success rate, interval and `tasks`. All other keys
+    still cover all environments."""
     rows: list[dict[str, Any]] = []
     for row in evaluations:
         if interval := _intervals(row).get(env):

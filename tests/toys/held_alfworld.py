@@ -1,8 +1,8 @@
-"""ALFWorld with chosen games that stop in the middle until a test lets them go on.
+"""ALFWorld with chosen games that stop in the middle until a test lets them continue.
 
 A run on it stands still where a test wants to break it, however fast or slow the machine is. The environment variable
-HELD_TASKS names the file that lists these games; without the file no game stops. Demonstrations are played on: they
-are made without a server.
+HELD_TASKS names the file that lists these games; without the file no game stops. Games of demonstrations never stop:
+they do not run in a server.
 """
 
 from __future__ import annotations

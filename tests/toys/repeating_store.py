@@ -1,4 +1,4 @@
-"""A store whose connection repeats calls, as it does after a lost reply: Redis has run them before."""
+"""A store that runs calls several times, as a client does when Redis ran a call and its reply was lost."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar

@@ -86,6 +86,9 @@ async def check_noticed(scene: SimpleNamespace, fault: str, way: str) -> None:
     with pytest.raises(WrongWeights, match="its logprobs"):
         await send(scene, 1, way)
     assert scene.engine.paused, "no sample of wrong weights leaves the engine"
+    await scene.engine.sleep()
+    await scene.engine.wake()
+    assert scene.engine.paused, "also after it has slept"
     await scene.engine.call("mutate", mutation="")
     await send(scene, 1, way)
     assert not scene.engine.paused

@@ -189,3 +189,9 @@ def test_numbers_of_numpy_are_numbers():
     assert (made.episodes[0].steps[0].reward, made.episodes[0].steps[0].invalid) == (0.5, True)
     with pytest.raises(UserError, match="object is no text"):
         parse_group({"episodes": [{"steps": [{"state": "S", "reward": object()}]}]})
+
+
+def test_a_wrong_field_of_a_mapping_is_told_without_options_of_the_command():
+    """A caller in Python was told to give --from."""
+    with pytest.raises(UserError, match=r"^Object contains unknown field `prompt`; docs/tasks/logged-episodes\.md has"):
+        parse_group({"prompt": "x", "completion": "y"})

@@ -27,7 +27,7 @@ def test_multiplications_are_those_that_torch_counts(tiny_model, tied: bool):
     model.set_attn_implementation("gagpo_packed")
     policy = Policy(model)
     counter = FlopCounterMode(display=False)
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:  # the fused kernel is one that it does not know
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:  # it does not count the fused kernel
         policy(pack_rows(rows, np.arange(2), torch.device("cpu")))
     half_squares = 2 * 64 * 2 * (40**2 + 40**2)  # heads x width, layers, rows
     assert forward_flops(policy, rows) == counter.get_total_flops() - half_squares
@@ -54,7 +54,7 @@ def test_the_peak_is_that_of_the_very_device():
     "NVIDIA GeForce RTX 3060", "NVIDIA L40", "NVIDIA A10G", "NVIDIA RTX A1000", "NVIDIA GH200 480GB",
     "NVIDIA H100 NVL", "NVIDIA H200 NVL", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"])
 def test_a_device_whose_name_only_resembles_a_listed_one_has_no_peak(name):
-    """NVL boards run slower than those of the same name, and a slice of a GPU is none."""
+    """NVL boards run slower than those of the same name, and a MIG slice is not a full GPU."""
     assert peak(name) is None
 
 

@@ -45,6 +45,16 @@ def test_a_module_that_lies_in_the_folder_and_is_not_found_is_told_why(
         import_object(target, kind="estimator", key="learner.credit.estimator")
 
 
+def test_a_missing_package_without_a_name_is_told_by_the_modules_own_words(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The fix was "install " and nothing else."""
+    (tmp_path / "needing.py").write_text("raise ModuleNotFoundError('needs the extra')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with pytest.raises(UserError, match=r"cannot be imported \(needs the extra\); fix needing$"):
+        import_object("needing:Above", kind="estimator", key="learner.credit.estimator")
+
+
 @pytest.mark.parametrize(("target", "fix"), [
     ("mine.Above", "write mine:Above"), ("./mine.py:Above", "write mine:Above"),
     ("pkg/est.py:A", "write pkg.est:A"), ("pkg/est:A", "write pkg.est:A"),
