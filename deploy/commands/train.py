@@ -143,11 +143,11 @@ def _cold_start(args: argparse.Namespace) -> int:
 
 def _empty(out: Path) -> None:
     """Removes the folder of an interrupted cold start. Raises UserError for any other folder that is not empty."""
-    from learner.cold_start.states import folder_of, kept
+    from learner.cold_start.states import folder_of, state_steps
 
     if not out.exists() or not any(out.iterdir()):
         return
-    if (out / "sft.json").exists() or not kept(folder_of(out)):
+    if (out / "sft.json").exists() or not state_steps(folder_of(out)):
         raise UserError(f"{out} is not empty", "give a new folder with --cold-start")
     shutil.rmtree(out)
 

@@ -254,9 +254,9 @@ def _trainer(config: Config, path: Path | None, out: Path, tokenizer: PreTrained
     """Returns the function that trains, on the learner's ranks or in this process. A single rank also continues a state
     that several ranks have written."""
     from deploy.training.rank_imitation import imitate
-    from learner.cold_start.states import folder_of, kept
+    from learner.cold_start.states import folder_of, state_steps
 
-    if path is not None and (config.imitates_on_ranks or kept(folder_of(out))):
+    if path is not None and (config.imitates_on_ranks or state_steps(folder_of(out))):
         return partial(imitate, config, path)
     return partial(_train_in_process, config, path, tokenizer)
 

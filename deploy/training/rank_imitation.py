@@ -24,7 +24,7 @@ from deploy.members.ray_actor import LearnerRanks
 from deploy.training.cold_start import Report
 from learner.cold_start.sft import REPORT_SECONDS, Lesson, Order, SftProgress
 from learner.cold_start.sft_data import PROGRESS, ROWS, save_rows
-from learner.cold_start.states import folder_of, kept
+from learner.cold_start.states import folder_of, state_steps
 from services.config.tree import Config
 from services.controller.member import End
 from services.controller.supervise import Supervisor
@@ -40,20 +40,20 @@ class ImitatingRanks(LearnerRanks):
     """The ranks of one cold start.
 
     After `attempts` failures in a row without a new state, poll() gives up. It raises Fault if the last failure was a
-    kill, else UserError. `kept` returns the number of updates in the newest state.
+    kill, else UserError. `newest_state` returns the number of its updates.
     """
 
-    def __init__(self, *arguments: Any, attempts: int, kept: Callable[[], int], **keys: Any) -> None:
+    def __init__(self, *arguments: Any, attempts: int, newest_state: Callable[[], int], **keys: Any) -> None:
         super().__init__(*arguments, **keys)
         self._attempts, self._failed = attempts, 0
-        self._kept, self._reached = kept, 0
+        self._newest_state, self._reached = newest_state, 0
 
     def poll(self) -> End | None:
         end = super().poll()
         if end is None or not end.reason:
             return end
-        if (kept := self._kept()) > self._reached:
-            self._reached, self._failed = kept, 0
+        if (updates := self._newest_state()) > self._reached:
+            self._reached, self._failed = updates, 0
         self._failed += 1
         if self._failed >= self._attempts:
             message = (f"the cold start failed {self._failed} times after update {self._reached} "
@@ -105,7 +105,7 @@ def _shared_folder(config: Config, lesson: Lesson, out: Path, report: Report) ->
                     note=report)
         yield work
     except BaseException:
-        if not kept(work):
+        if not state_steps(work):
             shutil.rmtree(work, ignore_errors=True)
         raise
 
@@ -124,7 +124,7 @@ def _imitate(config: Config, order: Order, *, report: Report, on_progress: OnPro
         # Undivided GPUs, since no worker shares them yet: Ray would put two halves on one.
         bundle(cpus=learner.cpus, gpus=math.ceil(learner.gpus), nodes=config.placement.learner),
         fewest=learner.fewest_ranks, attempts=learner.step_attempts,
-        kept=lambda: progress.now().get("kept", 0))
+        newest_state=lambda: progress.now().get("kept", 0))
     with _watched(config, rank_group, progress, report) as supervisor:
         reporter = _Reporter(report, on_progress)
         while not supervisor.finished(rank_group):

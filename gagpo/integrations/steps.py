@@ -25,7 +25,7 @@ from learner.logged_groups.form import (
     LoggedEpisode,
     LoggedGroup,
     LoggedStep,
-    check_read,
+    check_fields,
     credit_of,
     credit_options,
 )
@@ -144,7 +144,7 @@ def step_advantages(uids: Sequence[str], rewards: Sequence[float], options: Cred
             raise UserError(f"{where} has the reward {reward:g}",
                             f"correct the function that gives it: a reward is a number up to {LARGEST_LOGGED_REWARD:g}")
         step = LoggedStep(state=uid.observation, reward=float(reward), invalid=uid.invalid, action=uid.action)
-        check_read([(where, step)], options.estimator)
+        check_fields([(where, step)], options.estimator)
         first = rows.setdefault(str(uid), {}).setdefault(uid.episode, {}).setdefault(uid.turn, step)
         if not _repeats(step, first):
             raise UserError(f"{where} is there twice, and differs", "give each episode of a group an id of its own")

@@ -133,7 +133,7 @@ class States:
     def _find(self) -> tuple[Reached, tuple[str, ...]]:
         """Returns the position of the newest state that can be used, and lines for the user."""
         self._digest, lines = digest_of(self._learner.config, self._order), list[str]()
-        for updates in reversed(kept(self._folder)):
+        for updates in reversed(state_steps(self._folder)):
             folder = self._named(updates)
             try:
                 meta = _read(folder)
@@ -150,7 +150,7 @@ class States:
 
     def _make_room(self, draft: Path) -> bool:
         """Removes all but the newest state, and creates the folder of the next. Returns whether the disk has room."""
-        for old in (*self._folder.glob(".state-*"), *map(self._named, kept(self._folder))):
+        for old in (*self._folder.glob(".state-*"), *map(self._named, state_steps(self._folder))):
             if old != self._named(self._newest):
                 shutil.rmtree(old)
         needed = 4 * self._learner.shape.parameters + sum(
@@ -187,7 +187,7 @@ def folder_of(out: Path) -> Path:
     return out.absolute().with_name(f".{out.name}.ranks")
 
 
-def kept(folder: Path) -> list[int]:
+def state_steps(folder: Path) -> list[int]:
     """Returns the updates of all states in the folder, oldest first."""
     matches = (_FOLDER.fullmatch(path.name) for path in folder.glob("state-*"))
     return sorted(int(match[1]) for match in matches if match)

@@ -44,7 +44,7 @@ Reward = Annotated[float, msgspec.Meta(ge=-LARGEST_LOGGED_REWARD, le=LARGEST_LOG
 
 OF_RUNS = ("prompt", "environment")
 """State keys that compare what only a run records."""
-OTHER_FORMS = {"input": "verl", "output": "verl", "uid": "verl", "task": "agents", "messages": "chat",
+SOURCE_BY_FIELD = {"input": "verl", "output": "verl", "uid": "verl", "task": "agents", "messages": "chat",
                "prompt": "chat", "completion": "chat", "example_id": "chat", "reward": "chat"}
 """Maps a field that no group has to the `--from` whose lines have it."""
 
@@ -104,7 +104,7 @@ def parse_group(data: str | bytes | Mapping[str, Any], where: str = "") -> Logge
         what, _, path = str(error).partition(" - at ")
         field = re.sub(r"\[(\d+)\]", r".\1", path.strip("`")).removeprefix("$.")
         unknown = re.fullmatch(r"Object contains unknown field `(\w+)`", what)
-        source = OTHER_FORMS.get(unknown[1]) if unknown and not path else None
+        source = SOURCE_BY_FIELD.get(unknown[1]) if unknown and not path else None
         fix = f"give --from {source}" if source else "see gagpo credit --help for the form"
         if not isinstance(data, (str, bytes)):  # a caller in Python
             fix = "docs/tasks/logged-episodes.md has the form"
@@ -137,15 +137,15 @@ def _check_state_key(state_key: str) -> None:
 def credit_of(groups: Sequence[LoggedGroup], options: CreditSection) -> list[Credit]:
     """Returns one credit per group. The groups count as one learner step: `normalize: batch` is over all of them.
 
-    Raises UserError as check_read and check_credit do, if the state key compares lists of admissible actions and there
-    are none, and if an estimator of the user's own ends the process.
+    Raises UserError as check_fields and check_credit do, if the state key compares lists of admissible actions and
+    there are none, and if an estimator of the user's own ends the process.
     """
     chosen = estimator(options.estimator)
     if options.state_key == LISTED_KEY and all(step.admissible is None for group in groups
                                                for episode in group.episodes for step in episode.steps):
         raise UserError(f"no step has a list of admissible actions, and the state key {LISTED_KEY} compares them",
                         "give each step its list as `admissible`, or choose another state key")
-    check_read(((f"step {t} of episode {k} of group {group.id or number}", step)
+    check_fields(((f"step {t} of episode {k} of group {group.id or number}", step)
                 for number, group in enumerate(groups, 1) for k, episode in enumerate(group.episodes)
                 for t, step in enumerate(episode.steps)), options.estimator)
     ended = f"the estimator {options.estimator} ended the process"
@@ -210,7 +210,7 @@ def quality_warnings(groups: Sequence[LoggedGroup], credits: Sequence[Credit], o
     return lines
 
 
-def check_read(steps: Iterable[tuple[str, LoggedStep]], name: str) -> None:
+def check_fields(steps: Iterable[tuple[str, LoggedStep]], name: str) -> None:
     """Raises UserError if the steps lack a field that the estimator of that name reads.
 
     `steps`: (place of the step in messages, step).

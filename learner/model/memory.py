@@ -24,7 +24,7 @@ WRITTEN_AT_ONCE = GIB
 """Bytes of one file of a checkpoint, unless a single tensor is larger. safetensors holds a file twice to write it."""
 SCORE = 8
 """Bytes of a capped score that a layer saves: 2 + 4 + 2 in bfloat16, 4 + 4 in float32."""
-SHARE = 0.9
+PLANNED_SHARE = 0.9
 """Share of the device's memory that the plan may use. The rest is for the allocator and for kernels."""
 HEAD_ROOM = 0.05
 """Share of a shared GPU that neither process may plan with: fragmentation takes it."""
@@ -285,8 +285,8 @@ def adapter_parameters(shape: Shape, lora: LoraSection) -> int:
     return lora.rank * shape.layers * sum(sides.get(name, h + i) for name in lora.targets)
 
 
-def settled(training: Training, shape: Shape, checkpointing: bool | Literal["auto"],
-            device_bytes: int | None) -> Training:
+def decide_checkpointing(training: Training, shape: Shape, checkpointing: bool | Literal["auto"],
+                         device_bytes: int | None) -> Training:
     """Returns the settings with `learner.checkpointing` decided: `auto` uses it if training does not fit without it.
 
     `device_bytes` None: host memory, where nothing is recomputed unless the config asks for it.
@@ -297,14 +297,14 @@ def settled(training: Training, shape: Shape, checkpointing: bool | Literal["aut
 
 
 def fits(training: Training, shape: Shape, device_bytes: int | None) -> bool:
-    """Whether training takes at most SHARE of the device's memory. None: host memory, which is not planned."""
-    return device_bytes is None or memory(shape, training).total <= SHARE * device_bytes
+    """Whether training takes at most PLANNED_SHARE of the device's memory. None: host memory, which is not planned."""
+    return device_bytes is None or memory(shape, training).total <= PLANNED_SHARE * device_bytes
 
 
 def layout_of(training: Training, shape: Shape, *, checkpointing: bool | Literal["auto"], per_node: int,
               device_bytes: int | None) -> Layout:
     """Returns the layout of a model: sharded over the ranks of one machine if it fits there, else over all ranks."""
     options = (replace(training, shards=shards) for shards in (per_node, training.ranks))
-    within, across = (settled(option, shape, checkpointing, device_bytes) for option in options)
+    within, across = (decide_checkpointing(option, shape, checkpointing, device_bytes) for option in options)
     chosen = within if per_node > 1 and fits(within, shape, device_bytes) else across
     return Layout(checkpointing=chosen.checkpointing, gathered=stays_gathered(shape), shards=chosen.shards)

@@ -21,7 +21,7 @@ PEAKS = {
 }
 """Words of a device's name, the more specific ones first -> FLOPs per second of its tensor cores in bfloat16 for dense
 matrices. Some data sheets print only twice as many, for sparse ones."""
-UNLIKE = ("NVL", "MIG")
+SLOWER_VARIANTS = ("NVL", "MIG")
 """Words in a device's name for slower variants: boards with less power, and slices of a GPU."""
 BACKWARD = 2
 """Cost of a backward pass in forward passes: one for the gradients of inputs, one for those of weights."""
@@ -32,7 +32,9 @@ def peak(device: str) -> float | None:
     def named(words: str) -> bool:
         return re.search(rf"\b{re.escape(words)}\b", device) is not None
 
-    return None if any(map(named, UNLIKE)) else next((flops for words, flops in PEAKS.items() if named(words)), None)
+    if any(map(named, SLOWER_VARIANTS)):
+        return None
+    return next((flops for words, flops in PEAKS.items() if named(words)), None)
 
 
 def forward_flops(policy: Policy, rows: Rows) -> float:

@@ -50,7 +50,7 @@ TAIL_BYTES = 64 * 1024
 _ERROR = re.compile(
     r"(?:^|[\s\]])((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b(?:: .*)?$|Value error, .*?(?= \[type=))")
 """An exception, or pydantic's line about one in a check of vLLM's arguments, which follows "1 validation error for"."""
-_EMPTY = ("EngineDeadError", "Engine core initialization failed", "EngineCore encountered an issue",
+_UNINFORMATIVE = ("EngineDeadError", "Engine core initialization failed", "EngineCore encountered an issue",
           "validation error for", "failed to be inspected")
 
 
@@ -73,7 +73,8 @@ class EngineOutput:
     def last_error(self) -> str | None:
         """Returns the last printed exception that has a useful message, without the logger's prefix."""
         matches = (_ERROR.search(line.rstrip()) for line in reversed(self.text().splitlines()))
-        return next((match[1] for match in matches if match and not any(empty in match[0] for empty in _EMPTY)), None)
+        return next((match[1] for match in matches
+                     if match and not any(text in match[0] for text in _UNINFORMATIVE)), None)
 
 
 EXTEND_S = 1.0
@@ -107,7 +108,7 @@ class Engine:
         self._names = {version.name: version}
         self._llm: VllmClient | None = None
         self._fault: EngineFault | None = None
-        self._turn = asyncio.Semaphore(1 if config.exact else max(config.slots, 1))
+        self._slots = asyncio.Semaphore(1 if config.exact else max(config.slots, 1))
         self._updating = asyncio.Lock()
         self._update: asyncio.Task[None] | None = None
         self._output: EngineOutput | None = None
@@ -150,7 +151,7 @@ class Engine:
         """
         self._raise_if_dead()
         started = time.monotonic()
-        async with self._turn:
+        async with self._slots:
             await self._released.wait()  # an engine that sleeps makes no steps, so no deadline runs
             async with self._guard("sample", "sample_seconds", extended=True):
                 while True:

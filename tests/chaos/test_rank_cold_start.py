@@ -12,7 +12,7 @@ import pytest
 
 from deploy.runs.configs import load_config
 from deploy.training.cold_start import cold_start
-from learner.cold_start.states import kept
+from learner.cold_start.states import state_steps
 from services.telemetry.metrics_file import read_evaluations
 
 pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(1800)]
@@ -59,12 +59,12 @@ def test_it_outlives_a_rank_and_ray_and_then_trains_as_usual(train, runs_dir: Pa
     run = train(runs_dir / "own-ranks", *TINY, f"runs_dir={runs_dir}", "name=own-ranks", f"model.path={model}",
                 "learner.ranks=2", "learner.cpus=0.5", "sft.epochs=2", "eval.compare_cold_start=true")
     states = runs_dir / "own-ranks" / ".model-cold-start.ranks"
-    run.wait_for("a state", lambda: bool(kept(states)))
-    reached = kept(states)[-1]
+    run.wait_for("a state", lambda: bool(state_steps(states)))
+    reached = state_steps(states)[-1]
     run.titled(RANKS)[1].kill()
     run.wait_for("its going on", lambda: len(goes_on(run.said)) == 1)
     told = goes_on(run.said)[0]
-    run.wait_for("a newer state", lambda: kept(states)[-1:] > [told])
+    run.wait_for("a newer state", lambda: state_steps(states)[-1:] > [told])
     run.find("gcs_server").kill()
     run.wait_for("another Ray", lambda: "the cold start continues in a new one" in run.said)
     assert run.end() == 0, run.tail()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from learner.credit.registry import estimator
-from learner.model.memory import Shape, Training, adapter_parameters, settled, shape_of, training_of
+from learner.model.memory import Shape, Training, adapter_parameters, decide_checkpointing, shape_of, training_of
 from services.amounts import GIB
 from services.config.tree import Config, ModelSection
 from services.errors import UserError
@@ -49,7 +49,7 @@ def planned_training(config: Config, shape: Shape, device_bytes: int | None) -> 
     path = config.learner.distill.teacher
     training = training_of(config, critic=critic, adapters=adapter_parameters(shape, config.learner.lora),
                            teacher=0 if path is None else folder_parameters(path))
-    return settled(training, shape, config.learner.checkpointing, device_bytes)
+    return decide_checkpointing(training, shape, config.learner.checkpointing, device_bytes)
 
 
 def pack_tokens(config: Config, rows: int) -> int:

@@ -14,7 +14,7 @@ from learner.cold_start import states
 from learner.cold_start.rank_training import imitator, train_on_ranks
 from learner.cold_start.sft import Budget, Order
 from learner.cold_start.sft_data import ROWS, save_rows
-from learner.cold_start.states import States, digest_of, kept
+from learner.cold_start.states import States, digest_of, state_steps
 from services.config.sections import SftSection
 
 SFT = SftSection(batch_rows=4, lr=1e-3)
@@ -74,7 +74,7 @@ def test_a_disk_without_room_ends_no_cold_start(live, monkeypatch, tmp_path):
     monkeypatch.setattr(states.shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
     made = live()
     assert same(made.weights, whole.weights)
-    assert kept(tmp_path) == []
+    assert state_steps(tmp_path) == []
     (line,) = made.facts["begun"][1]
     assert re.search(r"has 0\.0 GiB free, and a state .* may take .* continues without a new state", line)
 
@@ -89,7 +89,7 @@ def test_two_ranks_train_as_one_and_go_on_without_a_changed_bit_and_one_goes_on_
     whole, found = (torch.load(tmp_path / name / "made.pt") for name in ("imitates", "goes-on"))
     assert same(whole["weights"], found["weights"])
     assert found["norms"] == whole["norms"][3:]  # from the state of update 3 on
-    assert kept(tmp_path) == [3, 4]
+    assert state_steps(tmp_path) == [3, 4]
     expected, _, slack = on_ranks(model_path, rank_group, rows, sft)
     slack.check(expected, whole["weights"])
     assert whole["norms"] == pytest.approx(slack.norms, rel=1e-4)
@@ -128,7 +128,7 @@ def cut(file):
 def test_the_state_before_a_damaged_one_is_used_else_the_beginning(live, tmp_path, damage):
     whole = live(keeps=False)
     live(ends=5)
-    assert kept(tmp_path) == [3, 4]
+    assert state_steps(tmp_path) == [3, 4]
     damage(tmp_path / "state-00000004")
     found = live(ends=4)
     warning, goes_on = found.facts["begun"][1]
@@ -138,7 +138,7 @@ def test_the_state_before_a_damaged_one_is_used_else_the_beginning(live, tmp_pat
     last = live()
     assert (last.first.updates, last.facts["begun"][1][-1]) == (1, "the cold start begins from the start")
     assert same(last.weights, whole.weights)
-    assert kept(tmp_path) == [7, 8]
+    assert state_steps(tmp_path) == [7, 8]
 
 
 def test_a_state_of_another_order_is_not_used(live, tmp_path):
@@ -146,7 +146,7 @@ def test_a_state_of_another_order_is_not_used(live, tmp_path):
     other = live(ends=2, seed=4)
     assert other.first.updates == 1
     assert "is of another model, other rows or other settings" in other.facts["begun"][1][0]
-    assert kept(tmp_path) == [1]  # the first state of the new order took the place of the others
+    assert state_steps(tmp_path) == [1]  # the first state of the new order took the place of the others
 
 
 def test_an_order_has_its_own_digest(model_path, tmp_path):

@@ -17,10 +17,10 @@ from learner.model.memory import (
     Layout,
     Shape,
     Training,
+    decide_checkpointing,
     fits,
     memory,
     saved_per_token,
-    settled,
     shape_of,
     stays_gathered,
     training_of,
@@ -142,11 +142,12 @@ def test_auto_checkpoints_what_does_not_fit():
         return made.model_copy(update={"model": made.model.model_copy(update={"dtype": "bfloat16"})})
 
     training = training_of(config_of("auto"), critic=False)
-    assert not settled(training, QWEN_1_5B, "auto", 141 << 30).checkpointing
-    assert settled(training, QWEN_1_5B, "auto", 80 << 30).checkpointing
-    assert not settled(training, QWEN_7B, "auto", None).checkpointing
-    assert not settled(training_of(config_of(False), critic=False), QWEN_1_5B, False, 80 << 30).checkpointing
-    assert settled(training_of(config_of(True), critic=False), QWEN_1_5B, True, 141 << 30).checkpointing
+    assert not decide_checkpointing(training, QWEN_1_5B, "auto", 141 << 30).checkpointing
+    assert decide_checkpointing(training, QWEN_1_5B, "auto", 80 << 30).checkpointing
+    assert not decide_checkpointing(training, QWEN_7B, "auto", None).checkpointing
+    never, always = (training_of(config_of(value), critic=False) for value in (False, True))
+    assert not decide_checkpointing(never, QWEN_1_5B, False, 80 << 30).checkpointing
+    assert decide_checkpointing(always, QWEN_1_5B, True, 141 << 30).checkpointing
 
 
 def test_a_7b_model_fits_a_141_gb_gpu_once_the_moments_lie_in_host_memory():
