@@ -125,7 +125,7 @@ def test_a_failure_that_repeats_without_a_new_state_ends_the_cold_start(monkeypa
     """It begins at the same state each time, so it would fail at the same place for ever."""
     found, kept = iter([]), [0]
     monkeypatch.setattr(rank_imitation.LearnerRanks, "poll", lambda _: next(found))
-    rank_group = ImitatingRanks(1, lambda *_: None, {"CPU": 1.0}, attempts=2, kept=lambda: kept[0])
+    rank_group = ImitatingRanks(1, lambda *_: None, {"CPU": 1.0}, attempts=2, newest_state=lambda: kept[0])
     lost, fault = End("lost its node", killed=True), End("LearnerFault: not finite")
     found = iter([None, fault, None, End("", killed=False), lost, lost, lost])
     assert [rank_group.poll() for _ in range(4)] == [None, fault, None, End("")]
