@@ -6,9 +6,10 @@ These names are stable: a test freezes them.
 """
 
 from learner.credit.estimator import WithinGroup
-from learner.credit.group_operations import discounted, states
+from learner.credit.gagpo import Gagpo
+from learner.credit.group_operations import discounted, penalized, states
 from learner.credit.options import CreditOptions
 from learner.credit.state_keys import Keys, state_key
 from learner.credit.types import Credit
 
-__all__ = ["Credit", "CreditOptions", "Keys", "WithinGroup", "discounted", "state_key", "states"]
+__all__ = ["Credit", "CreditOptions", "Gagpo", "Keys", "WithinGroup", "discounted", "penalized", "state_key", "states"]

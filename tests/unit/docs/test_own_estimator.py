@@ -1,5 +1,6 @@
 """The estimator and the state key of docs/tasks/own-estimator.md work as printed."""
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from deploy.cli import main
-from learner.credit.registry import make_options
+from learner.credit.registry import keys_read, make_options
 from learner.credit.state_keys import keys_of_group
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "deploy/explorer"))
@@ -57,3 +58,23 @@ def test_the_state_key_of_the_page_pools_observations_of_about_the_same_length()
     flat = [key for row in keys for key in row]
     assert len(set(lengths)) > 1
     assert [flat.index(key) for key in flat] == [lengths.index(length) for length in lengths]
+
+
+@pytest.mark.usefixtures("printed")
+def test_an_option_that_a_variant_of_gagpo_adds_has_an_effect_and_no_warning(capsys):
+    """It scaled the numbers, and the command said that it does nothing."""
+    Path("two.jsonl").write_text("".join((
+        '{"episodes": [{"steps": [{"state": "S", "reward": 1}, {"state": "T", "reward": 0}]}, ',
+        '{"steps": [{"state": "S", "reward": 0}]}]}')))
+
+    def credit(*options: str) -> list[float]:
+        assert main(["credit", "two.jsonl", "--estimator", *options]) == 0
+        printed = capsys.readouterr()
+        assert "does nothing" not in printed.err
+        return [x for row in json.loads(printed.out)["advantages"] for x in row]
+
+    plain, scaled = credit("gagpo"), credit("mine:Cautious", "--blame", "0.1")
+    assert scaled == pytest.approx([0.1 * x if x < 0 else x for x in plain])
+    assert min(plain) < 0 < max(plain)
+    assert "blame" in keys_read(make_options(estimator="mine:Cautious"))
+    assert "blame" not in keys_read(make_options(estimator="mine:Above"))

