@@ -6,13 +6,15 @@ completions.
 
 The lines with one `group` are a group; without that field, those with the same `task` and `example_id`, of which one
 may be missing, or with the same `uid`. Without such fields, or if they are empty, the lines with the same first state
-are a group. Each message of the assistant is an action, with its tool calls; consecutive ones are one action. Its state
-is the text of all other messages since the previous action. `reward`, or `score`, is the reward of the last step.
+are a group. TRL's rows of another step are another group. Each message of the assistant is an action, with its tool
+calls; consecutive ones are one action. Its state is the text of all other messages since the previous action, with a
+digest in place of each picture. `reward`, or `score`, is the reward of the last step.
 """
 
 from __future__ import annotations
 
 import json
+from hashlib import blake2b
 from itertools import groupby
 from typing import Any, cast
 
@@ -26,6 +28,8 @@ PAGE = "see docs/tasks/logged-episodes.md"
 GROUPS = (("group",), ("task", "example_id"), ("uid",))
 """Fields that together name a group. The first of these tuples counts from which a line has a field. verifiers writes
 the environment's name as `task` and the number of the example as `example_id`."""
+THOUGHTS = ("thinking", "redacted_thinking", "reasoning")
+"""Types of parts that are neither action nor state."""
 
 
 class _Function(msgspec.Struct):
@@ -45,8 +49,10 @@ class Message(msgspec.Struct):
     """A message. Other fields are not read."""
 
     role: str
-    content: Any = None
+    content: Any = msgspec.UNSET
     tool_calls: list[_ToolCall] | None = None
+    function_call: _Function | None = None
+    """A call in OpenAI's older form."""
 
 
 class ChatLine(msgspec.Struct, kw_only=True):
@@ -61,6 +67,8 @@ class ChatLine(msgspec.Struct, kw_only=True):
     task: Any = None
     example_id: str | int | None = None
     uid: str | int | None = None
+    step: Any = None
+    advantage: Any = None
     error: Any = None
     """The fault that ended the episode, as verifiers records it next to a reward of 0."""
 
@@ -71,6 +79,8 @@ def read_chat(name: str) -> list[LoggedGroup]:
     with opened(name) as stream:
         for number, text in numbered(stream):
             line = decode_line(number, text, ChatLine, PAGE)
+            if line.messages is None and line.prompt is None and line.completion is None:
+                raise _without_messages(number, text)
             if line.reward is None and line.score is None:
                 line.reward = _trl_reward(number, text)
             key, steps = _read_line(number, line)
@@ -91,6 +101,9 @@ def _read_line(number: int, line: ChatLine) -> tuple[str, list[LoggedStep]]:
     if line.error:
         raise UserError(f"line {number}: its episode broke off ({line.error!s:.60}), so its reward is not what it "
                         "earned", "leave out the lines with an `error`")
+    for place, message in enumerate(messages):
+        if message.content is msgspec.UNSET and not message.tool_calls and not message.function_call:
+            raise UserError(f"line {number}: message {place} (of {message.role}) has no `content`", PAGE)
     steps: list[LoggedStep] = []
     for assistant, turn in groupby(messages, lambda message: message.role == "assistant"):
         if not assistant:
@@ -103,9 +116,19 @@ def _read_line(number: int, line: ChatLine) -> tuple[str, list[LoggedStep]]:
     if steps and steps[-1].action is None:  # what was said after the last action
         steps.pop()
     if not steps:
-        raise UserError(f"line {number}: it has no message of the assistant", PAGE)
+        roles = ", ".join(dict.fromkeys(repr(message.role) for message in messages)) or "none"
+        raise UserError(f"line {number}: it has no message of the assistant; its roles are {roles}",
+                        f"write the policy's as 'assistant'; {PAGE}")
     steps[-1].reward = reward
-    return _group(number, line, steps[0].state), steps
+    group = _group(number, line, steps[0].state)
+    # A row of TRL: another learner step is another policy.
+    return (group if line.step is None or line.advantage is None else f"step {line.step}: {group}"), steps
+
+
+def _without_messages(number: int, text: bytes) -> UserError:
+    fields = decode_line(number, text, dict[str, Any], PAGE)
+    return UserError(f"line {number}: it has no `messages`, but {', '.join(list(fields)[:9]) or 'nothing'}",
+                     "give --from verl" if fields.keys() >= {"input", "output"} else PAGE)
 
 
 def _group(number: int, line: ChatLine, begins: str) -> str:
@@ -144,6 +167,7 @@ def _trl_reward(number: int, text: bytes) -> float | None:
 def _action(message: Message) -> str:
     """Returns the text of an answer and its calls of tools, each as JSON with its name and arguments."""
     calls = [call.function or call for call in message.tool_calls or []]
+    calls += [message.function_call] if message.function_call else []
     return "\n".join(filter(None, [_text(message.content), *(_call(call.name, call.arguments) for call in calls)]))
 
 
@@ -152,15 +176,22 @@ def _call(name: object, arguments: object) -> str:
 
 
 def _text(content: object) -> str:
-    """Returns the text of a message's content. For a list of parts these are all its texts, and Anthropic's calls of
-    tools and their results."""
+    """Returns the text of a message's content. For a list of parts these are all its texts, Anthropic's calls of tools
+    and their results, and a digest of each other part, such as a picture: unlike ones are unlike states."""
     if isinstance(content, list):
-        parts = [cast("dict[str, Any]", part) for part in cast("list[object]", content) if isinstance(part, dict)]
-        return "\n".join(filter(None, map(_part, parts)))
-    return "" if content is None else str(content)
+        return "\n".join(filter(None, map(_part, cast("list[object]", content))))
+    return "" if content in (None, msgspec.UNSET) else str(content)
 
 
-def _part(part: dict[str, Any]) -> str:
-    if part.get("type") == "tool_use":
-        return _call(part.get("name"), part.get("input"))
-    return _text(part.get("content") if part.get("type") == "tool_result" else part.get("text"))
+def _part(part: object) -> str:
+    if not isinstance(part, dict):
+        return _text(part)
+    fields = cast("dict[str, Any]", part)
+    kind = fields.get("type")
+    if kind == "tool_use":
+        return _call(fields.get("name"), fields.get("input"))
+    if kind == "tool_result":
+        return _text(fields.get("content"))
+    if kind in THOUGHTS or "text" in fields:
+        return "" if kind in THOUGHTS else _text(fields["text"])
+    return f"[{kind} {blake2b(json.dumps(fields, sort_keys=True).encode(), digest_size=4).hexdigest()}]"

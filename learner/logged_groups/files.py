@@ -18,7 +18,7 @@ from typing import BinaryIO, TypeVar, cast
 
 import msgspec
 
-from learner.logged_groups.form import LoggedEpisode, LoggedGroup, LoggedStep, parse_group
+from learner.logged_groups.form import LoggedEpisode, LoggedGroup, LoggedStep, json_mistake, parse_group
 from services.errors import UserError
 from services.files import JSON_BYTES, Damaged, open_plain, without_mark
 from services.parquet_files import read_rows
@@ -157,7 +157,7 @@ def decode_line(number: int, line: bytes, kind: type[Line], fix: str) -> Line:
     try:
         return msgspec.json.decode(line, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"line {number}: {error}", fix) from None
+        raise UserError(f"line {number}: {json_mistake(error, line)}", fix) from None
 
 
 def _is_document(line: bytes) -> bool:

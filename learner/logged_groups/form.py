@@ -10,6 +10,7 @@ All fields except `episodes`, `steps`, `state` and `reward` may be left out.
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -101,14 +102,27 @@ def parse_group(data: str | bytes | Mapping[str, Any], where: str = "") -> Logge
             return msgspec.json.decode(data, type=LoggedGroup)
         return msgspec.convert(msgspec.to_builtins(data, enc_hook=_as_builtin), LoggedGroup)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, TypeError) as error:
-        what, _, path = str(error).partition(" - at ")
+        what, _, path = json_mistake(error, data).partition(" - at ")
         field = re.sub(r"\[(\d+)\]", r".\1", path.strip("`")).removeprefix("$.")
         unknown = re.fullmatch(r"Object contains unknown field `(\w+)`", what)
         source = SOURCE_BY_FIELD.get(unknown[1]) if unknown and not path else None
-        fix = f"give --from {source}" if source else "see gagpo credit --help for the form"
+        meant = difflib.get_close_matches(unknown[1], LoggedStep.__struct_fields__, n=1) if unknown and path else []
+        fix = f"give --from {source}" if source else f"did you mean `{meant[0]}`?" if meant else \
+            "see gagpo credit --help for the form"
         if not isinstance(data, (str, bytes)):  # a caller in Python
             fix = "docs/tasks/logged-episodes.md has the form"
         raise UserError(f"{where}{field + ': ' if field else ''}{what}", fix) from None
+
+
+def json_mistake(error: Exception, data: object) -> str:
+    """Returns the text of a mistake in JSON. NaN and infinities, which Python's `json` writes, are named."""
+    what = str(error)
+    place = re.search(r"invalid character \(byte (\d+)\)", what)
+    if place is None or not isinstance(data, (str, bytes)):
+        return what
+    text, start = data.encode() if isinstance(data, str) else data, int(place[1])
+    number = re.match(rb"-?(NaN|Infinity)\b", text[start - text[:start].endswith(b"-"):])
+    return what.replace("invalid character", f"{number[0].decode()} is no number") if number else what
 
 
 def credit_options(given: Mapping[str, Any]) -> CreditSection:
@@ -189,6 +203,9 @@ def quality_warnings(groups: Sequence[LoggedGroup], credits: Sequence[Credit], o
         return ["every group has one episode, so there is nothing to compare: put the episodes of one task into one "
                 "group (in dumps of verl by one `uid`)"]
     lines: list[str] = []
+    if single := sum(len(group.episodes) == 1 for group in groups):
+        lines.append(f"{single:,} of {number_of(len(groups), 'group')} have one episode, which nothing can be compared "
+                     "with: its steps get no credit")
     if all(abs(a) <= ZERO for credit in credits for row in credit.advantages for a in row):
         lines.append("no step has an advantage, because in each group all that can be compared earned the same: "
                       "check the rewards")

@@ -1,6 +1,7 @@
 """The examples run as their readers would run them."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -119,5 +120,23 @@ def test_the_notebook_of_a_run_runs_from_top_to_bottom(tmp_path: Path):
 
 def test_the_notebook_finds_the_step_that_lost_an_episode_and_draws_it(tmp_path: Path):
     drawn = run_notebook("lost_step.ipynb", tmp_path, "print([plt.figure(n).axes[0].get_title() for n in (1, 2)])")
-    assert "lost at step 2 of episode 2 of order 17: apologise" in drawn, "the first of two that had paid twice"
-    assert "['δ of each step', 'episode 2, step by step']" in drawn
+    assert "lost at step 1 of episode 1 of order 17: apologise" in drawn, "the first of two that had paid twice"
+    assert "['δ of each step', 'episode 1, step by step']" in drawn
+
+
+def test_the_notebook_names_no_step_of_an_episode_that_was_won(tmp_path: Path):
+    """The winner's step into the state from which the others lost has the lowest δ of all."""
+    won = [(["look_up", "refund", "close"], 1), (["refund", "close"], 0), (["refund", "close"], 0)]
+    again = f"""
+heard = {{"look_up": "a", "refund": "b", "close": "c"}}
+HEARD.clear(), HEARD.update(heard)
+Path(LOG).write_text("".join(line(*episode) + chr(10) for episode in {won!r}))
+"""
+    code = (EXAMPLES / "lost_step.ipynb").read_text()
+    cells = ["".join(cell["source"]) for cell in json.loads(code)["cells"] if cell["cell_type"] == "code"]
+    script = "\n".join([cells[0], again, cells[1], 'print("winner", min(groups[0]["deltas"][0]) < delta)'])
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120,
+                          env={"PYTHONPATH": str(EXAMPLES.parent), "MPLBACKEND": "Agg"}, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "winner True" in done.stdout, "else this shows nothing"
+    assert re.search(r"lost at step \d of episode [12] of order 17", done.stdout), done.stdout

@@ -271,8 +271,8 @@ def test_a_damaged_line_is_named_by_its_number(monkeypatch, capsys):
     spread = wrong.replace(": [{", ": [\n\n{")
     for text, match in [
         (group(EX2) + '\n\n{"episodes": []}', "input line 3: episodes: "), (group(EX2) + "\n{", "input line 2: "),
-        (f"{wrong}\n{group(EX2)}", r"input line 1: JSON is malformed: invalid character \(byte 50\)"),
-        (f"\n{spread}", r"input line 6: JSON is malformed: invalid character \(byte 25\)"),
+        (f"{wrong}\n{group(EX2)}", r"input line 1: JSON is malformed: NaN is no number \(byte 50\)"),
+        (f"\n{spread}", r"input line 6: JSON is malformed: NaN is no number \(byte 25\)"),
     ]:
         with pytest.raises(UserError, match=match):
             run(monkeypatch, capsys, text)

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from pathlib import Path
 
 import pyarrow as pa
@@ -126,6 +127,13 @@ def test_a_parquet_file_is_read_to_a_limit_and_a_damaged_one_named(tmp_path: Pat
 @pytest.mark.parametrize(("row", "match"), [
     ({"messages": [{"role": "assistant", "content": "a"}]}, "line 1: it has neither `reward` nor `score`"),
     ({"messages": [{"role": "user", "content": "a"}], "reward": 1}, "line 1: it has no message of the assistant"),
+    ({"messages": [{"role": "user", "content": "a"}, {"role": "Assistant", "content": "b"}], "reward": 1},
+     "no message of the assistant; its roles are 'user', 'Assistant'; write the policy's as 'assistant'"),
+    ({"messages": [{"role": "user", "text": "a"}, {"role": "assistant", "content": "b"}], "reward": 1, "group": "g"},
+     r"line 1: message 0 \(of user\) has no `content`"),
+    ({"conversations": [{"from": "human", "value": "a"}], "reward": 1},
+     "line 1: it has no `messages`, but conversations, reward"),
+    ({"input": "a", "output": "b", "score": 1}, "it has no `messages`, but input, output, score; give --from verl"),
     ({"messages": "a", "reward": 1}, "line 1: Expected"),
     ({"messages": [{"role": "assistant", "content": "a"}], "reward": 1}, "line 1: its group is unknown: it has no text "
      "before the first answer"),
@@ -140,6 +148,8 @@ def test_a_line_without_what_credit_needs_is_refused(tmp_path: Path, row: object
 @pytest.mark.parametrize(("line", "match"), [
     (b'{"messages": [{"role": "user", "content": "Q"}], "by": "caf\xe9"}', "line 1: 'utf-8' codec can't decode"),
     (b'{"messages": [{"role": "user", "content": "Q"}], "cost": 1e999}', "line 1: Number out of range"),
+    (b'{"messages": [{"role": "user", "content": "Q"}], "reward": NaN}', "line 1: JSON is malformed: NaN is no number"),
+    (b'{"messages": [{"role": "user", "content": "Q"}], "reward": -Infinity}', "line 1: .*: -Infinity is no number"),
     (b'{"messages": [{"role": "assistant", "tool_calls": [{"function": "go"}]}], "reward": 1}',
      r"line 1: Expected `object \| null`, got `str`"),
     (b'{"step": 1, "prompt": "Q", "completion": "a", "advantage": 0.5, "right": 1e200}',
@@ -158,6 +168,38 @@ def test_a_call_may_have_its_name_itself(tmp_path: Path):
         assert group.episodes[0].steps[0].action == '{"arguments": {"to": "hall"}, "name": "go"}'
 
 
+def test_a_call_in_the_older_form_is_an_action(tmp_path: Path):
+    """It was left out, and the action was empty."""
+    asked = {"role": "assistant", "content": None, "function_call": {"name": "go", "arguments": "{}"}}
+    (group,) = read_chat(write(tmp_path, [{"group": 1, "messages": [asked], "reward": 1}]))
+    assert group.episodes[0].steps[0].action == '{"arguments": "{}", "name": "go"}'
+
+
+def test_unlike_pictures_are_unlike_states(tmp_path: Path):
+    """They were left out, and what followed each screenshot was averaged."""
+    def line(picture: str, kind: str = "image_url") -> dict[str, object]:
+        parts = [{"type": "text", "text": "Screenshot:"}, {"type": kind, "image_url": {"url": picture}}, "now"]
+        return {"group": 1, "reward": 1, "messages": [
+            {"role": "user", "content": parts},
+            {"role": "assistant", "content": [{"type": "thinking", "thinking": picture}, "a"]}]}
+
+    (group,) = read_chat(write(tmp_path, [line("data:A"), line("data:B"), line("data:A")]))
+    first, second, third = (episode.steps[0] for episode in group.episodes)
+    assert first.state == third.state != second.state
+    assert re.fullmatch(r"Screenshot:\n\[image_url [0-9a-f]{8}\]\nnow", first.state)
+    assert {first.action, second.action} == {"a"}, "thoughts are no part of it"
+
+
+def test_rows_of_trl_of_another_step_are_another_group(tmp_path: Path):
+    """Their policies differ."""
+    name = trl(tmp_path, ["5", "6"], right=[1.0, 0.0])
+    table = parquet.read_table(name)
+    later = table.set_column(0, "step", pa.array([2, 2]))
+    parquet.write_table(pa.concat_tables([table, later]), name)
+    assert [(group.id, len(group.episodes)) for group in read_chat(name)] == [
+        ("step 1: 2 + 3?", 2), ("step 2: 2 + 3?", 2)]
+
+
 @pytest.mark.parametrize("field", ["group", "task", "uid"])
 def test_an_empty_name_names_no_group(tmp_path: Path, field: str):
     """Otherwise the tasks of all such lines would be compared as one."""
@@ -168,6 +210,8 @@ def test_an_empty_name_names_no_group(tmp_path: Path, field: str):
 @pytest.mark.parametrize(("groups", "match"), [
     ([{"episodes": [{"steps": [{"state": "S", "reward": 1}]}]}] * 2, "every group has one episode"),
     ([{"episodes": [{"steps": [{"state": "S", "reward": 1}]}] * 2}], "no step has an advantage"),
+    ([{"episodes": [{"steps": [{"state": s, "reward": k} for s in "ST"]} for k in range(n)]} for n in (1, 3)],
+     "1 of 2 groups have one episode, which nothing can be compared with"),
     ([{"episodes": [{"steps": [{"state": f"{k}{t}", "reward": k} for t in "abc"]} for k in (0, 1)]}],
      "100% of the steps are alone in their state"),
     ([{"episodes": [{"steps": [{"state": "S", "reward": k}]} for k in (0, 1)]}], "every episode has one step"),

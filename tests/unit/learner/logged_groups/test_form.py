@@ -34,3 +34,8 @@ def test_with_stay_an_action_that_changed_nothing_keeps_its_state():
     for stay, expected in ((False, ["S", "N"]), (True, ["S", "S"])):
         credit, = credit_of([parse_group({"episodes": [episode]})], credit_options({"stay": stay}))
         assert credit.states == [expected]
+
+
+def test_a_misspelt_field_of_a_step_is_answered_with_the_right_one():
+    with pytest.raises(UserError, match=r"unknown field `rewrd`; did you mean `reward`\?$"):
+        parse_group('{"episodes": [{"steps": [{"state": "S", "rewrd": 1}]}]}')
