@@ -218,8 +218,9 @@ def _sharing(credit: Credit) -> str:
 
 
 def _cell(value: Any) -> str:
-    """Returns a number with four decimals, a text on one line of at most 60 characters, and "" for None."""
+    """Returns a number with four decimals, "" for None, and a text on one line of at most 60 characters: its beginning
+    and its end, which often is what differs."""
     if isinstance(value, float):
         return f"{value:.4f}"
     text = "" if value is None else printable(" ".join(str(value).split()))
-    return text if len(text) <= 60 else f"{text[:59]}…"
+    return text if len(text) <= 60 else f"{text[:29]}…{text[-30:]}"

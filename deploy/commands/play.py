@@ -226,6 +226,8 @@ def _show_prompts(args: argparse.Namespace) -> None:
         return
     for prompt in shown:
         _print_prompt(prompt, config)
+    if len(shown) < args.prompts:
+        print(f"The game ended after turn {len(shown)}.")
     print(f"An answer ends after {' or '.join(map(repr, stops))}, or after {config.rollout.max_response_tokens} tokens "
           "(rollout.max_response_tokens).")
     if renderer is None:

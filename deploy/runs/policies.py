@@ -201,6 +201,8 @@ def find_run(path: Path) -> RunFolder:
     """Returns the folder of an existing run. Raises UserError that names the nearest run, or lists those that exist."""
     if is_run(path):
         return RunFolder(path)
+    if path.is_file():
+        raise UserError(f"{path} is a file, and no folder of a run", "`gagpo credit` reads logs of episodes")
     runs = _runs_in(path) or _runs_in(RUNS)  # a sweep's folder has its runs
     near = difflib.get_close_matches(path.name, runs, n=1)
     if not runs:

@@ -25,6 +25,7 @@ from deploy.launch.ray_address import ray_address
 from deploy.runs.folder import RunFolder, standing
 from deploy.runs.model_sources import origin
 from envservice.registry import find_spec, largest_session
+from learner.credit.registry import declared, keys_read, options_of
 from learner.model.memory import checkpoint_copy, host_moments, memory, offloaded_bytes
 from services.amounts import GIB, number_of
 from services.config.tree import Config
@@ -235,6 +236,7 @@ def describe(config: Config, *, resume: bool = False, games: str | None = None, 
         f"model         {plan.model}, {plan.parameters:,} parameters, {config.model.dtype}",
         *(f"games         {_games(view, share)}" for view, share in zip(config.views, _shares(config), strict=True)),
         *([f"cold start    {_cold_start(config)}"] if config.sft.enabled else []),
+        f"credit        {_credit(config)}",
         *(f"each step     {line}" for line in _signals(config)),
         f"each step     {number_of(plan.groups_per_step, 'group')} of {config.learner.group_size}: "
         f"{plan.episodes_per_step:,} episodes, at most {plan.rows_per_step:,} rows and {plan.tokens_per_step:,} tokens",
@@ -256,6 +258,16 @@ def describe(config: Config, *, resume: bool = False, games: str | None = None, 
     lines.append(f"  together {plan.cpus:g} CPUs, {plan.gpus:g} GPUs, about {plan.memory_gib:.1f} GiB of host memory")
     lines.append("nothing was started")
     return "\n".join(lines)
+
+
+def _credit(config: Config) -> str:
+    """Describes the estimator by the keys that it reads: gamma, lam, and those that are not at their default."""
+    section = config.learner.credit
+    options, defaults, read = options_of(section), declared(section), keys_read(section)
+    chosen = [f"{name} {value}" for name in defaults if name in read - {"estimator", "state_key"}
+              and ((value := getattr(options, name, defaults[name])) != defaults[name] or name in ("gamma", "lam"))]
+    states = [f"states by {options.state_key}"] if "state_key" in read else []
+    return ", ".join([section.estimator, *states, *chosen])
 
 
 def _training_seconds(config: Config, plan: Plan, gpu_memory: GpuPlan | None) -> float | None:

@@ -65,6 +65,7 @@ def test_its_prompts_can_be_read(folder: Path):
     assert done.returncode == 0, done.stderr
     assert "The safe wants a number from 1 to 7." in done.stdout
     assert re.search(r"--- action: try [1-7]\n", done.stdout)
+    assert "The game ended after turn 1." in done.stdout, "the second prompt that was asked for is missing"
 
 
 @pytest.mark.parametrize(("name", "said"), [

@@ -208,6 +208,9 @@ def test_a_model_beside_which_a_config_of_others_lies_is_a_model(safe: Path):
 def test_a_wrong_run_name_is_told_the_nearest_run_or_all_runs(mine):
     with pytest.raises(UserError, match=r"runs/mien is not the folder of a run; did you mean runs/mine\?"):
         find_run(Path("runs/mien"))
+    Path("log.jsonl").touch()
+    with pytest.raises(UserError, match=r"log\.jsonl is a file, and no folder of a run; `gagpo credit` reads logs"):
+        find_run(Path("log.jsonl"))
     with pytest.raises(UserError, match="xyz is not the folder of a run; give one of runs/mine"):
         find_run(Path("xyz"))
 

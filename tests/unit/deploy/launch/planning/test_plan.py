@@ -106,6 +106,15 @@ def test_the_text_names_what_runs_and_hides_passwords():
 
 
 @pytest.mark.parametrize(("overrides", "line"), [
+    ((), "gagpo, states by observation, gamma 0.95, lam 0.8"),
+    (("learner.credit.estimator=grpo", "learner.credit.penalty=0.5"), "grpo, penalty 0.5"),
+    (("learner.credit.estimator=gigpo", "learner.credit.state_key=prompt"), "gigpo, states by prompt, gamma 0.95")])
+def test_the_text_says_which_credit_trains(overrides: tuple[str, ...], line: str):
+    """Nothing confirmed an estimator of the user's own, or a key of it."""
+    assert f"\ncredit        {line}\n" in plan.describe(config(*overrides))
+
+
+@pytest.mark.parametrize(("overrides", "line"), [
     ((), "imitates a scripted player for 1 epoch, trained by this process, on the CPU"),
     (("model.path=7b", "learner.gpus=1", "learner.ranks=4", "sft.minutes=30"),
      "imitates a scripted player for 30 min, trained by 4 learner ranks"),
