@@ -395,7 +395,9 @@ def _guard(task: str) -> AbstractContextManager[None]:
 def open_session(env: EnvSection, task: str) -> TaskSession:
     """Opens a task of the environment that its id belongs to. Raises UserError for an unknown task, missing data, an
     outside service that does not answer, and a game that fails."""
-    unknown = UserError(f"there is no task {task!r}", "see `gagpo play --tasks SPLIT`")
+    named = " or ".join(entry.name for entry in env.entries)
+    unknown = UserError(f"there is no task {task!r} in {named}",
+                        "see `gagpo play --tasks SPLIT`; for a task of another environment, give --env or --config")
     try:
         environment = open_holding(env, task)
     except KeyError:

@@ -149,8 +149,8 @@ def _check_sizes(name: str, sizes: object) -> None:
     whole = [size for size in given if type(size) is int and size > 0]
     if not len(whole) == len(given) == 3 or sum(whole) > MOST_TASKS:
         raise UserError(f"the game {name} has sizes={sizes!r:.60}",
-                        f"give the tasks of train, valid and heldout, at least one of each and {MOST_TASKS:,} in all, "
-                        "as (1000, 100, 300)")
+                        f"give the tasks of train, valid and heldout, at least one of each and "
+                        f"at most {MOST_TASKS:,} in all, as (1000, 100, 300)")
 
 
 def plays_twice(environment: Environment, task: str) -> None:

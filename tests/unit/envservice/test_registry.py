@@ -139,7 +139,7 @@ def test_max_steps_of_another_type_is_refused(declare: Callable[..., object], st
 def test_sizes_of_another_form_are_refused(sizes: object):
     assert refusal(text_spec, sizes=sizes) == (
         f"the game dice has sizes={sizes}; give the tasks of train, valid and heldout, at least one of each and "
-        "100,000,000 in all, as (1000, 100, 300)")
+        "at most 100,000,000 in all, as (1000, 100, 300)")
 
 
 @DECLARE

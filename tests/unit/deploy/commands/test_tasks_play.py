@@ -97,7 +97,8 @@ def test_both_engines_play_the_same():
     [
         (["play", "--tasks", "nowhere"],
          "error: generated games have no split 'nowhere'; choose one of train, valid, heldout"),
-        (["play", "nothing"], "error: there is no task 'nothing'; see `gagpo play --tasks SPLIT`"),
+        (["play", "nothing"], "error: there is no task 'nothing' in alfworld; see `gagpo play --tasks SPLIT`; "
+         "for a task of another environment, give --env or --config"),
         (["play", "alfworld-gen/valid/pick-9999"], "error: there is no task 'alfworld-gen/valid/pick-9999'"),
         (["play", "alfworld/train/a/b"], "error: alfworld/train/a/b is an official game and ALFWORLD_DATA is not set"),
         (["play", TASK, "--max-steps", "0"], "error: argument --max-steps: it must be at least 1, not 0"),
