@@ -192,7 +192,7 @@ async def test_a_token_that_the_model_does_not_know_is_refused(asked):
 
 async def test_another_interface_names_those_that_are_served(asked):
     client, _ = asked()
-    with pytest.raises(openai.NotFoundError, match=r"POST /v1/chat/completions, /v1/responses or /v1/messages"):
+    with pytest.raises(openai.NotFoundError, match=r"POST /v1/chat/completions, POST /v1/responses, POST /v1/messages"):
         await client.post("/completions", body={}, cast_to=object)
 
 
