@@ -67,10 +67,16 @@ class ChatLine(msgspec.Struct, kw_only=True):
     task: Any = None
     example_id: str | int | None = None
     uid: str | int | None = None
-    step: Any = None
-    advantage: Any = None
+    step: Any = msgspec.UNSET
+    advantage: Any = msgspec.UNSET
     error: Any = None
     """The fault that ended the episode, as verifiers records it next to a reward of 0."""
+
+    @property
+    def of_trl(self) -> bool:
+        """Whether it is a row of TRL's completions. Rows of different steps are of different policies."""
+        return (self.step is not msgspec.UNSET and self.advantage is not msgspec.UNSET
+                and self.prompt is not None and self.completion is not None)
 
 
 def read_chat(name: str) -> list[LoggedGroup]:
@@ -82,7 +88,7 @@ def read_chat(name: str) -> list[LoggedGroup]:
             if line.messages is None and line.prompt is None and line.completion is None:
                 raise _without_messages(number, text)
             if line.reward is None and line.score is None:
-                line.reward = _trl_reward(number, text)
+                line.reward = _trl_reward(number, text, line)
             key, steps = _read_line(number, line)
             groups.setdefault(key, []).append(LoggedEpisode(steps=steps))
         if not groups:
@@ -121,8 +127,7 @@ def _read_line(number: int, line: ChatLine) -> tuple[str, list[LoggedStep]]:
                         f"write the policy's as 'assistant'; {PAGE}")
     steps[-1].reward = reward
     group = _group(number, line, steps[0].state)
-    # A row of TRL: another learner step is another policy.
-    return (group if line.step is None or line.advantage is None else f"step {line.step}: {group}"), steps
+    return (f"step {line.step}: {group}" if line.of_trl else group), steps
 
 
 def _without_messages(number: int, text: bytes) -> UserError:
@@ -143,14 +148,14 @@ def _group(number: int, line: ChatLine, begins: str) -> str:
     return begins
 
 
-def _trl_reward(number: int, text: bytes) -> float | None:
+def _trl_reward(number: int, text: bytes, line: ChatLine) -> float | None:
     """Returns the reward of a row of TRL's completions, None for another line.
 
     Raises UserError for more than one column of numbers, because a row does not have the weights of TRL's reward
     functions, and for a number that is too large.
     """
     fields = decode_line(number, text, dict[str, Any], PAGE)
-    if not fields.keys() >= {"step", "prompt", "completion", "advantage"}:
+    if not line.of_trl:
         return None
     numbers = {name: value for name, value in fields.items()
                if isinstance(value, float) and name not in ("step", "advantage")}

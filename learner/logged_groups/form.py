@@ -106,11 +106,14 @@ def parse_group(data: str | bytes | Mapping[str, Any], where: str = "") -> Logge
         field = re.sub(r"\[(\d+)\]", r".\1", path.strip("`")).removeprefix("$.")
         unknown = re.fullmatch(r"Object contains unknown field `(\w+)`", what)
         source = SOURCE_BY_FIELD.get(unknown[1]) if unknown and not path else None
-        meant = difflib.get_close_matches(unknown[1], LoggedStep.__struct_fields__, n=1) if unknown and path else []
-        fix = f"give --from {source}" if source else f"did you mean `{meant[0]}`?" if meant else \
-            "see gagpo credit --help for the form"
-        if not isinstance(data, (str, bytes)):  # a caller in Python
-            fix = "docs/tasks/logged-episodes.md has the form"
+        known = (*LoggedStep.__struct_fields__, *LoggedEpisode.__struct_fields__)
+        meant = difflib.get_close_matches(unknown[1], known, n=1) if unknown and path else []
+        of_file = isinstance(data, (str, bytes))  # else a caller in Python has no options
+        fix = "see gagpo credit --help for the form" if of_file else "docs/tasks/logged-episodes.md has the form"
+        if meant:
+            fix = f"did you mean `{meant[0]}`?"
+        elif source and of_file:
+            fix = f"give --from {source}"
         raise UserError(f"{where}{field + ': ' if field else ''}{what}", fix) from None
 
 
@@ -174,11 +177,16 @@ def _credit_of_group(group: LoggedGroup, chosen: Estimator, options: CreditSecti
     """
     steps = _steps(group, options)
     credit = chosen.group(steps, options)
-    if len(steps) == 1 and chosen in ESTIMATORS.values() and getattr(chosen, "needs_group", True):
+    if len(steps) == 1 and _compares_episodes(chosen):
         zeros = [[0.0] * len(steps[0])]
         return replace(credit, deltas=credit.deltas and zeros, raw_advantages=zeros,
                        advantages=penalized(zeros, steps, cast("Any", options)))
     return credit
+
+
+def _compares_episodes(chosen: Estimator) -> bool:
+    """Whether it gives an episode that is alone in its group no credit. Estimators of the user's own are not judged."""
+    return chosen in ESTIMATORS.values() and getattr(chosen, "needs_group", True)
 
 
 def idle_options(groups: Sequence[LoggedGroup], options: CreditSection) -> dict[str, str]:
@@ -203,7 +211,8 @@ def quality_warnings(groups: Sequence[LoggedGroup], credits: Sequence[Credit], o
         return ["every group has one episode, so there is nothing to compare: put the episodes of one task into one "
                 "group (in dumps of verl by one `uid`)"]
     lines: list[str] = []
-    if single := sum(len(group.episodes) == 1 for group in groups):
+    single = sum(len(group.episodes) == 1 for group in groups)
+    if single and _compares_episodes(estimator(options.estimator)):
         lines.append(f"{single:,} of {number_of(len(groups), 'group')} have one episode, which nothing can be compared "
                      "with: its steps get no credit")
     if all(abs(a) <= ZERO for credit in credits for row in credit.advantages for a in row):

@@ -263,11 +263,13 @@ def describe(config: Config, *, resume: bool = False, games: str | None = None, 
 def _credit(config: Config) -> str:
     """Describes the estimator by the keys that it reads: gamma, lam, and those that are not at their default."""
     section = config.learner.credit
-    options, defaults, read = options_of(section), declared(section), keys_read(section)
-    chosen = [f"{name} {value}" for name in defaults if name in read - {"estimator", "state_key"}
-              and ((value := getattr(options, name, defaults[name])) != defaults[name] or name in ("gamma", "lam"))]
-    states = [f"states by {options.state_key}"] if "state_key" in read else []
-    return ", ".join([section.estimator, *states, *chosen])
+    options, read = options_of(section), keys_read(section) - {"estimator"}
+    texts = [section.estimator, f"states by {options.state_key}"] if "state_key" in read else [section.estimator]
+    for name, default in declared(section).items():
+        value = getattr(options, name, default)
+        if name in read - {"state_key"} and (value != default or name in ("gamma", "lam")):
+            texts.append(f"{name} {value}")
+    return ", ".join(texts)
 
 
 def _training_seconds(config: Config, plan: Plan, gpu_memory: GpuPlan | None) -> float | None:

@@ -98,13 +98,15 @@ def test_the_logged_call_that_earned_it_is_found():
     assert refunded > 0 > apologised, "two answers to the same text"
 
 
-def run_notebook(name: str, folder: Path, after: str = "") -> str:
-    """Runs the code of a notebook in `folder`, then `after`, and returns what it printed."""
+def run_notebook(name: str, folder: Path, after: str = "", *, after_first: str = "") -> str:
+    """Runs the code of a notebook in `folder`, then `after`, and returns what it printed. `after_first` runs after the
+    first cell."""
     notebook = json.loads((EXAMPLES / name).read_text())
     cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
     assert len(cells) >= 4
     assert all(cell["outputs"] == [] for cell in notebook["cells"] if cell["cell_type"] == "code")
-    code = f"space = {{}}\nfor cell in {[*cells, after]!r}:\n    exec(compile(cell, 'cell', 'exec'), space)\n"
+    parts = [cells[0], after_first, *cells[1:], after]
+    code = f"space = {{}}\nfor cell in {parts!r}:\n    exec(compile(cell, 'cell', 'exec'), space)\n"
     done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=120,
                           env={"PYTHONPATH": str(EXAMPLES.parent), "MPLBACKEND": "Agg"}, check=False)
     assert done.returncode == 0, done.stderr
@@ -132,11 +134,7 @@ heard = {{"look_up": "a", "refund": "b", "close": "c"}}
 HEARD.clear(), HEARD.update(heard)
 Path(LOG).write_text("".join(line(*episode) + chr(10) for episode in {won!r}))
 """
-    code = (EXAMPLES / "lost_step.ipynb").read_text()
-    cells = ["".join(cell["source"]) for cell in json.loads(code)["cells"] if cell["cell_type"] == "code"]
-    script = "\n".join([cells[0], again, cells[1], 'print("winner", min(groups[0]["deltas"][0]) < delta)'])
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120,
-                          env={"PYTHONPATH": str(EXAMPLES.parent), "MPLBACKEND": "Agg"}, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "winner True" in done.stdout, "else this shows nothing"
-    assert re.search(r"lost at step \d of episode [12] of order 17", done.stdout), done.stdout
+    printed = run_notebook("lost_step.ipynb", tmp_path, after_first=again,
+                           after='print("winner", min(groups[0]["deltas"][0]) < delta)')
+    assert "winner True" in printed, "else this shows nothing"
+    assert re.search(r"lost at step \d of episode [12] of order 17", printed), printed

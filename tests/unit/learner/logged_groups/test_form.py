@@ -2,7 +2,8 @@
 
 import pytest
 
-from learner.logged_groups.form import credit_of, credit_options, parse_group
+from learner.credit.gagpo import Gagpo
+from learner.logged_groups.form import credit_of, credit_options, parse_group, quality_warnings
 from services.errors import UserError
 
 STEP = {"reward": 0}
@@ -36,6 +37,21 @@ def test_with_stay_an_action_that_changed_nothing_keeps_its_state():
         assert credit.states == [expected]
 
 
-def test_a_misspelt_field_of_a_step_is_answered_with_the_right_one():
+@pytest.mark.parametrize("data", ['{"episodes": [{"steps": [{"state": "S", "rewrd": 1}]}]}',
+                                  {"episodes": [{"steps": [{"state": "S", "rewrd": 1}]}]}])
+def test_a_misspelt_field_of_a_step_is_answered_with_the_right_one(data: str | dict[str, object]):
     with pytest.raises(UserError, match=r"unknown field `rewrd`; did you mean `reward`\?$"):
-        parse_group('{"episodes": [{"steps": [{"state": "S", "rewrd": 1}]}]}')
+        parse_group(data)
+
+
+class Same(Gagpo):
+    """An estimator of the user's own, whose credit is not touched."""
+
+
+@pytest.mark.parametrize(("name", "told"), [("gagpo", True), (f"{__name__}:Same", False)])
+def test_a_group_of_one_episode_is_warned_of_only_where_it_gets_no_credit(name: str, told: bool):
+    groups = [parse_group({"episodes": [{"steps": [{"state": "S", "reward": k}, {"state": "T", "reward": 0}]}
+                                        for k in range(n)]}) for n in (1, 3)]
+    options = credit_options({"estimator": name})
+    lines = quality_warnings(groups, credit_of(groups, options), options)
+    assert any("1 of 2 groups have one episode" in line for line in lines) == told
